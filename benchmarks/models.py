@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import tunebench.torch as served
-from benchmarks._torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
+from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from benchmarks.patched_models import AT_KINKS, SLACK, Step, step
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan
@@ -124,8 +124,8 @@ def predicted(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
         graphs = extract(case.make, [spec], training=training, dtype="f16")
         for device in DEVICES:
             plans = [plan(graph, described()[device]) for graph in graphs]
-            library = sum(one.library_us for one in plans)
-            covered = sum(one.coverage * one.library_us for one in plans) / library
+            library = sum(one.torch_us for one in plans)
+            covered = sum(one.coverage * one.torch_us for one in plans) / library
             cells = (
                 name,
                 "training" if training else "inference",

@@ -189,7 +189,7 @@ def captured() -> Iterator[tuple[str, Case]]:
     """Yield models of full depth and small width with all their legal groups, at random costs."""
     import torch
 
-    from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
+    from benchmarks.torch_models import Bert, Gpt2, Resnet, Size
     from tunebench.graph.group import groups
     from tunebench.torch.compiler.capture import capture
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
+from benchmarks.torch_models import Bert, Gpt2, Resnet, Size
 from tunebench.dispatch import DispatchedCall
 from tunebench.torch import patch, patched_calls, prefer, watching
 

@@ -1,4 +1,4 @@
-"""Graphs made by hand: which groups are legal, what they compute, which are chosen, and their files."""
+"""Hand-made graphs: legal groups and their workloads, plans, and graph files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def value(name: str, *shape: int) -> Value:
 
 
 def pointwise(name: str, expression: str, **places: str) -> Node:
-    """An elementwise node: ``x0="h/whole"`` says which value an operand is, and how it lies."""
+    """Return an elementwise node; ``x0="h/whole"`` is the value and broadcast of an operand."""
     operands = {key: NodeOperand(*text.split("/")) for key, text in places.items()}  # type: ignore[arg-type]
     reads = tuple(dict.fromkeys(operand.value for operand in operands.values()))
     return Node(
@@ -96,14 +96,14 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("case", EPILOGUES)
-def test_what_follows_a_product_is_its_epilogue_or_none(case: str) -> None:
+def test_chain_after_product_is_its_epilogue_if_it_fits(case: str) -> None:
     expression, places, epilogue = EPILOGUES[case]
     made = graph(product(), pointwise("after", expression, **places), outputs=("after",), **SHAPES)
     found = several(made).get(("mm", "after"))
     assert found == (None if epilogue is None else f"{GEMM},{epilogue}")
 
 
-def test_nodes_one_after_the_other_are_one_epilogue() -> None:
+def test_several_nodes_form_one_epilogue() -> None:
     made = graph(
         product(),
         pointwise("add", "x0+x1", x0="mm/whole", x1="bias/vector"),
@@ -116,7 +116,7 @@ def test_nodes_one_after_the_other_are_one_epilogue() -> None:
     assert found["add", "gelu"] == ("elementwise:rows=64,cols=32,dtype=f32,expression=gelu(x0+x1),vectors=x1")
 
 
-def test_what_is_read_elsewhere_is_not_fused_away() -> None:
+def test_value_with_other_readers_is_not_fused() -> None:
     nodes = (
         product(),
         pointwise("relu", "relu(x0)", x0="mm/whole"),
@@ -128,7 +128,7 @@ def test_what_is_read_elsewhere_is_not_fused_away() -> None:
     assert several(graph(*kept, outputs=("add", "mm"), **SHAPES)) == {}
 
 
-def test_a_diamond_is_one_expression() -> None:
+def test_diamond_is_one_expression() -> None:
     made = graph(
         pointwise("s", "sigmoid(x0)", x0="h/whole"),
         pointwise("t", "tanh(x0)", x0="s/whole"),
@@ -138,10 +138,10 @@ def test_a_diamond_is_one_expression() -> None:
     )
     found = several(made)
     assert found["s", "t", "u", "v"].endswith("expression=tanh(sigmoid(x0))*square(sigmoid(x0))")
-    assert ("s", "t") not in found  # s is read by u as well
+    assert ("s", "t") not in found  # u also reads s
 
 
-def test_vectors_of_different_lengths_walk_different_lines() -> None:
+def test_vectors_of_different_lengths_are_not_fused() -> None:
     made = graph(
         pointwise("a", "x0+x1", x0="h/whole", x1="bias/vector"),
         pointwise("b", "x0*x1", x0="a/whole", x1="long/vector"),
@@ -152,7 +152,7 @@ def test_vectors_of_different_lengths_walk_different_lines() -> None:
     assert several(made) == {}
 
 
-def test_a_sum_before_a_normalisation_is_its_prologue_though_others_read_it() -> None:
+def test_sum_with_other_readers_is_prologue_of_normalisation() -> None:
     made = graph(
         pointwise("z", "x0+x1", x0="h/whole", x1="r/whole"),
         computing("norm", NORM, x="z", gamma="gamma", beta="beta", y="y"),
@@ -179,10 +179,10 @@ AHEAD: Mapping[str, tuple[str, dict[str, str], str | None]] = {
         {"x0": "h/whole", "x1": "s/vector", "x2": "g/vector"},
         "pre=tanh((x-shift)/scale)",
     ),
-    "a number for each row": ("x0*x1", {"x0": "h/whole", "x1": "rows/row"}, None),
-    "numbers of another length": ("x0*x1", {"x0": "h/whole", "x1": "bias/vector"}, None),
+    "a number per row": ("x0*x1", {"x0": "h/whole", "x1": "rows/row"}, None),
+    "a vector of another length": ("x0*x1", {"x0": "h/whole", "x1": "bias/vector"}, None),
     "a second matrix": ("x0*x1", {"x0": "h/whole", "x1": "other/whole"}, None),
-    "what may divide by zero": ("1/x0", {"x0": "h/whole"}, None),
+    "a possible division by zero": ("1/x0", {"x0": "h/whole"}, None),
 }
 OPERANDS: Mapping[str, Any] = {
     **SHAPES,
@@ -198,7 +198,7 @@ def taking(**roles: str) -> Node:
 
 
 @pytest.mark.parametrize("case", AHEAD)
-def test_what_gives_the_left_operand_is_a_function_ahead_or_none(case: str) -> None:
+def test_chain_before_product_is_its_prologue_if_it_fits(case: str) -> None:
     expression, places, pre = AHEAD[case]
     made = graph(pointwise("a", expression, **places), taking(), outputs=("mm",), **OPERANDS)
     assert several(made).get(("a", "mm")) == (None if pre is None else f"{GEMM},{pre}")
@@ -212,7 +212,7 @@ def test_what_gives_the_left_operand_is_a_function_ahead_or_none(case: str) -> N
             assert group.roles["a"] == "h"
 
 
-def test_a_transposed_operand_has_numbers_by_rows() -> None:
+def test_prologue_vectors_of_transposed_operand_are_rows() -> None:
     node = computing("mm", GEMM.replace("trans=nt", "trans=tt"), a="a", b="w", c="mm")
     shapes = {**OPERANDS, "h": (16, 64), "a": (16, 64)}
     by_row = graph(pointwise("a", "x0*x1", x0="h/whole", x1="g/row"), node, outputs=("mm",), **shapes)
@@ -223,7 +223,7 @@ def test_a_transposed_operand_has_numbers_by_rows() -> None:
     assert several(by_column) == {}
 
 
-def test_a_product_may_have_both_a_function_ahead_and_an_epilogue() -> None:
+def test_product_has_prologue_and_epilogue() -> None:
     made = graph(
         pointwise("n", "x0*x1+x2", x0="h/whole", x1="g/vector", x2="s/vector"),
         pointwise("a", "relu(x0)", x0="n/whole"),
@@ -240,7 +240,7 @@ def test_a_product_may_have_both_a_function_ahead_and_an_epilogue() -> None:
     assert kinds == {"prologue"}
 
 
-def test_an_operand_that_others_read_is_written_and_not_computed_again() -> None:
+def test_operand_with_other_readers_has_no_prologue() -> None:
     ahead = pointwise("a", "relu(x0)", x0="h/whole")
     assert several(graph(ahead, taking(), outputs=("mm",), **OPERANDS))
     assert several(graph(ahead, taking(), outputs=("mm", "a"), **OPERANDS)) == {}
@@ -265,7 +265,7 @@ IMAGES: Mapping[str, Any] = {
 
 
 @pytest.mark.parametrize(("layout", "place"), [("nhwc", "vector"), ("nchw", "channel")])
-def test_a_convolution_may_have_both_as_well(layout: str, place: str) -> None:
+def test_convolution_has_prologue_and_epilogue(layout: str, place: str) -> None:
     layer = f"{LAYER},layout={layout}"
     made = graph(
         Node(name="h", target="aten.cat", reads=("p", "q"), writes=("h",), joins=("p", "q")),
@@ -291,7 +291,7 @@ def test_a_convolution_may_have_both_as_well(layout: str, place: str) -> None:
 SUM = "reduction:rows=64,cols=32,dtype=f32,expression=x0,reduce=sum,axis=rows"
 
 
-def test_a_chain_before_a_reduction_is_reduced_by_the_way() -> None:
+def test_chain_before_reduction_is_fused() -> None:
     nodes = (
         pointwise("a", "square(x0)", x0="h/whole"),
         pointwise("b", "x0*x1", x0="a/whole", x1="bias/vector"),
@@ -305,7 +305,7 @@ def test_a_chain_before_a_reduction_is_reduced_by_the_way() -> None:
     assert [names for names in several(kept) if "total" in names] == []
 
 
-def test_what_is_the_same_for_a_row_is_a_column() -> None:
+def test_value_per_row_is_a_column_operand() -> None:
     made = graph(
         pointwise("a", "x0-x1", x0="h/whole", x1="mean/row"),
         pointwise("b", "x0*x1", x0="a/whole", x1="bias/vector"),
@@ -318,7 +318,7 @@ def test_what_is_the_same_for_a_row_is_a_column() -> None:
     )
 
 
-def test_a_group_that_would_wait_for_itself_is_none() -> None:
+def test_group_that_is_not_convex_is_not_legal() -> None:
     made = graph(
         pointwise("z", "x0+x1", x0="h/whole", x1="r/whole"),
         Node(name="t", target="aten.sum", reads=("z",), writes=("gamma",)),
@@ -338,7 +338,7 @@ def chain() -> Graph:
         pointwise("add", "x0+x1", x0="mm/whole", x1="bias/vector"),
         pointwise("gelu", "gelu(x0)", x0="add/whole"),
         Node(
-            name="sort", target="aten.sort", reads=("gelu",), writes=("sorted",), reason="no operator of ours"
+            name="sort", target="aten.sort", reads=("gelu",), writes=("sorted",), reason="no operator of tunebench"
         ),
         outputs=("sorted",),
         **SHAPES,
@@ -346,7 +346,7 @@ def chain() -> Graph:
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80-sxm"])
-def test_the_plan_is_the_cheapest_and_tells_what_it_saves(name: str) -> None:
+def test_plan_is_cheapest_and_reports_savings(name: str) -> None:
     found = plan(chain(), described()[name])
     assert [len(offer.group.nodes) for offer in found.chosen] == [3, 1]
     (fused,) = found.fused
@@ -355,13 +355,13 @@ def test_the_plan_is_the_cheapest_and_tells_what_it_saves(name: str) -> None:
     assert found.us == pytest.approx(found.partition.cost_us)
     assert found.alone_us - found.us == pytest.approx(fused.saved_us)
     assert fused.saved_us > 0
-    assert fused.saved_bytes == 4 * 64 * 32 * 4  # both inner tensors are written and read no more
+    assert fused.saved_bytes == 4 * 64 * 32 * 4  # both internal tensors are neither written nor read
     assert 0 < found.coverage < 1
-    assert found.problems == {f"{GEMM},epilogue=bias+gelu": 1}
+    assert found.workloads == {f"{GEMM},epilogue=bias+gelu": 1}
     assert json.loads(json.dumps(found.to_json()))["groups"][0]["nodes"] == ["mm", "add", "gelu"]
 
 
-def test_what_may_be_behind_one_product_or_ahead_of_the_next_is_behind() -> None:
+def test_chain_between_products_becomes_epilogue() -> None:
     made = graph(
         computing("first", GEMM.replace("n=32", "n=16"), a="x", b="v", c="first"),
         pointwise("relu", "relu(x0)", x0="first/whole"),
@@ -374,13 +374,13 @@ def test_what_may_be_behind_one_product_or_ahead_of_the_next_is_behind() -> None
     assert [made.nodes[index].name for index in fused.group.nodes] == ["first", "relu"]
 
 
-def test_with_torch_preferred_nothing_is_grouped() -> None:
+def test_preferring_torch_groups_nothing() -> None:
     found = plan(chain(), described()["h100-sxm"], preferred="torch")
     assert {offer.price.by for offer in found.chosen} == {"torch"}
     assert len(found.chosen) == 4
 
 
-def test_the_suite_has_each_problem_once_with_its_count() -> None:
+def test_suite_has_each_workload_once_with_its_count() -> None:
     import tomllib
 
     once, twice = plan(chain(), described()["h100-sxm"]), plan(chain(), described()["h100-sxm"])
@@ -391,7 +391,7 @@ def test_the_suite_has_each_problem_once_with_its_count() -> None:
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_graph_file_round_trip(tmp_path: Path) -> None:
     chain().save(tmp_path / "graph.json")
     assert Graph.load(tmp_path / "graph.json") == chain()
 
@@ -407,25 +407,25 @@ def test_a_graph_is_read_as_it_was_written(tmp_path: Path) -> None:
         lambda data: data["nodes"].append("what"),
     ],
 )
-def test_what_is_no_graph_is_refused(damage: Any, tmp_path: Path) -> None:
+def test_damaged_graph_file_is_refused(damage: Any, tmp_path: Path) -> None:
     data = chain().to_json()
     data = json.loads(json.dumps(data))
     damage(data)
     file = tmp_path / "graph.json"
     file.write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"graph\.json is no graph"):
+    with pytest.raises(InputError, match=r"graph\.json is not a graph"):
         Graph.load(file)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unreadable_graph_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         Graph.load(tmp_path / "absent.json")
     (tmp_path / "text.json").write_text("no JSON")
-    with pytest.raises(InputError, match="is no graph"):
+    with pytest.raises(InputError, match="is not a graph"):
         Graph.load(tmp_path / "text.json")
 
 
-def test_groups_of_one_come_first_and_in_order() -> None:
+def test_single_node_groups_come_first_in_order() -> None:
     found: tuple[FusedGroup, ...] = groups(chain())
     assert [group.nodes for group in found[:4]] == [(0,), (1,), (2,), (3,)]
     assert found[3] == FusedGroup(nodes=(3,), kind="torch")
@@ -439,17 +439,17 @@ def gated(up: str) -> Graph:
     return graph(first, second, after, outputs=("after",), v=(32, 16), other=(64, 16), **SHAPES)
 
 
-def test_products_of_one_input_gate_each_other() -> None:
+def test_products_of_one_input_form_gated_gemm() -> None:
     (group,) = [g for g in groups(gated("x")) if g.kind == "gated"]
     assert group.workloads == ("gated_gemm:m=64,n=32,k=16,dtype=f32,trans=nt",)
     assert group.roles == {"a": "x", "b_gate": "w", "b_up": "v", "c": "after"}
     assert not [g for g in groups(gated("other")) if g.kind == "gated"]
 
 
-def test_what_torch_took_for_a_group_is_shared_out_and_beliefs_do_not_beat_it(
+def test_measured_group_time_is_divided_and_beats_predictions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Known of the fused product: ours takes 50 us, and torch five times as long."""
+    """The fused product was measured: 50 us by a tuned kernel, five times as long by torch."""
     monkeypatch.setattr(
         "tunebench.graph.price.timed", known := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
     )
@@ -459,7 +459,7 @@ def test_what_torch_took_for_a_group_is_shared_out_and_beliefs_do_not_beat_it(
     assert {price.how for price in found.library[:3]} == {"measured"}
     assert [offer.price.us for offer in found.fused] == [50.0]
     assert {price.by for price in found.fused[0].alone} == {"torch"}
-    believed = plan(chain(), device)  # groups that may be worth tuning are offered all the same
+    believed = plan(chain(), device)  # groups without measurements are still offered for tuning
     assert {price.by for offer in believed.fused for price in offer.alone} == {"torch"}
     monkeypatch.setattr("tunebench.graph.price.timed", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5))
     slower = plan(chain(), device, measured_only=True)
@@ -468,7 +468,7 @@ def test_what_torch_took_for_a_group_is_shared_out_and_beliefs_do_not_beat_it(
 
 
 class FakeTimes:
-    """Stands in for what the database knows: times of ours, and torch's as so many times those."""
+    """Fake measured times: of tuned kernels, and torch's as a multiple of those."""
 
     def __init__(self, times: Mapping[str, float], ratio: float = 5.0) -> None:
         self.times, self.ratio, self.asked = times, ratio, 0
@@ -486,7 +486,7 @@ class FakeTimes:
         )
 
 
-def test_without_torch_it_is_said_before_the_models_file_is_run(
+def test_missing_torch_is_reported_before_the_model_file_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.py"

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
-from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.dispatch import DispatchedCall
 from tunebench.errors import InputError  # noqa: E402

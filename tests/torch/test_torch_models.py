@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 
 
 from benchmarks import models
-from benchmarks._torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
+from benchmarks.torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
 
 
 def test_mobilenet_gives_a_logit_a_class() -> None:

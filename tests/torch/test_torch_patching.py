@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from benchmarks.patched_models import Case  # noqa: E402
 from tunebench.dispatch import DispatchedCall
 from tunebench.errors import InputError  # noqa: E402

@@ -76,7 +76,7 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
         written = [folder / f"{name}.{one.graph.phase}.json" for one in plans]
         for one, path in zip(plans, written, strict=True):
             one.graph.save(path)
-        if any(one.problems for one in plans):
+        if any(one.workloads for one in plans):
             written.append(folder / f"{name}.toml")
             written[-1].write_text(suite_of(plans), encoding="utf-8")
     except OSError as error:
@@ -104,19 +104,19 @@ def _render_plan(one: PartitionPlan, to: Console) -> None:
     if left:
         rows = ((str(count), target, reason) for (target, reason), count in left.most_common())
         to.print(table(">times", "torch's", "because", rows=rows))
-    for offer in one.rejected[:MOST_REJECTED]:
+    for priced in one.rejected[:MOST_REJECTED]:
         to.print(
-            f"not together: {_named(graph, offer.group.nodes)} ({-offer.saved_us:.1f} us more)",
+            f"not together: {_named(graph, priced.group.nodes)} ({-priced.saved_us:.1f} us more)",
             soft_wrap=True,
         )
 
 
 def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
-    yield "torch's kernels, one an operation", f"{one.library_us:.1f} us"
+    yield "torch's kernels, one an operation", f"{one.torch_us:.1f} us"
     yield "the faster of both, one an operation", f"{one.alone_us:.1f} us"
     proof = "no partition is faster" if one.partition.exact else f"within {one.partition.gap:.1%} of the best"
     yield "in groups", f"{one.us:.1f} us ({proof})"
-    known = sum(offer.price.us for offer in one.chosen if offer.price.how == "measured")
+    known = sum(priced.price.us for priced in one.chosen if priced.price.how == "measured")
     yield "of that measured", f"{known / one.us:.0%}" if one.us else "-"
     yield "of torch's time in operators of tunebench", f"{one.coverage:.1%}"
     yield "memory traffic saved by groups", f"{one.saved_bytes / 1e6:.1f} MB"
@@ -125,12 +125,12 @@ def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
 def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
     """Yield the groups of ours, alike ones once, those that take most first."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    for index, offer in enumerate(one.chosen):
-        if offer.group.workloads:
-            alike.setdefault((*offer.group.workloads, offer.price.by), []).append(index)
+    for index, priced in enumerate(one.chosen):
+        if priced.group.workloads:
+            alike.setdefault((*priced.group.workloads, priced.price.by), []).append(index)
     for indices in sorted(alike.values(), key=lambda i: -sum(one.chosen[k].price.us for k in i)):
         offers = [one.chosen[index] for index in indices]
-        saved = sum(offer.saved_us for offer in offers)
+        saved = sum(group.saved_us for group in offers)
         yield (
             str(len(offers)),
             f"{sum(offer.price.us for offer in offers):.1f}",
@@ -141,9 +141,9 @@ def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _left(one: PartitionPlan) -> Iterator[Node]:
-    for offer in one.chosen:
-        if not offer.group.workloads:
-            yield from (one.graph.nodes[index] for index in offer.group.nodes)
+    for priced in one.chosen:
+        if not priced.group.workloads:
+            yield from (one.graph.nodes[index] for index in priced.group.nodes)
 
 
 def _named(graph: Graph, nodes: Sequence[int]) -> str:

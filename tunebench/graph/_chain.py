@@ -1,4 +1,4 @@
-"""Expressions of several elementwise nodes as one, and what of it a product's epilogue can do."""
+"""Chains of elementwise nodes as one expression, and the part of it that fits a product's epilogue."""
 
 from __future__ import annotations
 
@@ -7,84 +7,75 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
-from tunebench.graph.node import Broadcast, Graph
+from tunebench.graph.node import Broadcast, Graph, NodeOperand
 from tunebench.workloads.operators._expression_workload import substitute
 
 __all__ = [
     "ChainEpilogue",
     "ChainExpression",
-    "ChainOperand",
     "chain_expression",
     "chains",
     "epilogue_of",
     "statistics_nodes",
 ]
 
-MOST_CHAINS = 48
-"""Chains that end in one node; the shorter ones come first."""
+MAX_CHAINS = 48
+"""Most chains that end in one node; shorter chains come first."""
 
-MOST_LINKS = 12
-"""Nodes of a chain."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainOperand:
-    """A value that a tree reads, and how it lies beside what the tree gives."""
-
-    value: str
-    place: Broadcast
+MAX_CHAIN_NODES = 12
+"""Most nodes of a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainExpression:
-    """What some elementwise nodes compute together.
+    """The expression that a chain of elementwise nodes computes.
 
     Attributes:
         root: The expression.
-        leaves: What its names are.
+        leaves: The operand of each name in the expression.
     """
 
     root: Node
-    leaves: Mapping[str, ChainOperand]
+    leaves: Mapping[str, NodeOperand]
 
 
 def chain_expression(graph: Graph, sink: int, members: frozenset[int]) -> ChainExpression | None:
-    """Return what elementwise nodes compute together, or None if they do not walk the same elements.
+    """Return the expression of a chain, or None if its nodes do not iterate over the same elements.
 
     Args:
         graph: The graph.
-        sink: The node whose result is wanted.
-        members: The nodes, `sink` among them.
+        sink: The node that writes the chain's result.
+        members: All nodes of the chain, including `sink`.
     """
-    leaves: dict[str, ChainOperand] = {}
-    called: dict[ChainOperand, str] = {}
+    leaves: dict[str, NodeOperand] = {}
+    called: dict[NodeOperand, str] = {}
 
     def tree_of(index: int) -> Node | None:
         node = graph.nodes[index]
         inputs: dict[Node, Node] = {}
         for name, operand in node.operands.items():
             writer = graph.writer.get(operand.value)
-            # What a node's own kernels have found before is read like any other value.
+            # The results of a node's statistics kernels are read like any other value.
             if writer in members and writer != index:
                 inner = tree_of(writer) if operand.place == "whole" else None
                 if inner is None:
                     return None
                 inputs[Name(name)] = inner
             else:
-                leaf = ChainOperand(operand.value, operand.place)
+                leaf = NodeOperand(operand.value, operand.place)
                 called.setdefault(leaf, f"x{len(called)}")
                 leaves[called[leaf]] = leaf
                 inputs[Name(name)] = Name(called[leaf])
         return substitute(parse(node.expression), inputs)
 
     root = tree_of(sink)
-    if root is None or not _is_even(graph, leaves, graph.nodes[sink].writes[0]):
+    if root is None or not _has_consistent_operands(graph, leaves, graph.nodes[sink].writes[0]):
         return None
     return ChainExpression(root, leaves)
 
 
-def _is_even(graph: Graph, leaves: Mapping[str, ChainOperand], result: str) -> bool:
-    """Tell whether each value is read in one way, and all vectors and rows are as long."""
+def _has_consistent_operands(graph: Graph, leaves: Mapping[str, NodeOperand], result: str) -> bool:
+    """Return whether each value has one broadcast, and all vectors and rows have the same length."""
     values = [leaf.value for leaf in leaves.values()]
     elements = graph.values[result].elements
     lines = {
@@ -98,15 +89,15 @@ def _is_even(graph: Graph, leaves: Mapping[str, ChainOperand], result: str) -> b
 
 
 def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
-    """Yield sets of elementwise nodes that end in one, all other values of which are read by none beyond.
+    """Yield chains of elementwise nodes that end in one node and whose other results no node outside reads.
 
-    At most one of them has kernels of its own to run before.
+    At most one node of a chain needs statistics kernels to run first.
     """
-    yield from itertools.islice(_chains(graph, sink), MOST_CHAINS)
+    yield from itertools.islice(_chains(graph, sink), MAX_CHAINS)
 
 
 def statistics_nodes(graph: Graph, members: Iterable[int]) -> list[int]:
-    """Return elementwise nodes that have kernels of their own to run before: those of statistics."""
+    """Return the elementwise nodes that need kernels to compute statistics first."""
     return [index for index in members if graph.nodes[index].workloads]
 
 
@@ -116,17 +107,21 @@ def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
     while queue:
         members = queue.pop(0)
         yield members
-        for before in sorted(_grown(graph, members), reverse=True):
+        for before in sorted(_fusible_predecessors(graph, members), reverse=True):
             wider = members | {before}
-            if wider not in seen and len(wider) <= MOST_LINKS and len(statistics_nodes(graph, wider)) <= 1:
+            if (
+                wider not in seen
+                and len(wider) <= MAX_CHAIN_NODES
+                and len(statistics_nodes(graph, wider)) <= 1
+            ):
                 seen.add(wider)
                 queue.append(wider)
 
 
-def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
-    """Return elementwise nodes whose results are read by members, and by none else.
+def _fusible_predecessors(graph: Graph, members: frozenset[int]) -> set[int]:
+    """Return the elementwise nodes whose results only members read.
 
-    What is read by kernels that run before the chain must have been written.
+    A value that statistics kernels read must be in memory, so its node cannot join the chain.
     """
     found = set()
     written = {value for index in statistics_nodes(graph, members) for value in graph.nodes[index].reads}
@@ -137,7 +132,7 @@ def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
                 continue
             if operand.value in written:
                 continue
-            if operand.place == "whole" and graph.is_inner(operand.value, members):
+            if operand.place == "whole" and graph.is_internal(operand.value, members):
                 found.add(before)
     return found
 
@@ -147,13 +142,13 @@ def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainEpilogue:
-    """``outer(act(sums * scale + bias + inner residual)) + residual``, or a part of that.
+    """An epilogue ``outer(act(sums * scale + bias + inner residual)) + residual``, or a part of it.
 
     Attributes:
-        scale: Value that the sums are multiplied by, for each column; empty if none.
-        bias: Value that is added, for each column.
-        inner: Value that is added before the activation, like the sums.
-        residual: Value that is added in the end, likewise.
+        scale: Value that multiplies the sums, one number per column; empty if there is none.
+        bias: Value that is added, one number per column; empty if there is none.
+        inner: Value of the sums' shape that is added before the activation; empty if there is none.
+        residual: Value of the sums' shape that is added last; empty if there is none.
         activation: Expression in ``x``; ``x`` itself if there is none.
     """
 
@@ -168,12 +163,12 @@ X = Name("x")
 
 
 def epilogue_of(tree: ChainExpression, sums: str, column: Broadcast) -> ChainEpilogue | None:
-    """Return a tree as what follows sums, or None if it is no such thing.
+    """Return an expression as an epilogue of sums, or None if it does not have that form.
 
     Args:
-        tree: What is computed.
-        sums: The value that the sums are.
-        column: How a value with one number for each column of the sums lies.
+        tree: The expression.
+        sums: The value that holds the sums.
+        column: Broadcast of a value with one number per column of the sums.
     """
     names_of = {leaf.value: name for name, leaf in tree.leaves.items()}
     if sums not in names_of or tree.leaves[names_of[sums]].place != "whole":
@@ -182,17 +177,19 @@ def epilogue_of(tree: ChainExpression, sums: str, column: Broadcast) -> ChainEpi
     root, residual = tree.root, ""
     for rest, added in _sums_of(root):
         if start.name in names(rest) and _place(tree, added) == "whole" and added != start:
-            found = _activated(tree, rest, start, column)
+            found = _with_activation(tree, rest, start, column)
             if found is not None and found.activation != "x" and not found.inner:
                 residual = tree.leaves[added.name].value  # type: ignore[union-attr]
                 return ChainEpilogue(
                     scale=found.scale, bias=found.bias, residual=residual, activation=found.activation
                 )
-    return _activated(tree, root, start, column)
+    return _with_activation(tree, root, start, column)
 
 
-def _activated(tree: ChainExpression, root: Node, start: Name, column: Broadcast) -> ChainEpilogue | None:
-    """Return a function of one linear part, the largest there is."""
+def _with_activation(
+    tree: ChainExpression, root: Node, start: Name, column: Broadcast
+) -> ChainEpilogue | None:
+    """Return an expression as an activation of its largest linear part."""
     parts = [root, *(step for step in reversed(steps(root)) if start.name in names(step)), start]
     for part in parts:
         linear = _linear(tree, part, start, column)
@@ -205,20 +202,20 @@ def _activated(tree: ChainExpression, root: Node, start: Name, column: Broadcast
 
 
 def _linear(tree: ChainExpression, part: Node, start: Name, column: Broadcast) -> dict[str, str] | None:
-    """Return ``start * scale + bias + inner`` as the values it has, or None if it is something else."""
+    """Return the values in ``start * scale + bias + inner``, or None if the expression has another form."""
     found: dict[str, str] = {}
     while part != start:
-        step = _peeled(tree, part, start, column, found)
+        step = _strip_operation(tree, part, start, column, found)
         if step is None:
             return None
         part = step
     return found
 
 
-def _peeled(
+def _strip_operation(
     tree: ChainExpression, part: Node, start: Name, column: Broadcast, found: dict[str, str]
 ) -> Node | None:
-    """Take the last operation off a linear part, and note it; what is added comes after the factor."""
+    """Remove the last operation of a linear expression and note its value; the factor comes before sums."""
     if not isinstance(part, Apply) or part.operation not in ("add", "mul"):
         return None
     for rest, other in (part.arguments, part.arguments[::-1]):

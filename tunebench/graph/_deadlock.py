@@ -1,7 +1,7 @@
-"""Groups that wait for each other: finding them, saying which nodes make them wait, and parting them.
+"""Deadlocks: groups that wait for each other, and the pairs of nodes that cause it.
 
-Each of two groups may be convex, and neither can run before the other: one has a node that the other needs,
-and needs a node of the other. A longer circle of groups does the same.
+Two groups may both be convex, and still neither can run before the other: each reads a result of the other.
+Longer cycles of groups deadlock in the same way.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from tunebench.graph._precedence import Precedence, bits
 
 __all__ = ["Deadlock", "deadlocks", "waiting"]
 
-MOST = 64
-"""Circles looked for at a time among groups that wait for each other."""
+MAX_CYCLES = 64
+"""Most groups from which a cycle is searched at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadlock:
-    """Pairs of nodes, each as a mask, that must not all be together if that takes two groups or more.
+    """Pairs of nodes that must not all be together in two or more groups. Each pair is a bit mask.
 
-    Of each pair the second node leads to the first one of the next pair, round to the first pair. If a
-    group holds both nodes of a pair, what comes before its second node waits for what comes after its first
-    one.
+    The second node of each pair leads to the first node of the next pair, and the last pair to the first. If
+    a group holds both nodes of a pair, everything before its second node waits for everything after its first
+    node.
     """
 
     pairs: tuple[int, ...]
@@ -41,18 +41,18 @@ def waiting(precedence: Precedence, groups: Sequence[int]) -> list[int]:
 
 
 def deadlocks(precedence: Precedence, groups: Sequence[int], holding: Sequence[int]) -> set[Deadlock]:
-    """Return shortest circles of groups that wait for each other.
+    """Return the deadlocks on shortest cycles of groups.
 
     Args:
         precedence: The graph.
-        groups: Masks of groups that wait for each other.
-        holding: For each node the candidates that hold it, as a mask: of several pairs that make a circle
-            the one that most candidates hold is told.
+        groups: Groups that wait for each other, as bit masks.
+        holding: For each node the candidates that hold it, as a bit mask. Of several pairs that cause a cycle
+            the pair that most candidates hold is chosen.
     """
     several = [group for group in groups if group & (group - 1)]
     reach = {group: _reach(precedence, group) for group in several}
-    found = {_circle(group, several, reach) for group in several[:MOST]} - {()}
-    return {_deadlock(precedence, circle, holding) for circle in sorted(found)}
+    found = {_shortest_cycle(group, several, reach) for group in several[:MAX_CYCLES]} - {()}
+    return {_deadlock(precedence, cycle, holding) for cycle in sorted(found)}
 
 
 def _reach(precedence: Precedence, group: int) -> int:
@@ -62,8 +62,8 @@ def _reach(precedence: Precedence, group: int) -> int:
     return after
 
 
-def _circle(first: int, groups: Sequence[int], reach: Mapping[int, int]) -> tuple[int, ...]:
-    """Return a shortest circle through a group, its lowest member first; empty if there is none."""
+def _shortest_cycle(first: int, groups: Sequence[int], reach: Mapping[int, int]) -> tuple[int, ...]:
+    """Return a shortest cycle through a group, lowest member first; empty if there is none."""
     came: dict[int, int] = {}
     front = [first]
     while front:
@@ -84,11 +84,11 @@ def _circle(first: int, groups: Sequence[int], reach: Mapping[int, int]) -> tupl
     return ()
 
 
-def _deadlock(precedence: Precedence, circle: Sequence[int], holding: Sequence[int]) -> Deadlock:
-    """Say which nodes of a circle's groups must not be together."""
-    doors = []  # for each group and the next one: the node that leads on, and the node it leads to
-    for place, group in enumerate(circle):
-        following = circle[(place + 1) % len(circle)]
+def _deadlock(precedence: Precedence, cycle: Sequence[int], holding: Sequence[int]) -> Deadlock:
+    """Return the pairs of nodes that cause a cycle of groups."""
+    doors = []  # for each group: edges to the next group, (a node of the group, a node of the next)
+    for place, group in enumerate(cycle):
+        following = cycle[(place + 1) % len(cycle)]
         ways = [
             (out, into)
             for out in bits(group)
@@ -96,12 +96,12 @@ def _deadlock(precedence: Precedence, circle: Sequence[int], holding: Sequence[i
             if precedence.beyond[out] >> into & 1
         ]
         doors.append(ways)
-    pairs = _strongest(doors, holding)
+    pairs = _most_common_pairs(doors, holding)
     return Deadlock(tuple(sorted(set(pairs))))
 
 
-def _strongest(doors: Sequence[Sequence[tuple[int, int]]], holding: Sequence[int]) -> list[int]:
-    """Choose a way from each group to the next, so that the pairs are held by many candidates."""
+def _most_common_pairs(doors: Sequence[Sequence[tuple[int, int]]], holding: Sequence[int]) -> list[int]:
+    """Choose an edge from each group to the next such that many candidates hold the resulting pairs."""
     chosen = [ways[0] for ways in doors]
     for place, ways in enumerate(doors):
         into = chosen[place - 1][1]

@@ -1,4 +1,4 @@
-"""What must run before what: the order of nodes and of groups of them, and what is in between."""
+"""Order of nodes and of groups of nodes, and the nodes between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Precedence", "bits"]
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the nodes of a set that is written as a mask, in ascending order."""
+    """Yield the nodes of a bit mask in ascending order."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -23,9 +23,9 @@ def bits(mask: int) -> Iterator[int]:
 class Precedence:
     """An acyclic graph of the nodes 0, 1 and so on.
 
-    Args:
-        before: For each node the set of its immediate predecessors, as a mask.
-        beyond: For each node the set of all that depend on it, however far, as a mask.
+    Attributes:
+        before: Immediate predecessors of each node, as a bit mask.
+        beyond: All direct and indirect successors of each node, as a bit mask.
     """
 
     before: tuple[int, ...]
@@ -33,10 +33,10 @@ class Precedence:
 
     @classmethod
     def of(cls, predecessors: Sequence[Collection[int]]) -> Precedence:
-        """Read a graph.
+        """Build the graph from the immediate predecessors of each node.
 
         Raises:
-            InputError: if a predecessor is no node, or the graph has a cycle.
+            InputError: if a predecessor does not exist, or the graph has a cycle.
         """
         count = len(predecessors)
         for node, given in enumerate(predecessors):
@@ -47,7 +47,7 @@ class Precedence:
         order = _sorted([set(given) for given in predecessors], range(count))
         if len(order) < count:
             stuck = min(set(range(count)) - set(order))
-            raise InputError(f"nodes must form an acyclic graph, but node {stuck} waits for a cycle")
+            raise InputError(f"nodes must form an acyclic graph, but node {stuck} is on a cycle or after one")
         beyond = [0] * count
         for node in reversed(order):
             for other in bits(before[node]):
@@ -55,7 +55,7 @@ class Precedence:
         return cls(before, tuple(beyond))
 
     def between(self, group: int) -> int | None:
-        """Return a node outside a group, given as a mask, that a path between nodes of the group meets."""
+        """Return a node outside a group (bit mask) that is on a path between nodes of the group."""
         after = 0
         for node in bits(group):
             after |= self.beyond[node]
@@ -65,13 +65,11 @@ class Precedence:
         return None
 
     def order(self, groups: Sequence[int]) -> tuple[list[int], list[set[int]]]:
-        """Put disjoint groups, given as masks, in an order in which they can run.
-
-        Of those that can run the one with the lowest node comes first.
+        """Return an order in which disjoint groups (bit masks) can run, lowest node first among ready groups.
 
         Returns:
-            Places of groups in `groups` as they run, and what each immediately waits for. Groups in a cycle,
-            and what waits for them, have no place in the order.
+            Places of groups in `groups`, in running order, and the groups that each one immediately waits
+            for. Groups on a cycle, or after one, are not in the order.
         """
         owner = {node: place for place, group in enumerate(groups) for node in bits(group)}
         waits: list[set[int]] = []
@@ -84,7 +82,7 @@ class Precedence:
 
 
 def _sorted(waits: Sequence[Collection[int]], ranks: Sequence[int]) -> list[int]:
-    """Return what can run, as it can; of what can run at a time the lowest rank first."""
+    """Return a topological order; of ready elements the one with the lowest rank is first."""
     left = [len(given) for given in waits]
     then: list[list[int]] = [[] for _ in waits]
     for place, given in enumerate(waits):

@@ -1,4 +1,4 @@
-"""Elementwise chains that a product computes of its left operand, as it reads that."""
+"""Prologues: elementwise chains that a product applies to its left operand while it reads it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tunebench.workloads.operators._prologue import PREFIX
 __all__ = ["PRODUCTS", "NodeWithPrologue", "prologues"]
 
 PRODUCTS = ("gemm", "conv2d")
-"""Operators that have a function ahead."""
+"""Operators whose kernels accept a prologue."""
 
-MOST = 8
-"""Chains ahead of one product; the shorter ones come first."""
+MAX_PROLOGUES = 8
+"""Most prologues of one product; shorter chains come first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeWithPrologue:
-    """A product with a chain ahead of it.
+    """A product with its prologue.
 
     Attributes:
-        node: The product as one node that does both.
-        nodes: It and the chain.
+        node: One node that computes both.
+        nodes: The product and the chain.
     """
 
     node: graph_node.Node
@@ -40,8 +40,8 @@ class NodeWithPrologue:
 
 
 def prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
-    """Yield a node with chains ahead of it, if it is a product whose left operand is their result alone."""
-    yield from itertools.islice(_aheads(graph, index), MOST)
+    """Yield a product with each chain that can be its prologue: one whose result only the product reads."""
+    yield from itertools.islice(_aheads(graph, index), MAX_PROLOGUES)
 
 
 def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
@@ -52,7 +52,7 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     operand = workload.inputs()[0]
     read = node.roles.get(operand.name, "")
     before = graph.writer.get(read)
-    if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
+    if before is None or not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
         return
     is_other = list(node.roles.values()).count(read) > 1 or graph.values[read].elements != operand.size
     if is_other or getattr(workload, "direction", "fprop") != "fprop":
@@ -64,7 +64,7 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
             continue
         expression, roles = found
         if any(name != operand.name for name in roles) and node.copied:
-            continue  # where numbers lie is told of memory as it is before the copy
+            continue  # the workload describes the layout in memory before the copy
         try:
             fused = workload.changed(pre=expression)
         except InputError:
@@ -76,16 +76,17 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
 def _function(
     graph: Graph, tree: ChainExpression, workload: Workload, result: str
 ) -> tuple[str, Mapping[str, str]] | None:
-    """Return a tree as a function of one value, and of one or two with a number for each k.
+    """Return a chain as a function of one value and of up to two vectors along k.
 
     Args:
         graph: The graph.
-        tree: What is computed.
+        tree: The chain's expression.
         workload: The product.
-        result: The value that the tree gives.
+        result: The value that the chain writes.
 
     Returns:
-        The expression, and which values the operand, scale and shift are; None if it is no such function.
+        The expression, and the values that are the operand, scale and shift; None if the chain has another
+        form.
     """
     wholes = [name for name in names(tree.root) if tree.leaves[name].place == "whole"]
     others = [name for name in names(tree.root) if name not in wholes]
@@ -105,12 +106,12 @@ def _function(
         roles[PREFIX + called[Name(name)].name] = tree.leaves[name].value
     try:
         return write(function), roles
-    except InputError:  # too long
+    except InputError:  # expression too long
         return None
 
 
 def _numbers(workload: Any) -> tuple[Broadcast | None, int]:
-    """Return how values with one number for each k lie beside the left operand, and how many there are."""
+    """Return the broadcast of a vector along k against the left operand, and its length."""
     if workload.operator == "conv2d":
         return ("vector" if workload.layout == "nhwc" else "channel"), workload.c
     if workload.trans[0] == "n":
@@ -119,9 +120,9 @@ def _numbers(workload: Any) -> tuple[Broadcast | None, int]:
 
 
 def _called(root: Node, numbers: list[str]) -> dict[Node, Name] | None:
-    """Return which number is the scale and which the shift; None if there are more.
+    """Return the names scale and shift for the vectors of a prologue; None if there are more than two.
 
-    Which is which changes nothing but what is drawn to check it: scales are what multiplies, or divides.
+    The choice only affects the random data of verification: scales multiply or divide.
     """
     if len(numbers) > 2:
         return None

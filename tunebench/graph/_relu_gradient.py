@@ -1,4 +1,4 @@
-"""The gradient of relu, as statistics of gradients find it by the way."""
+"""Fusion of relu's gradient into the batch normalisation gradient that reads it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from tunebench.workloads import parse
 __all__ = ["with_relu_gradient"]
 
 GRADIENT = canonical("x0*step(x1)")
-"""What relu's gradient is of the gradient of its result and of the result."""
+"""Expression of relu's gradient: x0 is the gradient of its result, x1 its result."""
 
 
 def with_relu_gradient(
     graph: Graph, nodes: tuple[int, ...], texts: tuple[str, ...], roles: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...], dict[str, str]] | None:
-    """Return the node before that is relu's gradient, the problems that do both, and their roles.
+    """Return relu's gradient before a normalisation's gradient, with the workloads that compute both.
 
     Args:
         graph: The graph.
-        nodes: A normalisation's gradient, and what follows it.
-        texts: Their problems, the first of which are statistics.
-        roles: Which value each of their tensors is.
+        nodes: The normalisation's gradient and the nodes fused with it.
+        texts: Their workloads, statistics first.
+        roles: Value of each of their tensors.
 
     Returns:
-        None if these are none of gradients, or what they read is no gradient of relu.
+        The node of relu's gradient, the workloads, and their roles; None if the workloads are not gradient
+        statistics, or do not read a gradient of relu.
     """
     statistics: Any = parse(texts[0])
     if statistics.operator != "batchnorm_stats" or statistics.direction != "backward":

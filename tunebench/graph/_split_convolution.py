@@ -1,4 +1,4 @@
-"""A convolution of joined images as a sum of convolutions: what is joined need not be written as one."""
+"""A convolution of concatenated images as a sum of convolutions, so that the concatenation is not written."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ __all__ = ["channels_of", "split_convolution", "sum_of", "zeros_of"]
 
 
 def channels_of(filters: str, first: int, end: int) -> str:
-    """Return the name of the value that the filters of some input channels are."""
+    """Return the name of the value that holds the filters of some input channels."""
     return f"{filters}[{first}:{end}]"
 
 
 def sum_of(node: str, part: int) -> str:
-    """Return the name of the value that the convolutions of the parts up to one come to."""
+    """Return the name of the value that holds the sum of the convolutions up to a part."""
     return f"{node}~sum{part}"
 
 
 def zeros_of(node: str) -> str:
-    """Return the name of a bias that adds nothing."""
+    """Return the name of the zero bias of a convolution."""
     return f"{node}~zeros"
 
 
 def split_convolution(
     graph: Graph, nodes: tuple[int, ...], text: str, roles: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...], dict[str, str]] | None:
-    """Return the node that joins the images of a convolution, the problems of its parts, and their roles.
+    """Return a convolution of concatenated images as one convolution per image.
 
-    The first part has the bias, each later one adds what the parts before it come to, and the last one has
-    the activation. Sums of parts are rounded to the type of the images.
+    The first part adds the bias, each later part adds the sum of the parts before it, and the last part
+    applies the activation. Sums are rounded to the images' type.
 
     Args:
         graph: The graph.
-        nodes: The convolution, and what is done in its epilogue.
-        text: The problem.
-        roles: Which value each of its tensors is.
+        nodes: The convolution and the nodes in its epilogue.
+        text: Its workload.
+        roles: Value of each of its tensors.
 
     Returns:
-        None if the images are not joined, or are read by others as well.
+        The concatenation's node, the workloads of the parts, and their roles; None if the images are not
+        concatenated, or other nodes read them too.
     """
     workload: Any = parse(text)
     joining = graph.writer.get(roles.get("x", ""))
     if joining is None or workload.operator != "conv2d" or workload.direction != "fprop":
         return None
     values, is_plain = graph.nodes[joining].joins, not workload.has_residual and not workload.has_pre
-    if not values or not is_plain or not graph.is_inner(roles["x"], nodes):
+    if not values or not is_plain or not graph.is_internal(roles["x"], nodes):
         return None
     name = _convolution(graph, nodes, roles["x"])
     ends = list(itertools.accumulate(graph.values[value].shape[1] for value in values))
@@ -78,7 +79,7 @@ def _convolution(graph: Graph, nodes: tuple[int, ...], images: str) -> str:
 
 
 def _part(workload: Any, part: int, channels: int, *, last: bool) -> Any:
-    """Return the problem of one part."""
+    """Return the workload of one part."""
     pieces = [
         "scale" if workload.has_scale else "",
         "bias" if part or workload.has_bias else "",

@@ -1,4 +1,4 @@
-"""A model's steps as files: the graphs, and a suite of the problems that their groups are."""
+"""Extraction of a model's steps as graphs, and of the workloads of their groups as a suite."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ _INPUT = re.compile(r"(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*))?(?P<last>
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """What a model is called with: ``1x3x224x224:f16``, ``8x512:i64``, ``1x3x224x224:f32:channels_last``.
+    """Shape, type and layout of a model's input.
+
+    Texts are ``1x3x224x224:f16``, ``8x512:i64`` or ``1x3x224x224:f32:channels_last``.
 
     Attributes:
         shape: Extents.
-        dtype: As workloads name types.
-        channels_last: Whether channels lie innermost in memory.
+        dtype: Type, as workloads name it.
+        channels_last: Whether channels are innermost in memory.
     """
 
     shape: tuple[int, ...]
@@ -50,27 +52,27 @@ class InputSpec:
 
     @classmethod
     def parse(cls, text: str) -> InputSpec:
-        """Read one.
+        """Parse the text of an input.
 
         Raises:
-            InputError: saying what one looks like.
+            InputError: if the text is not SHAPE:TYPE[:channels_last].
         """
         found = _INPUT.fullmatch(text.strip())
         dtype = (found and found["dtype"]) or "f32"
         if found is None or dtype not in DTYPES:
             raise InputError(
-                f"input {text!r} is not SHAPE:TYPE, such as 1x3x224x224:f16 or 8x512:i64, with channels_last "
-                f"after another colon where they lie so; types: {', '.join(DTYPES)}"
+                f"input {text!r} is not SHAPE:TYPE, such as 1x3x224x224:f16 or 8x512:i64, optionally with "
+                f":channels_last at the end; types: {', '.join(DTYPES)}"
             )
         shape = tuple(map(int, found["shape"].split("x")))
         if 0 in shape:
             raise InputError(f"input {text!r} is empty; every extent must be 1 or more")
         if found["last"] and len(shape) != 4:
-            raise InputError(f"input {text!r}: channels_last takes 4 axes, not {len(shape)}")
+            raise InputError(f"input {text!r}: channels_last needs 4 axes, got {len(shape)}")
         return cls(shape, dtype, bool(found["last"]))
 
     def tensor(self) -> Tensor:
-        """Return a tensor of zeros of this kind: values do not count."""
+        """Return a tensor of zeros with this shape, type and layout."""
         import torch
 
         made = torch.zeros(self.shape, dtype=getattr(torch, DTYPES[self.dtype]))
@@ -80,11 +82,14 @@ class InputSpec:
 def load_factory(text: str) -> Callable[[], Any]:
     """Return the function that makes a model: ``model.py:make_model``, or ``package.module:make_model``.
 
-    The file is run: it must be one's own.
+    The file is executed: load only files that you trust.
+
+    Args:
+        text: FILE.py:FUNCTION or MODULE:FUNCTION.
 
     Raises:
-        MissingDependency: if torch is not installed, which any such file needs.
-        InputError: if there is no such file, module or function, or it fails when it is loaded.
+        MissingDependency: if torch is not installed.
+        InputError: if the file, module or function does not exist, or loading it fails.
     """
     place, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
@@ -94,7 +99,7 @@ def load_factory(text: str) -> Callable[[], Any]:
         module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except InputError:
         raise
-    except Exception as error:  # a user's file may raise anything; the reason is kept
+    except Exception as error:  # user code may raise anything; the message keeps the reason
         raise InputError(f"model {text!r} cannot be loaded: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
@@ -111,10 +116,10 @@ def _require_torch() -> None:
 def _module_in(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise InputError(f"{file} is no Python file")
+        raise InputError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.resolve().parent))  # what lies beside it is imported, as a program's is
+    sys.path.insert(0, str(file.resolve().parent))  # a program can import modules next to it
     try:
         spec.loader.exec_module(module)
     finally:
@@ -130,18 +135,22 @@ def extract(
     dtype: str | None = None,
     name: str = "",
 ) -> tuple[Graph, ...]:
-    """Return what a step of a model computes; nothing is computed meanwhile.
+    """Return the graphs of a model's step without computing it.
 
     Args:
-        factory: Makes the model, a `torch.nn.Module`.
-        inputs: What it is called with.
-        training: Whether it is a training step: forward, and gradients of all that the model returns.
-        dtype: Type of the parameters; that of the first input with a short floating type if it is None.
-        name: Of the graphs; the model's class if it is empty.
+        factory: Returns the model, a `torch.nn.Module`.
+        inputs: The model's inputs.
+        training: Whether the step is a training step: forward, and the gradients of everything the model
+            returns.
+        dtype: Type of the parameters; by default that of the first f16 or bf16 input.
+        name: Name of the graphs; by default the model's class.
+
+    Returns:
+        One graph for inference; for training the forward and the backward graph.
 
     Raises:
         MissingDependency: if torch is not installed.
-        InputError: if the model cannot be made, is none, or cannot be traced as a whole.
+        InputError: if the model cannot be made or traced as a whole.
     """
     model = make_model(factory, inputs, dtype)
     from tunebench.torch.compiler.capture import capture
@@ -153,41 +162,41 @@ def extract(
 def make_model(
     factory: Callable[[], Any], inputs: Sequence[InputSpec], dtype: str | None = None
 ) -> nn.Module:
-    """Return a model whose parameters have the type and the layout that its inputs tell.
+    """Return a model with the parameter type and memory layout of its inputs.
 
     Args:
-        factory: Makes the model, a `torch.nn.Module`.
-        inputs: What it is called with.
-        dtype: Type of the parameters; that of the first input with a short floating type if it is None.
+        factory: Returns the model, a `torch.nn.Module`.
+        inputs: The model's inputs.
+        dtype: Type of the parameters; by default that of the first f16 or bf16 input.
 
     Raises:
         MissingDependency: if torch is not installed.
-        InputError: if the model cannot be made, or is none.
+        InputError: if the model cannot be made, or `factory` returns something else.
     """
     _require_torch()
     from torch import nn
 
     try:
         model = factory()
-    except Exception as error:  # likewise
-        raise InputError(f"the model cannot be made: {type(error).__name__}: {error}") from error
+    except Exception as error:  # user code may raise anything
+        raise InputError(f"cannot make the model: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"what makes the model gives a {type(model).__name__}, not a torch.nn.Module")
-    return _like_its_inputs(model, inputs, dtype)
+        raise InputError(f"expected the function to return a torch.nn.Module, got {type(model).__name__}")
+    return _converted(model, inputs, dtype)
 
 
-def _like_its_inputs(model: nn.Module, inputs: Sequence[InputSpec], dtype: str | None) -> nn.Module:
-    """Let parameters have the type and the layout that the inputs tell."""
+def _converted(model: nn.Module, inputs: Sequence[InputSpec], dtype: str | None) -> nn.Module:
+    """Convert a model to the parameter type and memory layout of its inputs."""
     import torch
 
     wanted = dtype or next((spec.dtype for spec in inputs if spec.dtype in ("f16", "bf16")), None)
     if wanted is not None:
         if wanted not in ("f32", "f16", "bf16"):
-            raise InputError(f"parameters are f32, f16 or bf16, not {wanted}")
+            raise InputError(f"parameters must be f32, f16 or bf16, got {wanted}")
         model = model.to(getattr(torch, DTYPES[wanted]))
         for module in model.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-                module.float()  # as mixed precision has it
+                module.float()  # mixed precision keeps batch normalisation in f32
     if any(spec.channels_last for spec in inputs):
         model = model.to(memory_format=torch.channels_last)
     return model
@@ -202,22 +211,22 @@ _SCALES = {
     "gemm": "m",
     "grouped_gemm": "m",
 }
-"""The dimension that the batch of a network multiplies, by operator; rows of all others."""
+"""Dimension that grows with a network's batch, by operator; rows for all others."""
 
 
 def suite_of(plans: Iterable[PartitionPlan]) -> str:
-    """Return the problems of some plans as a suite: TOML, each problem once with how often a step runs it."""
+    """Return the workloads of plans as a suite in TOML, each workload once with its count per step."""
     chosen = list(plans)
-    problems = sum((one.problems for one in chosen), Counter[str]())
+    workloads = sum((one.workloads for one in chosen), Counter[str]())
     names = ", ".join(dict.fromkeys(f"{one.graph.name} ({one.graph.phase})" for one in chosen))
     lines = [
-        f"# {names}: what its groups compute on {chosen[0].device.name}.",
-        "# Written by `tunebench extract`; `count` is how often a step runs a problem.",
+        f"# {names}: workloads of its groups on {chosen[0].device.name}.",
+        "# Written by `tunebench extract`; `count` is the number of launches per step.",
         "",
         "batches = [1]",
     ]
     numbers = Counter[str]()
-    for text, count in problems.items():
+    for text, count in workloads.items():
         operator = parse(text).operator
         numbers[operator] += 1
         lines += [

@@ -1,11 +1,14 @@
-"""Legal groups: which nodes of a graph one kernel can do together.
+"""Legal groups: which nodes of a graph one kernel can compute together.
 
-A group is one node by itself, or several whose inner values need not be written: an elementwise chain, which
-may begin with the statistics that it normalises by; a product or a convolution with the chain that gives its
-left operand, with the chain after it as its epilogue, or with both; two products of one input of which one
-gates the other; a normalisation with the sum before it; a convolution of joined images, as a sum of
-convolutions.
-Every value that a group writes besides its last is read by none but the group, or is an output of its kernel.
+A group is a single node, or several nodes whose internal values need not be written:
+
+- an elementwise chain, which may start with the statistics of its normalisation
+- a product or a convolution with a prologue, an epilogue, or both
+- two products of one input, one of which gates the other
+- a normalisation with the sum before it
+- a convolution of concatenated images, as a sum of convolutions
+
+Only the group itself reads the values that it writes, except its last value and the outputs of its kernel.
 """
 
 from __future__ import annotations
@@ -36,21 +39,21 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 __all__ = ["FusedGroup", "GroupKind", "groups"]
 
 GroupKind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
-"""Why its nodes are together; `torch` if no operator of ours does what it does."""
+"""Why the nodes are together; `torch` if no operator of tunebench computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedGroup:
-    """Nodes that one kernel does together, or that torch does.
+    """Nodes that one kernel, or torch, computes together.
 
     Attributes:
-        nodes: In the order in which they can run.
+        nodes: The nodes, in an order in which they can run.
         kind: Why they are together.
-        workloads: What they compute, as canonical texts; empty if only torch does it.
-        roles: Which value each tensor of the workloads is, inputs and outputs; empty where kernels do not do
-            all that the node does. Where workloads have tensors of one name that are not one value, the
-            number of the workload comes before it: ``1.x``.
-        copied: Bytes that must be laid out anew before.
+        workloads: Canonical texts of what they compute; empty if only torch computes it.
+        roles: Value of each input and output tensor of the workloads, by the tensor's name; empty where
+            kernels do not compute everything that the node writes. Where two workloads have different tensors
+            of one name, the workload's number precedes it: ``1.x``.
+        copied: Bytes that must be copied to another layout first.
     """
 
     nodes: tuple[int, ...]
@@ -60,12 +63,12 @@ class FusedGroup:
     copied: int = 0
 
     def role(self, index: int, tensor: str) -> str:
-        """Return which value a tensor of a workload is; empty if it is none."""
+        """Return the value that is a tensor of a workload; empty if there is none."""
         return self.roles.get(f"{index}.{tensor}") or self.roles.get(tensor, "")
 
 
 def groups(graph: Graph) -> tuple[FusedGroup, ...]:
-    """Return every legal group: each node by itself first, in their order, then those of several."""
+    """Return all legal groups: the single nodes in their order, then groups of several nodes."""
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
     several: dict[tuple[Any, ...], FusedGroup] = {}
     ahead = {index: tuple(prologues(graph, index)) for index in range(len(graph.nodes))}
@@ -78,7 +81,12 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         for group in found:
             several.setdefault((group.nodes, group.workloads), group)
     known = (*alone, *several.values())
-    wider = (widened(graph, group) for widened in (_parted, _masked) for group in known if group.roles)
+    wider = (
+        widened(graph, group)
+        for widened in (_split_convolution_group, _relu_gradient_group)
+        for group in known
+        if group.roles
+    )
     return (*known, *filter(None, wider))
 
 
@@ -96,8 +104,8 @@ def _alone(graph: Graph, index: int) -> FusedGroup:
     return FusedGroup(nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied)
 
 
-def _parted(graph: Graph, group: FusedGroup) -> FusedGroup | None:
-    """Return a convolution of joined images, with its epilogue, as convolutions of the parts."""
+def _split_convolution_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
+    """Return a convolution of concatenated images, with its epilogue, as one convolution per image."""
     if len(group.workloads) != 1 or group.copied:
         return None
     found = split_convolution(graph, group.nodes, group.workloads[0], group.roles)
@@ -109,8 +117,8 @@ def _parted(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     )
 
 
-def _masked(graph: Graph, group: FusedGroup) -> FusedGroup | None:
-    """Return gradients by statistics of a batch with the gradient of the relu that follows them."""
+def _relu_gradient_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
+    """Return a batch normalisation's gradient together with relu's gradient before it."""
     found = with_relu_gradient(graph, group.nodes, group.workloads, group.roles)
     if found is None or not _is_convex(graph, {found[0], *group.nodes}):
         return None
@@ -118,7 +126,7 @@ def _masked(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     return FusedGroup(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
 
 
-# -- elementwise nodes, and what is before them ------------------------------------------------------------
+# -- elementwise nodes and what they can be fused with ---------------------------------------------------
 
 
 def _ending_in(
@@ -139,7 +147,7 @@ def _ending_in(
             yield gated
         for leaf in tree.leaves.values():
             before = graph.writer.get(leaf.value)
-            if before is None or not graph.is_inner(leaf.value, members):
+            if before is None or not graph.is_internal(leaf.value, members):
                 continue
             alone = NodeWithPrologue(graph.nodes[before], frozenset({before}))
             for product in (alone, *ahead[before]):
@@ -149,7 +157,7 @@ def _ending_in(
 
 
 def _chain(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
-    """Return an elementwise workload of a tree, and what must run before; None if none computes it."""
+    """Return the group of an elementwise chain and its statistics, or None if no workload expresses it."""
     result = graph.nodes[sink].writes[0]
     given = _elementwise(graph, tree, result)
     if given is None:
@@ -175,13 +183,13 @@ def _elementwise(graph: Graph, tree: ChainExpression, result: str) -> Workload |
 
 
 def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, Any] | None:
-    """Return what a workload says of a tree: its expression, and how its operands lie in a matrix."""
+    """Return the dimensions of an elementwise workload, or None if its operands do not form a matrix."""
     value = graph.values[result]
     placed: dict[Broadcast, list[str]] = {place: [] for place in get_args(Broadcast)}
     for name in names(tree.root):
         placed[tree.leaves[name].place].append(name)
     columns = placed["row"]
-    if value.shape[:1] == (1,):  # channels of one image are rows
+    if value.shape[:1] == (1,):  # the channels of a single image are rows
         columns, placed["channel"] = [*columns, *placed["channel"]], []
     if placed["channel"] or placed["scalar"] or not placed["whole"]:
         return None
@@ -193,7 +201,7 @@ def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, A
     cols = lines.pop() if lines else value.inner
     try:
         expression = write(tree.root)
-    except InputError:  # too long
+    except InputError:  # expression too long
         return None
     types = {graph.values[tree.leaves[name].value].dtype for name in placed["vector"]}
     if len(types) > 1:
@@ -209,7 +217,7 @@ def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, A
     }
 
 
-# -- products with what follows them -----------------------------------------------------------------------
+# -- epilogues -------------------------------------------------------------------------------------------
 
 
 def _with_epilogue(
@@ -220,12 +228,12 @@ def _with_epilogue(
     sums: str,
     sink: int,
 ) -> FusedGroup | None:
-    """Return a product with a chain after it, or None if its kernels have no such epilogue."""
+    """Return a product with a chain as its epilogue, or None if its kernels have no such epilogue."""
     node = before.node
     if len(node.workloads) != 1 or node.writes != (sums,):
         return None
     workload = parse(node.workloads[0])
-    fuse = _FUSED.get(workload.operator)
+    fuse = _WITH_EPILOGUE.get(workload.operator)
     if fuse is None or getattr(workload, "direction", "fprop") != "fprop":
         return None
     place: Broadcast = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
@@ -248,8 +256,8 @@ def _with_epilogue(
     )
 
 
-def _fused_gemm(workload: Any, after: ChainEpilogue) -> Workload | None:
-    """Return ``act(ab + bias) + residual``, the residual being what is added last."""
+def _gemm_with_epilogue(workload: Any, after: ChainEpilogue) -> Workload | None:
+    """Return the workload ``act(ab + bias) + residual``, or None if the epilogue has another form."""
     if after.scale or workload.has_residual or (workload.has_bias and after.bias):
         return None
     if after.inner and (after.activation != "x" or after.residual):
@@ -259,8 +267,8 @@ def _fused_gemm(workload: Any, after: ChainEpilogue) -> Workload | None:
     return _changed(workload, after.activation, bias, residual)
 
 
-def _fused_conv2d(workload: Any, after: ChainEpilogue) -> Workload | None:
-    """Return ``act(sums * scale + bias + residual)``."""
+def _conv2d_with_epilogue(workload: Any, after: ChainEpilogue) -> Workload | None:
+    """Return the workload ``act(sums * scale + bias + residual)``, or None for other epilogues."""
     has_own = workload.epilogue == "bias"
     if workload.epilogue not in ("none", "bias") or (has_own and (after.scale or after.bias)):
         return None
@@ -281,17 +289,17 @@ def _changed(workload: Workload, activation: str, *parts: str) -> Workload | Non
         return None
 
 
-_FUSED = {"gemm": _fused_gemm, "conv2d": _fused_conv2d}
+_WITH_EPILOGUE = {"gemm": _gemm_with_epilogue, "conv2d": _conv2d_with_epilogue}
 
 
 def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
-    """Return two products of one input with what gates one by the other, or None if it is none."""
+    """Return two products of one input, one of which gates the other, or None for other chains."""
     if len(tree.leaves) != 2 or any(leaf.place != "whole" for leaf in tree.leaves.values()):
         return None
     products = {}
     for name, leaf in tree.leaves.items():
         before = graph.writer.get(leaf.value)
-        if before is None or not graph.is_inner(leaf.value, members):
+        if before is None or not graph.is_internal(leaf.value, members):
             return None
         products[name] = before
     gate, up = _gate_and_up(tree)
@@ -306,7 +314,7 @@ def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpressi
 
 
 def _gate_and_up(tree: ChainExpression) -> tuple[str, str]:
-    """Return the names of ``act(gate) * up``; empty if it is something else."""
+    """Return the names of gate and up in ``act(gate) * up``; empty if the expression has another form."""
     root = tree.root
     if isinstance(root, Apply) and root.operation == "mul":
         for first, second in (root.arguments, root.arguments[::-1]):
@@ -352,11 +360,11 @@ def _gated_group(
     )
 
 
-# -- what is before ------------------------------------------------------------------------------------
+# -- prologues -------------------------------------------------------------------------------------------
 
 
 def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> Iterator[FusedGroup]:
-    """Yield products, reductions and normalisations with what is before them."""
+    """Yield products, reductions and normalisations, each with nodes before it."""
     for both in ahead:
         node = both.node
         yield FusedGroup(
@@ -370,15 +378,15 @@ def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> I
     if workload.operator == "reduction":
         yield from _reductions_of_chains(graph, index, workload)
     else:
-        yield from _normalised_sums(graph, index, workload)
+        yield from _norms_of_sums(graph, index, workload)
 
 
 def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
-    """Yield reductions of elementwise chains whose values nobody else reads."""
+    """Yield reductions with the elementwise chain before them, if only the reduction reads its result."""
     node = graph.nodes[index]
     read = node.roles["x0"]
     before = graph.writer.get(read)
-    if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
+    if before is None or not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
         return
     for members in chains(graph, before):
         tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
@@ -401,8 +409,8 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[F
         )
 
 
-def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
-    """Yield normalisations with the sum before them, which their kernels write as well."""
+def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
+    """Yield normalisations with the sum before them, which their kernels write too."""
     node = graph.nodes[index]
     if workload.operator not in ("layernorm", "rmsnorm") or workload.is_backward:
         return
@@ -412,7 +420,9 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedG
         return
     for members in chains(graph, before):
         tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
-        parts = None if tree is None else _summed(tree, graph.values[total].elements, workload.cols, graph)
+        parts = (
+            None if tree is None else _sum_operands(tree, graph.values[total].elements, workload.cols, graph)
+        )
         if parts is None or not _is_convex(graph, {*members, index}):
             continue
         prologue = "bias+residual" if "bias" in parts else "residual"
@@ -425,8 +435,8 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedG
         )
 
 
-def _summed(tree: ChainExpression, elements: int, cols: int, graph: Graph) -> dict[str, str] | None:
-    """Return the parts of a sum of two tensors and, maybe, a vector; None if it is something else."""
+def _sum_operands(tree: ChainExpression, elements: int, cols: int, graph: Graph) -> dict[str, str] | None:
+    """Return the operands of a sum of two tensors and an optional vector; None for other expressions."""
     wholes = [name for name, leaf in tree.leaves.items() if leaf.place == "whole"]
     vectors = [name for name, leaf in tree.leaves.items() if leaf.place == "vector"]
     if len(wholes) != 2 or len(vectors) > 1 or len(wholes) + len(vectors) != len(tree.leaves):
@@ -448,7 +458,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _is_convex(graph: Graph, nodes: set[int]) -> bool:
-    """Tell whether no path leaves a set of nodes and comes back."""
+    """Return whether a set of nodes is convex: no path leaves it and returns."""
     reached: set[int] = set()
     for index in range(min(nodes), max(nodes) + 1):
         before = graph.predecessors[index]

@@ -1,8 +1,7 @@
 """A model's step as a graph: values in memory, and the nodes that read and write them.
 
-A value is told by its memory. Views that show the whole of a tensor in another shape, transposed ones
-included, are the same memory, and what works element by element does not care how it is looked at: a kernel
-reads and writes memory in its order, as the problem's tensors say.
+A value is identified by its memory. A view of a whole tensor in another shape, also a transposed one, is the
+same value: elementwise kernels read and write memory in its order, whatever the shape.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from tunebench.errors import InputError
 __all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
 
 FORMAT = 1
-"""Of files; raised when older ones cannot be read any more."""
+"""Version of the file format; raised when older files can no longer be read."""
 
 Broadcast = Literal["whole", "vector", "row", "channel", "scalar"]
-"""How an operand of an elementwise node lies beside its result.
+"""How an operand of an elementwise node is broadcast to the result.
 
-whole   like the result, element by element in the order of memory
-vector  one number for each place along the axis that lies innermost in memory
-row     one number for each run of as many elements, in the order of memory
-channel one number for each channel of images that lie channel by channel (nchw)
-scalar  one number for all
+whole   the same elements as the result, in the order of memory
+vector  one number per place along the innermost axis in memory
+row     one number per run of consecutive elements in memory
+channel one number per channel of images in nchw layout
+scalar  one number
 """
 
 ITEM_BYTES = {
@@ -49,15 +48,15 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What is read and written.
+    """A tensor in memory.
 
     Attributes:
-        name: Unique in its graph.
-        shape: Extents, as the model sees them.
-        dtype: As workloads name types; what they have no name for, by torch's.
-        inner: Extent of the axis that lies innermost in memory; 1 of a number.
-        memory: The value whose memory it is a part of; itself, if empty.
-        is_constant: Whether it is the same in every step: a parameter, or a buffer.
+        name: Unique name in the graph.
+        shape: Extents, as in the model.
+        dtype: Type, as workloads name it; torch's name if workloads have none.
+        inner: Extent of the innermost axis in memory; 1 for a scalar.
+        memory: Name of the value whose memory contains this value; empty if it has separate memory.
+        is_constant: Whether it is the same in every step: a parameter or a buffer.
     """
 
     name: str
@@ -69,18 +68,18 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """Size in bytes."""
         return self.elements * ITEM_BYTES.get(self.dtype, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOperand:
-    """A value that an elementwise node reads, and how it lies beside the result."""
+    """A value that an elementwise node reads, and how it is broadcast to the result."""
 
     value: str
     place: Broadcast
@@ -91,19 +90,19 @@ class Node:
     """One operation of the model.
 
     Attributes:
-        name: Unique in its graph.
-        target: The operator of torch, such as ``aten.addmm``.
+        name: Unique name in the graph.
+        target: Operator of torch, such as ``aten.addmm``.
         reads: Values that own the memory it reads, each once, in the order of the operator's arguments.
-        writes: Values, each with memory of its own.
-        workloads: What it computes, as canonical texts of problems; none where no operator of ours does it.
-        roles: Which value each tensor of the workloads is, inputs and outputs, by the tensor's name. A value
-            that no node writes is what one kernel leaves to the next.
-        copied: Bytes that must be laid out anew before a kernel of ours can read them.
-        expression: What an elementwise node computes, in the names of its operands; after the workloads, if
-            there are any, whose results may be among them. It is the first of `writes`.
-        operands: What the names of the expression are.
-        joins: The images, in order, that it joins channel by channel, channels innermost in memory.
-        reason: Why there is no workload.
+        writes: Values it writes, each with separate memory.
+        workloads: Canonical texts of what it computes; empty if no operator of tunebench computes it.
+        roles: Value of each input and output tensor of the workloads, by the tensor's name. A value that no
+            node writes is passed from one kernel to the next.
+        copied: Bytes that must be copied to another layout before a tuned kernel can read them.
+        expression: Expression of an elementwise node in the names of its operands; it runs after the
+            workloads, if any, and may read their results. Its result is the first of `writes`.
+        operands: Operand of each name in the expression.
+        joins: Images that it concatenates along channels, which are innermost in memory, in order.
+        reason: Why it has no workload.
     """
 
     name: str
@@ -124,11 +123,11 @@ class Graph:
     """The nodes of a step, in an order in which they can run.
 
     Attributes:
-        name: Of the model.
-        phase: What the step is.
-        nodes: Each after all that write what it reads.
+        name: Name of the model.
+        phase: Phase of the step.
+        nodes: The nodes; each comes after all nodes that write what it reads.
         values: All values by name.
-        outputs: Values that the step returns, or keeps for the gradients.
+        outputs: Values that the step returns, or saves for the gradients.
     """
 
     name: str
@@ -139,12 +138,12 @@ class Graph:
 
     @functools.cached_property
     def writer(self) -> Mapping[str, int]:
-        """Which node writes a value; those that none writes come from outside."""
+        """Index of the node that writes each value; inputs of the graph have none."""
         return {name: index for index, node in enumerate(self.nodes) for name in node.writes}
 
     @functools.cached_property
     def readers(self) -> Mapping[str, tuple[int, ...]]:
-        """Which nodes read a value."""
+        """Indices of the nodes that read each value."""
         found: dict[str, list[int]] = {name: [] for name in self.values}
         for index, node in enumerate(self.nodes):
             for name in node.reads:
@@ -153,19 +152,19 @@ class Graph:
 
     @functools.cached_property
     def predecessors(self) -> tuple[frozenset[int], ...]:
-        """The nodes whose results each node reads."""
+        """Immediate predecessors of each node: the nodes whose results it reads."""
         return tuple(
             frozenset(self.writer[name] for name in node.reads if name in self.writer) for node in self.nodes
         )
 
-    def is_inner(self, value: str, nodes: Iterable[int]) -> bool:
-        """Tell whether a value is needed by none but some nodes, so that it need not be written."""
+    def is_internal(self, value: str, nodes: Iterable[int]) -> bool:
+        """Return whether only the given nodes read a value, so that it need not be written to memory."""
         return value not in self.outputs and set(self.readers[value]) <= set(nodes)
 
     # -- files ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the graph as plain data."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -176,7 +175,7 @@ class Graph:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, replacing what is there at once."""
+        """Write the graph to a file, replacing an existing file atomically."""
         path = Path(path)
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
@@ -184,27 +183,27 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
-        """Read a file that `save` wrote.
+        """Read a graph that `save` wrote.
 
         Raises:
-            InputError: if it cannot be read, or is none.
+            InputError: if the file cannot be read, or is not a graph.
         """
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the graph {path}: {error}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no graph that `tunebench extract` wrote: {error}") from None
+            raise InputError(f"{path} is not a graph that `tunebench extract` wrote: {error}") from None
 
     @classmethod
     def from_json(cls, given: Any) -> Graph:
-        """Return the graph that `to_json` gave.
+        """Return the graph of the data that `to_json` returned.
 
         Raises:
-            ValueError, KeyError, TypeError: if it is none.
+            ValueError, KeyError, TypeError: if the data are not a graph.
         """
         if given["format"] != FORMAT:
-            raise ValueError(f"format {given['format']} is not {FORMAT}; extract it anew")
+            raise ValueError(f"format {given['format']} is not {FORMAT}; extract the model again")
         values = [Value(**{**one, "shape": tuple(one["shape"])}) for one in given["values"]]
         graph = cls(
             name=given["name"],
@@ -217,7 +216,7 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """See that nodes name values that there are, and read none that is written later.
+        """Check that all values exist, and that no node reads a value that is written later.
 
         Raises:
             ValueError: naming the node.
@@ -226,9 +225,11 @@ class Graph:
             names = {*node.reads, *node.writes, *node.roles.values()}
             names |= {operand.value for operand in node.operands.values()}
             if unknown := names - self.values.keys():
-                raise ValueError(f"{node.name} names {', '.join(sorted(unknown))}, which is no value")
+                raise ValueError(
+                    f"{node.name} names {', '.join(sorted(unknown))}, which is not a value of the graph"
+                )
             if any(before >= index for before in self.predecessors[index]):
-                raise ValueError(f"{node.name} reads what is written after it")
+                raise ValueError(f"{node.name} reads a value that is written after it")
 
 
 def _node(given: Mapping[str, Any]) -> Node:

@@ -83,8 +83,7 @@ def cheapest_partition(
     *,
     limit_s: float = LIMIT_S,
 ) -> Partition:
-    """Choose groups such that each node is in exactly one, the groups can run in some order, and the cost is
-    minimal.
+    """Choose groups of minimal total cost that contain each node once and can run in some order.
 
     Args:
         predecessors: Immediate predecessors of the nodes 0, 1, …, in any order.

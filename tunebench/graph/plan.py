@@ -1,4 +1,4 @@
-"""Which groups a model's step runs in: the partition of least time, and why it is that."""
+"""Plan of a step on a device: the partition into groups of minimal time, and the price of each group."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench._deprecation import warn_renamed
 from tunebench.device import Device
 from tunebench.dispatch import Preference
 from tunebench.errors import InputError
@@ -21,12 +22,12 @@ __all__ = ["PartitionPlan", "PricedGroup", "plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedGroup:
-    """A group with its price, and what its nodes take one by one.
+    """A group with its price, and the prices of its single nodes.
 
     Attributes:
-        group: The nodes.
-        price: What they take together.
-        alone: What each takes by itself, the cheaper of ours and torch's.
+        group: The group.
+        price: Time and traffic of the group.
+        alone: Price of each node alone, by the faster of tuned kernels and torch.
     """
 
     group: FusedGroup
@@ -35,81 +36,99 @@ class PricedGroup:
 
     @property
     def saved_us(self) -> float:
-        """Time saved by being together; negative if it costs more."""
+        """Microseconds saved by the group; negative if it is slower than its nodes alone."""
         return sum(one.us for one in self.alone) - self.price.us
 
     @property
     def saved_bytes(self) -> int:
-        """Memory traffic saved by being together."""
+        """Bytes of memory traffic saved by the group."""
         return sum(one.nbytes for one in self.alone) - self.price.nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPlan:
-    """How a step is to be run on a device.
+    """The chosen groups of a step on a device.
 
     Attributes:
         graph: The step.
-        device: Where.
+        device: The device.
         chosen: The groups, in an order in which they can run.
-        rejected: Groups of several nodes that cost more than these nodes by themselves, the worst first.
-        library: What torch takes for each node.
-        partition: How the groups were chosen: with a proof, or with a gap.
+        rejected: Groups of several nodes that are slower than their single nodes, slowest first.
+        torch_prices: Price of each node by torch.
+        partition: Proof or optimality gap of the choice.
     """
 
     graph: Graph
     device: Device
     chosen: tuple[PricedGroup, ...]
     rejected: tuple[PricedGroup, ...]
-    library: tuple[Price, ...]
+    torch_prices: tuple[Price, ...]
     partition: Partition
 
     @property
     def us(self) -> float:
-        """Time of all groups."""
+        """Time of the step in microseconds: the sum of its groups."""
         return sum(offer.price.us for offer in self.chosen)
 
     @property
     def alone_us(self) -> float:
-        """Time of all nodes, each by itself."""
+        """Time in microseconds if each node runs alone, by the faster of tuned kernels and torch."""
         return sum(one.us for offer in self.chosen for one in offer.alone)
 
     @property
-    def library_us(self) -> float:
-        """Time of all nodes by torch."""
-        return sum(one.us for one in self.library)
+    def torch_us(self) -> float:
+        """Time in microseconds if torch runs every node."""
+        return sum(one.us for one in self.torch_prices)
 
     @property
     def saved_bytes(self) -> int:
-        """Memory traffic that is saved by fusing."""
+        """Bytes of memory traffic saved by fusion."""
         return sum(offer.saved_bytes for offer in self.chosen if len(offer.group.nodes) > 1)
 
     @property
     def fused(self) -> tuple[PricedGroup, ...]:
-        """The groups of several nodes, in the order they run."""
+        """The groups of several nodes, in running order."""
         return tuple(offer for offer in self.chosen if len(offer.group.nodes) > 1)
 
     @functools.cached_property
     def coverage(self) -> float:
-        """Share of torch's time that goes into nodes that some operator of ours does."""
+        """Fraction of torch's time spent in nodes that an operator of tunebench computes."""
         covered = {index for offer in self.chosen if offer.group.workloads for index in offer.group.nodes}
-        total = self.library_us
-        return sum(self.library[index].us for index in covered) / total if total else 0.0
+        total = self.torch_us
+        return sum(self.torch_prices[index].us for index in covered) / total if total else 0.0
 
     @functools.cached_property
-    def problems(self) -> Counter[str]:
-        """What is to be tuned, and how often a step runs it."""
+    def workloads(self) -> Counter[str]:
+        """Workloads to tune, with their counts per step."""
         return Counter(text for offer in self.chosen for text in offer.group.workloads)
 
+    @property
+    def problems(self) -> Counter[str]:
+        """Deprecated name of `workloads`."""
+        warn_renamed("PartitionPlan.problems", "PartitionPlan.workloads")
+        return self.workloads
+
+    @property
+    def library_us(self) -> float:
+        """Deprecated name of `torch_us`."""
+        warn_renamed("PartitionPlan.library_us", "PartitionPlan.torch_us")
+        return self.torch_us
+
+    @property
+    def library(self) -> tuple[Price, ...]:
+        """Deprecated name of `torch_prices`."""
+        warn_renamed("PartitionPlan.library", "PartitionPlan.torch_prices")
+        return self.torch_prices
+
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the plan as plain data."""
         return {
             "model": self.graph.name,
             "phase": self.graph.phase,
             "device": self.device.name,
             "us": self.us,
             "alone_us": self.alone_us,
-            "library_us": self.library_us,
+            "library_us": self.torch_us,
             "saved_bytes": self.saved_bytes,
             "coverage": self.coverage,
             "gap": self.partition.gap,
@@ -137,35 +156,35 @@ def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:
 def plan(
     graph: Graph, device: Device, *, preferred: Preference = "faster", measured_only: bool = False
 ) -> PartitionPlan:
-    """Choose the groups that a step runs in on a device.
+    """Choose the groups of minimal total time for a step on a device.
 
     Args:
         graph: The step.
-        device: Where it runs; it need not be here.
-        preferred: Whose kernels are taken for a node that both can do.
-        measured_only: Whether kernels of ours are taken only where they were timed on this very device.
+        device: The device; it need not be in this machine.
+        preferred: Which kernels run a node that both tuned kernels and torch can compute.
+        measured_only: Whether to use tuned kernels only where they were measured on this device.
     """
     prices = Prices(graph, device, preferred, measured_only=measured_only)
     legal = groups(graph)
     prices.learn(legal)
-    offers = list(_offers(legal, prices))
+    priced = list(_priced_groups(legal, prices))
     partition = cheapest_partition(
         graph.predecessors,
-        [PartitionCandidate(nodes=frozenset(o.group.nodes), cost_us=o.price.us) for o in offers],
+        [PartitionCandidate(nodes=frozenset(o.group.nodes), cost_us=o.price.us) for o in priced],
     )
-    rejected = [offer for offer in offers if len(offer.group.nodes) > 1 and offer.saved_us < 0]
+    rejected = [offer for offer in priced if len(offer.group.nodes) > 1 and offer.saved_us < 0]
     return PartitionPlan(
         graph=graph,
         device=device,
-        chosen=tuple(offers[index] for index in partition.chosen),
+        chosen=tuple(priced[index] for index in partition.chosen),
         rejected=tuple(sorted(rejected, key=lambda offer: offer.saved_us)),
-        library=tuple(map(prices.torch, range(len(graph.nodes)))),
+        torch_prices=tuple(map(prices.torch, range(len(graph.nodes)))),
         partition=partition,
     )
 
 
-def _offers(legal: Iterable[FusedGroup], prices: Prices) -> Iterable[PricedGroup]:
-    """Yield every group that some kernel does, those of one node first."""
+def _priced_groups(legal: Iterable[FusedGroup], prices: Prices) -> Iterable[PricedGroup]:
+    """Yield every group that some kernel computes, with its price; single nodes first."""
     alone: list[Price] = []
     for group in legal:
         try:

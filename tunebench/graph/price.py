@@ -1,4 +1,4 @@
-"""What a group takes on a device: measured where it was, predicted elsewhere."""
+"""Prices of groups on a device: measured times where they exist, predicted times elsewhere."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from tunebench.workloads.operators.elementwise import Elementwise
 
 __all__ = ["Price", "Prices"]
 
-LIBRARY = "torch"
+TORCH = "torch"
 
-GATHERING = frozenset({"aten.embedding", "aten.gather", "aten.index", "aten.index_select"})
-"""Operators of torch that read as much of a table as they write."""
+GATHER_OPERATORS = frozenset({"aten.embedding", "aten.gather", "aten.index", "aten.index_select"})
+"""Operators of torch that read as many bytes from a table as they write."""
 
-AGAIN = 1.001
-"""How many times as long a product is taken to be with a function ahead, where it is predicted.
+PROLOGUE_OVERHEAD = 1.001
+"""Factor of the predicted time of a product with a prologue.
 
-Predictions know nothing of computing it again for each tile that reads the operand. Of two places that it may
-have, ahead of a product and behind the one before, the one behind is to be the cheaper.
+The prediction ignores that every tile computes the prologue again. The factor makes the same chain cheaper as
+the epilogue of the product before it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """The least time that is known, or believed, for a group.
+    """The minimal measured or predicted time of a group.
 
     Attributes:
-        us: Time of all its kernels.
-        by: Whose kernels they are.
-        how: How the time is known.
-        kernels: How many are launched.
-        nbytes: What they read and write, each tensor once a kernel.
-        variant: Key of the variant, of one kernel of ours.
+        us: Time of all its kernels in microseconds.
+        by: Whether tuned kernels or torch's kernels run it.
+        how: Whether the time is measured or predicted.
+        kernels: Number of launches.
+        nbytes: Bytes read and written, each tensor once per kernel.
+        variant: Key of the variant, if it is one tuned kernel.
     """
 
     us: float
@@ -58,18 +58,18 @@ class Price:
 
 
 class Prices:
-    """Prices of groups on one device, each problem once.
+    """Prices of groups on one device; each workload is priced once.
 
-    Kernels of ours take what the database says they took there, or else what is predicted for their best
-    configuration with cold caches. Kernels of torch take what they took beside ours, or what is predicted for
-    a vendor's library; on a processor, for which nobody predicts libraries, as long as ours. Where torch was
-    timed for several nodes together, each is taken to have had its predicted share.
+    The price of a tuned kernel is its measured time, or else the predicted time of its best configuration
+    with cold caches. The price of a torch kernel is the baseline measured with it, or else the predicted time
+    of a vendor library; on a CPU, where libraries are not predicted, that of the tuned kernel. A measured
+    time of torch for several nodes is divided among them in proportion to their predicted times.
 
     Args:
-        graph: Whose groups.
-        device: Where they run; it need not be here.
-        preferred: Whose kernels are taken for a node that both can do.
-        measured_only: Whether kernels of ours are taken only where they were timed.
+        graph: The graph of the groups.
+        device: The device; it need not be in this machine.
+        preferred: Which kernels run a node that both tuned kernels and torch can compute.
+        measured_only: Whether to use tuned kernels only where they were measured on this device.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class Prices:
         self.graph, self.device, self._preferred = graph, device, preferred
         self._measured_only = measured_only
         self._shares: dict[int, float] = {}
-        """Times of nodes by torch that are known from groups."""
+        """Times of nodes by torch in microseconds, derived from measured groups."""
         self._forecaster = Forecaster(device=device)
-        self._ours = functools.cache(self._ours_of)
-        self._library_us = functools.cache(self._library_us_of)
+        self._tuned = functools.cache(self._predict_tuned)
+        self._torch_us = functools.cache(self._torch_us_of)
 
     def learn(self, groups: Iterable[FusedGroup]) -> None:
-        """Take in what torch took for groups: the smaller first, which say more of each node."""
+        """Derive times of single nodes from torch's measured times of groups, smaller groups first."""
         for group in sorted(groups, key=lambda group: len(group.nodes)):
             if len(group.nodes) == 1 or len(group.workloads) != 1:
                 continue
-            us, is_measured = self._library_us(group.workloads[0])
+            us, is_measured = self._torch_us(group.workloads[0])
             unknown = [i for i in group.nodes if self.torch(i).how == "predicted"]
             rest = us - sum(self.torch(i).us for i in group.nodes if i not in unknown)
             if is_measured and unknown and rest > 0:
@@ -102,29 +102,31 @@ class Prices:
                 self._shares |= {i: rest * share / whole for i, share in predicted.items()}
 
     def price(self, group: FusedGroup) -> Price:
-        """Return the price of the cheaper of ours and torch's, for one node; of ours for several.
+        """Return the price of a group: a single node by the faster of tuned kernels and torch.
 
-        What is only believed of ours is not held against what was measured of torch's.
+        Groups of several nodes run by tuned kernels only.
+
+        A predicted time of a tuned kernel never wins against a measured time of torch.
 
         Raises:
-            InputError: if the group has several nodes that no kernel of ours is to do on the device.
+            InputError: if the group has several nodes and no tuned kernel computes it on the device.
         """
-        ours = self.ours(group)
+        tuned = self.tuned(group)
         if len(group.nodes) > 1:
-            if ours is None or self._preferred == "torch":
-                raise InputError(f"no kernel on {self.device.name} does {', '.join(group.workloads)}")
-            return ours
+            if tuned is None or self._preferred == "torch":
+                raise InputError(f"no kernel on {self.device.name} computes {', '.join(group.workloads)}")
+            return tuned
         torch = self.torch(group.nodes[0])
-        if ours is None or self._preferred == "torch":
+        if tuned is None or self._preferred == "torch":
             return torch
         if self._preferred == "tunebench":
-            return ours
-        is_belief = ours.how == "predicted" and torch.how == "measured"
-        return torch if is_belief or ours.us >= torch.us else ours
+            return tuned
+        is_belief = tuned.how == "predicted" and torch.how == "measured"
+        return torch if is_belief or tuned.us >= torch.us else tuned
 
-    def ours(self, group: FusedGroup) -> Price | None:
-        """Return the price of a group by our kernels; None if there are none for it."""
-        found = [self._ours(text) for text in group.workloads] if group.roles else []
+    def tuned(self, group: FusedGroup) -> Price | None:
+        """Return the price of a group by tuned kernels; None if there are none."""
+        found = [self._tuned(text) for text in group.workloads] if group.roles else []
         known = [one for one in found if one is not None]
         if not known or len(known) < len(found):
             return None
@@ -143,12 +145,12 @@ class Prices:
     def torch(self, index: int) -> Price:
         """Return the price of a node by torch."""
         node = self.graph.nodes[index]
-        moved = self._moved(index)
+        moved = self._traffic_bytes(index)
         if index in self._shares:
             return Price(us=self._shares[index], by="torch", how="measured", kernels=1, nbytes=moved)
-        texts = (*node.workloads, *filter(None, [self._as_elementwise(index)]))
+        texts = (*node.workloads, *filter(None, [self._elementwise_copy(index)]))
         if texts:
-            times = [self._library_us(text) for text in texts]
+            times = [self._torch_us(text) for text in texts]
             how = "measured" if all(known for _, known in times) else "predicted"
             us, kernels = sum(us for us, _ in times), len(times)
         else:
@@ -157,7 +159,7 @@ class Prices:
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _ours_of(self, text: str) -> Price | None:
+    def _predict_tuned(self, text: str) -> Price | None:
         workload = parse(text)
         known = self._timed(text)
         moved = workload.traffic().total_bytes
@@ -167,15 +169,15 @@ class Prices:
             best = self._forecaster.best(workload)
             if best is None:
                 return None
-            us = best.us * (AGAIN if getattr(workload, "has_pre", False) else 1.0)
+            us = best.us * (PROLOGUE_OVERHEAD if getattr(workload, "has_pre", False) else 1.0)
             variant, how = best.variant, "predicted"
         return Price(us=us, by="tunebench", how=how, kernels=1, nbytes=moved, variant=variant)  # type: ignore[arg-type]
 
-    def _library_us_of(self, text: str) -> tuple[float, bool]:
-        """Return the time of torch's kernels for a problem, and whether it was measured."""
+    def _torch_us_of(self, text: str) -> tuple[float, bool]:
+        """Return the time of a workload by torch in microseconds, and whether it was measured."""
         known = self._timed(text)
-        if known is not None and LIBRARY in known.baselines:
-            return known.expected_us * known.baselines[LIBRARY].ratio, True
+        if known is not None and TORCH in known.baselines:
+            return known.expected_us * known.baselines[TORCH].ratio, True
         workload = parse(text)
         if self.device.kind == "gpu":
             operation = Operation(workload=workload, part="")
@@ -191,32 +193,32 @@ class Prices:
         return known if known is not None and known.how == "measured here" else None
 
     def copy_us(self, nbytes: int) -> float:
-        """Return what moving some bytes takes, half of them read and half written."""
+        """Return the time in microseconds of moving bytes, half of them read and half written."""
         if self.device.kind != "gpu":
             return dram_us(Traffic(read_bytes=nbytes // 2, write_bytes=nbytes // 2), self.device, "cold")
-        return self._library_us(str(_like_a_copy(nbytes)))[0]
+        return self._torch_us(str(_copy_workload(nbytes)))[0]
 
-    def _moved(self, index: int) -> int:
+    def _traffic_bytes(self, index: int) -> int:
         """Return the bytes that a node reads and writes."""
         node = self.graph.nodes[index]
         written = sum(self._value(name).nbytes for name in node.writes)
-        if node.target in GATHERING:
+        if node.target in GATHER_OPERATORS:
             return 2 * written
         return written + sum(self._value(name).nbytes for name in node.reads)
 
     def _value(self, name: str) -> Value:
         return self.graph.values[name]
 
-    def _as_elementwise(self, index: int) -> str | None:
-        """Return an elementwise node, alone, as the problem it is the price of."""
+    def _elementwise_copy(self, index: int) -> str | None:
+        """Return the workload whose time is that of an elementwise node alone; None for other nodes."""
         node = self.graph.nodes[index]
         if not node.expression:
             return None
-        return str(_like_a_copy(self._moved(index)))
+        return str(_copy_workload(self._traffic_bytes(index)))
 
 
-def _like_a_copy(nbytes: int) -> Workload:
-    """Return an elementwise problem that moves as many bytes."""
+def _copy_workload(nbytes: int) -> Workload:
+    """Return an elementwise workload that moves the given number of bytes."""
     cols = max(1, nbytes // 8)
     rows = 1
     while cols % 2 == 0 and cols > 4096:

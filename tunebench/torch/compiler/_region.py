@@ -36,7 +36,7 @@ class GroupRegion:
         self._inside: dict[fx.Node, bool] = dict.fromkeys(calls, True)
         sources = translation.sources
         written = [value for index in group.nodes for value in translation.graph.nodes[index].writes]
-        wanted = [v for v in written if v in sources and not translation.graph.is_inner(v, group.nodes)]
+        wanted = [v for v in written if v in sources and not translation.graph.is_internal(v, group.nodes)]
         self.gives = tuple(sources[value] for value in wanted)
         self.values = dict(zip(wanted, self.gives, strict=True))
         self.reads = self._outside()
