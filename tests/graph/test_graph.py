@@ -338,7 +338,11 @@ def chain() -> Graph:
         pointwise("add", "x0+x1", x0="mm/whole", x1="bias/vector"),
         pointwise("gelu", "gelu(x0)", x0="add/whole"),
         Node(
-            name="sort", target="aten.sort", reads=("gelu",), writes=("sorted",), reason="no operator of tunebench"
+            name="sort",
+            target="aten.sort",
+            reads=("gelu",),
+            writes=("sorted",),
+            reason="no operator of tunebench",
         ),
         outputs=("sorted",),
         **SHAPES,

@@ -222,8 +222,8 @@ def test_a_normalisation_is_folded_only_for_a_kernel_of_ours(monkeypatch: pytest
         model(x)
         assert folded == {False: 2}
         monkeypatch.setattr(served.Problem, "made", lambda problem: SimpleNamespace(kernel=problem))
-        assert served._is_ours(model[0], x, "scale+bias+relu")
-        assert not served._is_ours(model[0], x.double(), "scale+bias+relu")
+        assert served._is_tuned(model[0], x, "scale+bias+relu")
+        assert not served._is_tuned(model[0], x.double(), "scale+bias+relu")
 
 
 def test_running_statistics_are_kept_as_torch_keeps_them() -> None:
@@ -458,7 +458,7 @@ def test_a_patched_model_is_recorded_as_the_model_it_was(name: str) -> None:
     def recorded() -> dict[str, int]:
         with profile(save=False) as seen:
             F.cross_entropy(case.model(case.inputs), case.targets).backward()
-        return {line.name: line.calls for line in seen.problems}
+        return {line.name: line.calls for line in seen.workloads}
 
     before = recorded()
     assert len(before) > 10

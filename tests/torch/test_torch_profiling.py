@@ -37,7 +37,7 @@ def seen(program: Callable[[], Any]) -> DemandProfile:
 
 
 def counts(profile: DemandProfile) -> dict[str, int]:
-    return {line.name: line.calls for line in profile.problems}
+    return {line.name: line.calls for line in profile.workloads}
 
 
 def stored(db: Path | None = None) -> dict[str, int]:
@@ -150,8 +150,8 @@ KNOWN: dict[str, tuple[Callable[[], Any], set[str]]] = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_operators_are_seen_as_the_problems_they_are(name: str) -> None:
-    program, problems = KNOWN[name]
-    assert counts(seen(program)) == dict.fromkeys(problems, 1)
+    program, workloads = KNOWN[name]
+    assert counts(seen(program)) == dict.fromkeys(workloads, 1)
 
 
 UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
@@ -195,27 +195,27 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_cannot_be_tuned_is_told_with_the_reason(name: str) -> None:
     program, said = UNKNOWN[name]
     profile = seen(program)
-    assert profile.problems == ()
+    assert profile.workloads == ()
     assert {line.name: line.calls for line in profile.others}[said] == 1
     assert profile.coverage == 0.0
 
 
 def test_a_product_of_nothing_is_no_problem() -> None:
     profile = seen(lambda: torch.ones(0, 8) @ torch.ones(8, 6))
-    assert profile.problems == ()
+    assert profile.workloads == ()
     assert any(line.name.startswith("aten.mm (") for line in profile.others)
 
 
 def test_a_causal_mask_from_the_first_key_on_is_none_of_ours() -> None:
     q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 3, 8)
     profile = seen(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True))
-    assert not any(line.name.startswith("attention") for line in profile.problems)
+    assert not any(line.name.startswith("attention") for line in profile.workloads)
     assert "aligned with the first key" in str(profile)
 
 
 @pytest.mark.parametrize("how", [{"scale": 0.5}, {"dropout_p": 0.5}, {"attn_mask": torch.zeros(3, 3)}])
 def test_attention_of_another_kind_is_none_of_ours(how: dict[str, Any]) -> None:
-    assert not any(line.name.startswith("attention") for line in seen(lambda: _attend(**how)).problems)
+    assert not any(line.name.startswith("attention") for line in seen(lambda: _attend(**how)).workloads)
 
 
 def test_inference_mode_shows_the_same_problems() -> None:
@@ -251,7 +251,7 @@ def test_served_calls_are_the_problems_they_tell() -> None:
         "gemm:m=4,n=8,k=6,dtype=f32": 1,
         "gemm:m=6,n=8,k=4,dtype=f32,trans=tn": 1,
     }
-    assert double.problems == ()
+    assert double.workloads == ()
     assert [line.calls for line in double.others if "mm" in line.name] == [1]
 
 
@@ -323,7 +323,7 @@ def test_times_are_of_the_wall_and_shared_by_two_gradients() -> None:
     began = time.perf_counter()
     profile = seen(lambda: _convolve(torch.contiguous_format))
     wall_us = 1e6 * (time.perf_counter() - began)
-    lines = {line.name: line.time_us for line in profile.problems}
+    lines = {line.name: line.time_us for line in profile.workloads}
     assert all(us > 0 for us in lines.values())
     assert sum(lines.values()) < wall_us
     d, w = (lines[f"{CONV}nchw,groups=2,direction={d}"] for d in ("dgrad", "wgrad"))
@@ -416,7 +416,7 @@ def test_problems_are_saved_at_the_end_whatever_happens_and_add_up() -> None:
     assert stored() == {MM: 2}
     with open_store() as store:
         [one] = store.demand(local_cpu().key)
-    [line] = profile.problems
+    [line] = profile.workloads
     assert (line.calls, line.time_us) == (2, pytest.approx(one.time_us))
     assert line.device == local_cpu().key
     with served.profile(save=False):
@@ -458,7 +458,7 @@ with tunebench.torch.profile(interval_s=0.1) as seen:
     a @ b
     if os.fork() == 0:
         a @ b
-        sys.exit(seen.problems[0].calls - 1)  # leaves the profile as an exception does
+        sys.exit(seen.workloads[0].calls - 1)  # leaves the profile as an exception does
     assert os.wait()[1] == 0
     a @ b
     print("ran", flush=True)
@@ -496,9 +496,12 @@ def test_it_prints_what_can_be_tuned_and_what_cannot() -> None:
     assert text.splitlines()[3].endswith("operators that cannot")
     assert "       1  aten.gelu" in text
     assert 0 < profile.coverage < 1
-    told = profile.to_json()
-    assert [line["name"] for line in told["problems"]] == [MM]
-    assert told["coverage"] == profile.coverage
+    found = profile.to_json()
+    assert [line["name"] for line in found["workloads"]] == [MM]
+    assert found["problems"] == found["workloads"]
+    with pytest.warns(FutureWarning, match="DemandProfile.workloads"):
+        assert profile.problems == profile.workloads
+    assert found["coverage"] == profile.coverage
     assert str(served.profile(save=False)) == (
         "0 problems that can be tuned, 0.0 % of the time seen\n0 operators that cannot"
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MOST_REJECTED = 5
+MAX_REJECTED = 5
 
 
 def command(
@@ -28,24 +28,26 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="FILE.py:FUNCTION or MODULE:FUNCTION, which makes the model; or a graph written before.",
+            help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model, or a graph written by --out.",
             show_default=False,
         ),
     ],
     inputs: ModelInputs = None,
-    training: Annotated[bool, typer.Option(help="Extract a training step, gradients included.")] = False,
+    training: Annotated[bool, typer.Option(help="Extract a training step: forward and backward.")] = False,
     dtype: ModelType = None,
     device: DeviceName = None,
     arch: Architecture = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the graphs and the suite into this folder.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for the graphs (JSON) and the suite (TOML).", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read a PyTorch model as problems: what its operations are, and which share a kernel.
+    """Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.
 
-    Operations that no kernel does stay torch's, and are listed. Which are grouped is decided by what they
-    take on the device, as measured or predicted; it need not be here. The model's file is run, nothing else.
+    Groups are chosen for minimal time on the device, measured or predicted; the device need not be in this
+    machine. Operations that no kernel computes are left to torch and listed. The model's file is executed,
+    the model is only traced.
     """
     from tunebench.graph import Graph, InputSpec, extract, load_factory, plan
 
@@ -53,13 +55,13 @@ def command(
     if model.endswith(".json"):
         if inputs or training or dtype:
             raise InputError(
-                f"{model} is a graph: --input, --training and --dtype were told when it was written"
+                f"{model} is a graph: remove --input, --training and --dtype, which apply only to a model"
             )
         graphs: Sequence[Graph] = (Graph.load(model),)
     else:
         factory = load_factory(model)
         if not inputs:
-            raise InputError("what is the model called with? Give --input SHAPE:TYPE for each argument")
+            raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
         specs = [InputSpec.parse(text) for text in inputs]
         graphs = extract(factory, specs, training=training, dtype=dtype)
     plans = [plan(graph, target) for graph in graphs]
@@ -88,7 +90,7 @@ def _render(plans: Sequence[PartitionPlan], written: Sequence[Path], to: Console
     for one in plans:
         _render_plan(one, to)
     for path in written:
-        to.print(f"written  {path}", soft_wrap=True)
+        to.print(f"wrote {path}", soft_wrap=True)
 
 
 def _render_plan(one: PartitionPlan, to: Console) -> None:
@@ -98,32 +100,32 @@ def _render_plan(one: PartitionPlan, to: Console) -> None:
         f"{len(one.chosen)} groups",
         soft_wrap=True,
     )
-    to.print(table("Time", "", rows=_times(one)))
-    to.print(table(">times", ">us", ">saves us", "by", "group", rows=_groups(one)))
-    left = Counter((node.target, node.reason) for node in _left(one))
+    to.print(table("Step", "", rows=_times(one)))
+    to.print(table(">count", ">us", ">saved us", "run by", "workloads of the group", rows=_groups(one)))
+    left = Counter((node.target, node.reason) for node in _torch_nodes(one))
     if left:
         rows = ((str(count), target, reason) for (target, reason), count in left.most_common())
-        to.print(table(">times", "torch's", "because", rows=rows))
-    for priced in one.rejected[:MOST_REJECTED]:
+        to.print(table(">count", "left to torch", "reason", rows=rows))
+    for priced in one.rejected[:MAX_REJECTED]:
         to.print(
-            f"not together: {_named(graph, priced.group.nodes)} ({-priced.saved_us:.1f} us more)",
+            f"not fused: {_named(graph, priced.group.nodes)} (would take {-priced.saved_us:.1f} us longer)",
             soft_wrap=True,
         )
 
 
 def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
-    yield "torch's kernels, one an operation", f"{one.torch_us:.1f} us"
-    yield "the faster of both, one an operation", f"{one.alone_us:.1f} us"
-    proof = "no partition is faster" if one.partition.exact else f"within {one.partition.gap:.1%} of the best"
-    yield "in groups", f"{one.us:.1f} us ({proof})"
-    known = sum(priced.price.us for priced in one.chosen if priced.price.how == "measured")
-    yield "of that measured", f"{known / one.us:.0%}" if one.us else "-"
-    yield "of torch's time in operators of tunebench", f"{one.coverage:.1%}"
-    yield "memory traffic saved by groups", f"{one.saved_bytes / 1e6:.1f} MB"
+    yield "torch, one kernel per operation", f"{one.torch_us:.1f} us"
+    yield "faster of torch and tuned kernels, one per operation", f"{one.alone_us:.1f} us"
+    proof = "proven optimal" if one.partition.exact else f"optimality gap {one.partition.gap:.1%}"
+    yield "fused groups", f"{one.us:.1f} us ({proof})"
+    measured_us = sum(priced.price.us for priced in one.chosen if priced.price.how == "measured")
+    yield "fraction of that time measured, not predicted", f"{measured_us / one.us:.0%}" if one.us else "-"
+    yield "fraction of torch's time in operators of tunebench", f"{one.coverage:.1%}"
+    yield "memory traffic saved by fusion", f"{one.saved_bytes / 1e6:.1f} MB"
 
 
 def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
-    """Yield the groups of ours, alike ones once, those that take most first."""
+    """Yield the groups of tuned kernels, equal groups once, slowest first."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for index, priced in enumerate(one.chosen):
         if priced.group.workloads:
@@ -140,7 +142,7 @@ def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _left(one: PartitionPlan) -> Iterator[Node]:
+def _torch_nodes(one: PartitionPlan) -> Iterator[Node]:
     for priced in one.chosen:
         if not priced.group.workloads:
             yield from (one.graph.nodes[index] for index in priced.group.nodes)

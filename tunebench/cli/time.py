@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._deprecation import warn_renamed
 from tunebench.cli._option import Json, ModelInputs, ModelType
 from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
@@ -26,36 +27,45 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="FILE.py:FUNCTION or MODULE:FUNCTION, which makes the model.",
+            help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model.",
             show_default=False,
         ),
     ],
     inputs: ModelInputs = None,
-    training: Annotated[bool, typer.Option(help="Time a training step, gradients included.")] = False,
+    training: Annotated[bool, typer.Option(help="Time a training step: forward and backward.")] = False,
     dtype: ModelType = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu, or a GPU of this machine: cuda:0. Default: GPU, else CPU.", show_default=False
+            help="cpu, or a GPU of this machine such as cuda:0. Default: the GPU, else the CPU.",
+            show_default=False,
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each way runs, in turn.")] = ROUNDS,
-    library: Annotated[bool, typer.Option(help="Have torch.compile run it, too.")] = True,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Timed runs of each implementation, alternating.")
+    ] = ROUNDS,
+    torch_compile: Annotated[
+        bool, typer.Option(help="Also time torch.compile, which needs a compiler.")
+    ] = True,
+    library: Annotated[bool | None, typer.Option(hidden=True)] = None,
     benchmark: Annotated[
-        bool, typer.Option(help="Hold each group against torch inside the model first, and keep the faster.")
+        bool, typer.Option(help="Time each group against torch inside the model first, and keep the faster.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Time a PyTorch model here: by eager torch, by torch.compile, and by tuned kernels.
+    """Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.
 
-    Groups of operations run by kernels of tunebench where these were timed on this device and found faster:
-    tune what `tunebench extract` writes first. The model's file is run; its weights are those that it makes,
-    numbers that it is called with are random, and indices 0.
+    Tuned kernels run the groups of operations for which they were measured to be faster on this device: tune
+    the suite that `tunebench extract --out` writes first. The model's file is executed and provides the
+    weights; floating-point inputs are random, integer inputs are 0.
     """
     from tunebench.graph import InputSpec, load_factory, make_model
 
     if not inputs:
-        raise InputError("what is the model called with? Give --input SHAPE:TYPE for each argument")
+        raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
+    if library is not None:
+        warn_renamed("--library", "--torch-compile")
+        torch_compile = library
     factory = load_factory(model)
     specs = [InputSpec.parse(text) for text in inputs]
     times = _timed(
@@ -64,7 +74,7 @@ def command(
         device,
         rounds=rounds,
         training=training,
-        library=library,
+        torch_compile=torch_compile,
         benchmark=benchmark,
     )
     emit(as_json, times.to_json(), lambda to: _render(times, to))
@@ -79,12 +89,12 @@ def _timed(model: Any, specs: list[InputSpec], device: str | None, **how: Any) -
     torch.manual_seed(0)
     tensors = [spec.tensor() for spec in specs]
     drawn = [one.normal_() if one.is_floating_point() else one for one in tensors]
-    console(stderr=True).print(f"timing on {where}: compiling first", soft_wrap=True)
+    console(stderr=True).print(f"compiling, then timing on {where}", soft_wrap=True)
     return time_model(model.to(where), *(one.to(where) for one in drawn), **how)
 
 
 def _where(device: str | None) -> str:
-    """Return a device of this machine as torch names it."""
+    """Return torch's name of a device of this machine."""
     from tunebench import device as devices
 
     found = devices.find(device)
@@ -92,9 +102,7 @@ def _where(device: str | None) -> str:
         return "cpu"
     local = devices.local_gpus()
     if found not in local:
-        raise InputError(
-            f"{found.name} is not in this machine; `tunebench extract` predicts what it would take"
-        )
+        raise InputError(f"{found.name} is not in this machine; `tunebench extract` predicts times on it")
     return device if device is not None and device.startswith("cuda") else f"cuda:{local.index(found)}"
 
 
@@ -103,15 +111,15 @@ def _render(times: ModelTimes, to: Console) -> None:
         (way, f"{us / 1e3:.3f} ms", f"{times.ratios[way]:.2f}" if way in times.ratios else "1")
         for way, us in times.us.items()
     ]
-    to.print(table("Step", ">median", ">to tunebench", rows=rows))
+    to.print(table("implementation", ">median time of a step", ">time relative to tunebench", rows=rows))
     groups = sorted(times.groups, key=lambda group: -group.us)
     if groups:
         lines = (
             (f"{g.us:.1f}", f"{g.torch_us:.1f}", f"{g.planned_us:.1f}", g.by, " and ".join(g.workloads))
             for g in groups
         )
-        to.print(table(">us", ">torch, us", ">planned, us", "by", "group", rows=lines))
+        to.print(table(">us", ">torch us", ">planned us", "run by", "workloads of the group", rows=lines))
     else:
         to.print(
-            "no group is known to be faster by kernels of tunebench here: `tunebench tune --suite` first"
+            "no group has a tuned kernel measured to be faster on this device: run `tunebench tune --suite`"
         )

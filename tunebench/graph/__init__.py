@@ -4,8 +4,6 @@
 `tunebench.torch.compile` runs them. Only `extract` needs torch.
 """
 
-from typing import Any
-
 from tunebench._deprecation import renamed
 from tunebench.graph.extraction import InputSpec, extract, load_factory, make_model, suite_of
 from tunebench.graph.group import FusedGroup, groups
@@ -36,19 +34,13 @@ __all__ = [
     "suite_of",
 ]
 
-_RENAMED = {
-    "Candidate": "PartitionCandidate",
-    "Group": "FusedGroup",
-    "Offer": "PricedGroup",
-    "Operand": "NodeOperand",
-    "Plan": "PartitionPlan",
-}
-
-
-def _get(name: str) -> Any:
-    if name not in _RENAMED.values():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals()[name]
-
-
-__getattr__ = renamed(__name__, _RENAMED, _get)
+__getattr__ = renamed(
+    __name__,
+    {
+        "Candidate": "PartitionCandidate",
+        "Group": "FusedGroup",
+        "Offer": "PricedGroup",
+        "Operand": "NodeOperand",
+        "Plan": "PartitionPlan",
+    },
+)

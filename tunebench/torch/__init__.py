@@ -42,7 +42,7 @@ from tunebench.torch.operators.report import dispatch_report
 from tunebench.torch.operators.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
-    from tunebench.torch.compiler.backend import compile, plans
+    from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile
     from tunebench.torch.compiler.timing import ModelTimes, time_model
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
@@ -93,15 +93,13 @@ _LAZY = {
 }
 """Modules of the names that dispatch does not need; each is imported on first use."""
 
-_RENAMED = {"Recording": "DemandProfile", "explain": "dispatch_report", "record": "profile"}
-
 
 def _get(name: str) -> Any:
-    if name in _RENAMED.values() and name not in _LAZY:
-        return globals()[name]
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
-__getattr__ = renamed(__name__, _RENAMED, _get)
+__getattr__ = renamed(
+    __name__, {"Recording": "DemandProfile", "explain": "dispatch_report", "record": "profile"}, _get
+)

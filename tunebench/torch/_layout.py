@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from tunebench.graph.node import Broadcast
 
 __all__ = [
-    "inner",
+    "channel_broadcast",
+    "has_workload_layout",
+    "innermost_extent",
     "is_dense",
-    "is_laid_out",
-    "lines",
     "matrix_order",
     "memory_format",
-    "place",
-    "place_of_channels",
+    "operand_broadcast",
+    "reduced_axis",
 ]
 
 
@@ -36,7 +36,7 @@ def is_dense(tensor: Any) -> bool:
     return True
 
 
-def inner(tensor: Any) -> int:
+def innermost_extent(tensor: Any) -> int:
     """Return the extent of the axis whose elements lie side by side."""
     axes = [
         (stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1
@@ -44,7 +44,7 @@ def inner(tensor: Any) -> int:
     return int(min(axes)[1]) if axes else 1
 
 
-def place(tensor: Any, result: Any) -> Broadcast | None:
+def operand_broadcast(tensor: Any, result: Any) -> Broadcast | None:
     """Return how an operand lies beside a result, or None if that is none of the ways."""
     if tensor.numel() == 1:
         return "scalar"
@@ -56,8 +56,7 @@ def place(tensor: Any, result: Any) -> Broadcast | None:
     if active == wide:
         same = all(tensor.stride(axis - lead) == result.stride(axis) for axis in active)
         return "whole" if same else None
-    inner = min(wide, key=result.stride)
-    if active == [inner]:
+    if active == [min(wide, key=result.stride)]:
         return "vector"
     if active == [1] and result.dim() == 4 and result.is_contiguous():
         return "channel"
@@ -66,14 +65,14 @@ def place(tensor: Any, result: Any) -> Broadcast | None:
     return "row" if active and in_order == outer else None
 
 
-def place_of_channels(images: Any) -> Broadcast:
+def channel_broadcast(images: Any) -> Broadcast:
     """Return how a number for each channel lies beside images."""
     if images.is_contiguous() and images.shape[2:].numel() > 1:
         return "channel"
     return "vector" if images.is_contiguous(memory_format=torch.channels_last) else "channel"
 
 
-def lines(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
+def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
     """Return whether axes are the innermost in memory (``cols``) or the outermost; None if neither."""
     chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
     wide = (axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1)
@@ -83,7 +82,7 @@ def lines(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
     return "rows" if inside == sorted(inside, reverse=True) else None
 
 
-def is_laid_out(problem: Workload, tensor: Any) -> bool:
+def has_workload_layout(problem: Workload, tensor: Any) -> bool:
     """Tell whether a tensor lies in memory as a problem's kernels read or write it."""
     if problem.operator in ("gemm", "elementwise", "reduction", "batchnorm_stats"):  # it says how
         return is_dense(tensor)

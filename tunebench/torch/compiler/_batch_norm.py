@@ -11,22 +11,24 @@ from torch import Tensor, fx
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
 from tunebench.graph.node import NodeOperand
-from tunebench.torch._layout import is_dense, place_of_channels
+from tunebench.torch._layout import channel_broadcast, is_dense
 from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import workload
 
-__all__ = ["gradients_by_batch", "normalised_by_batch"]
+__all__ = ["batch_norm_gradient_fields", "batch_norm_fields"]
 
-Own = Callable[[str, Tensor], str]
+AddValue = Callable[[str, Tensor], str]
 """Notes a value by its name and returns that."""
-Read = Callable[[fx.Node], str]
+ValueOf = Callable[[fx.Node], str]
 """Returns the value that a node shows; of statistics in f32, of which torch may have another type."""
 
 OTHER_TYPES = "weights and statistics that are not f32"
 OTHER_LAYOUT = "images whose channels do not lie innermost in memory"
 
 
-def normalised_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own: Own) -> dict[str, Any]:
+def batch_norm_fields(
+    node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
+) -> dict[str, Any]:
     """Return what a normalisation in training computes, in the words of `graph.Node`.
 
     Args:
@@ -46,18 +48,20 @@ def normalised_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own
         statistics = workload("batchnorm_stats", **_sizes(x), eps=given["eps"], momentum=given["momentum"])
     except InputError as error:
         return {"reason": str(error)}
-    found = [own(f"{node.name}.{index}", results[index].float()) for index in range(1, 5)]
-    roles = {"x": read(x), "running_mean": read(weights[2]), "running_var": read(weights[3])}
+    found = [add_value(f"{node.name}.{index}", results[index].float()) for index in range(1, 5)]
+    roles = {"x": value_of(x), "running_mean": value_of(weights[2]), "running_var": value_of(weights[3])}
     roles |= dict(zip(("mean", "rstd", "new_mean", "new_var"), found, strict=True))
     return {
         "workloads": (str(statistics),),
         "roles": roles,
         "expression": "(x0-x1)*x2*x3+x4",
-        "operands": _operands((read(x),), (*found[:2], read(weights[0]), read(weights[1]))),
+        "operands": _operands((value_of(x),), (*found[:2], value_of(weights[0]), value_of(weights[1]))),
     }
 
 
-def gradients_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own: Own) -> dict[str, Any]:
+def batch_norm_gradient_fields(
+    node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
+) -> dict[str, Any]:
     """Return what its gradients are: those of weight and bias, then that of the images by an expression."""
     dy, x = given["grad_out"], given["input"]
     vectors = [given[name] for name in ("weight", "save_invstd", "save_mean")]
@@ -72,19 +76,19 @@ def gradients_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own:
         sums = workload("batchnorm_stats", **sizes, direction="backward")
     except InputError as error:
         return {"reason": str(error)}
-    found = [own(f"{node.name}.{index}", results[index]) for index in (1, 2)]
-    weight, rstd, mean = map(read, vectors)
+    found = [add_value(f"{node.name}.{index}", results[index]) for index in (1, 2)]
+    weight, rstd, mean = map(value_of, vectors)
     return {
         "workloads": (str(sums),),
         "roles": {
-            "dy": read(dy),
-            "x": read(x),
+            "dy": value_of(dy),
+            "x": value_of(x),
             "mean": mean,
             "rstd": rstd,
             **dict(zip(("dgamma", "dbeta"), found, strict=True)),
         },
         "expression": f"x2*x3*(x0-(x6+(x1-x4)*x3*x5)*{1.0 / sizes['rows']!r})",
-        "operands": _operands((read(dy), read(x)), (weight, rstd, mean, *found)),
+        "operands": _operands((value_of(dy), value_of(x)), (weight, rstd, mean, *found)),
     }
 
 
@@ -98,7 +102,7 @@ def _refusal(images: tuple[Any, ...], vectors: list[Any], result: Tensor) -> str
     if result.dtype not in DTYPES or any(tensor.dtype != result.dtype for tensor in tensors):
         return OTHER_TYPES
     alike = is_dense(result) and all(tensor.stride() == result.stride() for tensor in tensors)
-    return "" if alike and place_of_channels(result) == "vector" else OTHER_LAYOUT
+    return "" if alike and channel_broadcast(result) == "vector" else OTHER_LAYOUT
 
 
 def _sizes(images: fx.Node) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class FusedCall:
         group: What it does.
         by_torch: The same by torch.
         trial: What finds out which is the faster, if it is found out here.
-        seen: What it was last called with, if `keeps` is true.
+        seen: What it was last called with, if `keeps_inputs` is true.
         keeps: Whether to keep that.
     """
 
@@ -48,20 +48,20 @@ class FusedCall:
         trial: TorchComparison | None,
     ) -> None:
         self.__name__, self.group, self.trial = name, group, trial
-        self._kernels, self._count = tuple(kernels), len(region.gives)
+        self._kernels, self._count = tuple(kernels), len(region.outputs)
         # Kernels of one problem each are held against torch's; of several, and in a trial, all together are.
         self._is_weighed = trial is not None or len(kernels) > 1
         self.by_torch = region.module.forward
-        self.keeps, self.seen = False, tuple[Tensor, ...]()
+        self.keeps_inputs, self.last_inputs = False, tuple[Tensor, ...]()
 
     def __call__(self, *given: Tensor) -> Any:
         """Run it on the tensors that its nodes read."""
-        if self.keeps:
-            self.seen = given
-        trial, made = self.trial, self._made()
+        if self.keeps_inputs:
+            self.last_inputs = given
+        trial, made = self.trial, self._choices()
         if is_watched():
-            self._tell(made)
-        if self._is_torchs(made):
+            self._report(made)
+        if self._is_run_by_torch(made):
             return self.by_torch(*given)
         if trial is None or trial.winner is not None:
             return self._by_kernels(made, given)
@@ -72,19 +72,19 @@ class FusedCall:
     @property
     def by(self) -> Literal["tunebench", "torch"]:
         """Whose kernels run it now."""
-        return "torch" if self._is_torchs(self._made()) else "tunebench"
+        return "torch" if self._is_run_by_torch(self._choices()) else "tunebench"
 
-    def _made(self) -> list[BoundChoice]:
+    def _choices(self) -> list[BoundChoice]:
         preferred = preference()
         if preferred == "faster" and self._is_weighed:
             preferred = "tunebench"
         return [kernel.problem.bound_choice(preferred) for kernel in self._kernels]
 
-    def _is_torchs(self, made: Sequence[BoundChoice]) -> bool:
+    def _is_run_by_torch(self, made: Sequence[BoundChoice]) -> bool:
         is_lost = self.trial is not None and self.trial.winner == "torch"
         return is_lost or any(one.kernel is None for one in made)
 
-    def _tell(self, made: Sequence[BoundChoice]) -> None:
+    def _report(self, made: Sequence[BoundChoice]) -> None:
         """Tell watchers whose kernels run it."""
         for kernel, one in zip(self._kernels, made, strict=True):
             if self.trial is not None and self.trial.winner == "torch" and one.kernel is not None:

@@ -82,11 +82,11 @@ class _GraphRewriter:
             group, f"group_{len(self.rewrite_groups)}", self._kernels(group, region), region, trial
         )
         self.rewrite_groups.append(run)
-        made = self._graph.call_function(run, tuple(self._write(node) for node in region.reads))
-        if len(region.gives) == 1:
-            self._written[region.gives[0]] = made
+        made = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
+        if len(region.outputs) == 1:
+            self._written[region.outputs[0]] = made
             return
-        for place, node in enumerate(region.gives):
+        for place, node in enumerate(region.outputs):
             self._written[node] = self._graph.call_function(operator.getitem, (made, place))
 
     def finished(self) -> fx.GraphModule:

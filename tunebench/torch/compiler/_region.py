@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from tunebench.graph.group import FusedGroup
-from tunebench.torch._layout import is_laid_out, memory_format
+from tunebench.torch._layout import has_workload_layout, memory_format
 from tunebench.torch._tensor import stored_type
 from tunebench.torch.compiler._derived_tensor import DerivedTensor
 from tunebench.torch.compiler._translation import Translation
@@ -27,7 +27,7 @@ class GroupRegion:
     Attributes:
         reads: Nodes outside whose tensors are read: by torch if it runs the group, or by kernels.
         gives: Nodes inside whose tensors are read outside.
-        module: What runs the group by torch, as a function of `reads`.
+        module: What runs the group by torch, as a function of `inputs`.
     """
 
     def __init__(self, translation: Translation, group: FusedGroup, calls: Sequence[fx.Node]) -> None:
@@ -37,9 +37,9 @@ class GroupRegion:
         sources = translation.sources
         written = [value for index in group.nodes for value in translation.graph.nodes[index].writes]
         wanted = [v for v in written if v in sources and not translation.graph.is_internal(v, group.nodes)]
-        self.gives = tuple(sources[value] for value in wanted)
-        self.values = dict(zip(wanted, self.gives, strict=True))
-        self.reads = self._outside()
+        self.outputs = tuple(sources[value] for value in wanted)
+        self.values = dict(zip(wanted, self.outputs, strict=True))
+        self.inputs = self._outside()
         self._between: dict[str, int] = {}
         """Places, after what is given, of values that one kernel leaves to the next."""
         self.module = self._by_torch()
@@ -53,7 +53,7 @@ class GroupRegion:
 
     def _outside(self) -> tuple[fx.Node, ...]:
         found: dict[fx.Node, None] = {}
-        queue = [*self.gives, *self._calls]
+        queue = [*self.outputs, *self._calls]
         seen = set(queue)
         while queue:
             node = queue.pop()
@@ -73,7 +73,7 @@ class GroupRegion:
 
     def _by_torch(self) -> fx.GraphModule:
         graph = fx.Graph()
-        known = {node: graph.placeholder(node.name) for node in self.reads}
+        known = {node: graph.placeholder(node.name) for node in self.inputs}
 
         def copied(node: fx.Node) -> fx.Node:
             if node not in known:
@@ -82,7 +82,7 @@ class GroupRegion:
                 known[node] = graph.node_copy(node, lambda one: known[one])
             return known[node]
 
-        results = tuple(copied(node) for node in self.gives)
+        results = tuple(copied(node) for node in self.outputs)
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
 
@@ -90,14 +90,17 @@ class GroupRegion:
         """Return how a kernel comes to a tensor that it reads."""
         derived = self._translation.derived.get(value)
         if derived is not None:
-            return _DerivedInput(tuple(self.reads.index(node) for node in derived.parts), derived)
+            return _DerivedInput(tuple(self.inputs.index(node) for node in derived.parts), derived)
         if value in self._between:
             return _Intermediate(self._between[value])
         node = self._translation.sources[value]
-        place = self.reads.index(node)
+        place = self.inputs.index(node)
         if node.meta["val"].dtype != stored_type(spec.dtype):
             return _ConvertedInput(place, stored_type(spec.dtype))
-        if is_laid_out(workload, node.meta["val"]) or not self._translation.graph.values[value].memory:
+        if (
+            has_workload_layout(workload, node.meta["val"])
+            or not self._translation.graph.values[value].memory
+        ):
             return _GraphInput(place, tuple(node.meta["val"].stride()))
         return _CopiedInput(place, workload)
 
@@ -105,13 +108,13 @@ class GroupRegion:
         """Return what a tensor that a kernel writes is."""
         node = self.values.get(value)
         if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
-            self._between[value] = len(self.reads) + len(self._between)
+            self._between[value] = len(self.inputs) + len(self._between)
         if node is None:
             dtype = stored_type(spec.dtype)
             return KernelOutput(None, spec.shape, None, dtype, None, dtype, is_intermediate)
         told = node.meta["val"]
-        how = None if is_laid_out(workload, told) else memory_format(workload, told)
-        place, shape, stride = self.gives.index(node), tuple(told.shape), tuple(told.stride())
+        how = None if has_workload_layout(workload, told) else memory_format(workload, told)
+        place, shape, stride = self.outputs.index(node), tuple(told.shape), tuple(told.stride())
         return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_intermediate)
 
 

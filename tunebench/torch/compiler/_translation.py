@@ -17,10 +17,17 @@ from tunebench.expression import canonical
 from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, NodeOperand, Value
 from tunebench.torch._aten_workload import is_known, workloads_of
-from tunebench.torch._layout import inner, is_dense, is_laid_out, lines, place, place_of_channels
+from tunebench.torch._layout import (
+    channel_broadcast,
+    has_workload_layout,
+    inner,
+    is_dense,
+    place,
+    reduced_axis,
+)
 from tunebench.torch._tensor import DTYPES
 from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
-from tunebench.torch.compiler._batch_norm import gradients_by_batch, normalised_by_batch
+from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
 from tunebench.torch.compiler._derived_tensor import DerivedTensor, FilterSlice, FoldedBatchNorm, ZeroBias
 from tunebench.workload import Workload
 from tunebench.workloads import parse, workload
@@ -68,11 +75,11 @@ class _Translator:
     def __init__(self, name: str, phase: Any, constants: frozenset[str]) -> None:
         self._name, self._phase, self._constants = name, phase, constants
         self._values: dict[str, Value] = {}
-        self._owned: dict[fx.Node, str] = {}
+        self._value_of: dict[fx.Node, str] = {}
         """The value that each node of FX with one tensor shows."""
         self._sources: dict[str, fx.Node] = {}
         self._copied: set[str] = set()
-        self._joins: dict[str, tuple[str, ...]] = {}
+        self._concatenations: dict[str, tuple[str, ...]] = {}
         self._derived: dict[str, DerivedTensor] = {}
         self._nodes: list[Node] = []
         self._calls: dict[str, fx.Node] = {}
@@ -83,13 +90,15 @@ class _Translator:
             if node.op in ("placeholder", "get_attr"):
                 if isinstance(_tensor(node), Tensor):
                     constant = node.name in self._constants or node.op == "get_attr"
-                    self._own(node, node.name, _tensor(node), constant=constant)
+                    self._add_value(node, node.name, _tensor(node), constant=constant)
             elif node.op == "output":
                 outputs = {
-                    self._owner(self._owned[one]) for one in node.all_input_nodes if one in self._owned
+                    self._memory_of(self._value_of[one])
+                    for one in node.all_input_nodes
+                    if one in self._value_of
                 }
             elif node.target is operator.getitem:
-                self._item(node)
+                self._add_item(node)
             else:
                 self._call(node)
         graph = Graph(
@@ -103,37 +112,37 @@ class _Translator:
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def _own(
+    def _add_value(
         self, node: fx.Node | None, name: str, tensor: Tensor, *, constant: bool = False, memory: str = ""
     ) -> str:
         self._values[name] = Value(
             name=name,
             shape=tuple(int(extent) for extent in tensor.shape),
             dtype=TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
-            inner=inner(tensor),
+            inner=innermost_extent(tensor),
             memory=memory,
             is_constant=constant,
         )
         if node is not None:
-            self._owned[node] = name
+            self._value_of[node] = name
             self._sources[name] = node
         return name
 
-    def _owner(self, value: str) -> str:
+    def _memory_of(self, value: str) -> str:
         return self._values[value].memory or value
 
-    def _item(self, node: fx.Node) -> None:
+    def _add_item(self, node: fx.Node) -> None:
         """See one of several results; those of views were told of with the call."""
         whole, index = node.args
         name = f"{whole.name}.{index}"
         if name in self._values:
-            self._owned[node] = name
+            self._value_of[node] = name
             self._sources[name] = node
         elif isinstance(_tensor(node), Tensor):  # a part of what a view parted
-            base = self._owned.get(whole.args[0])
-            self._see(node, base)
+            base = self._value_of.get(whole.args[0])
+            self._add_view(node, base)
 
-    def _see(self, node: fx.Node, base: str | None) -> None:
+    def _add_view(self, node: fx.Node, base: str | None) -> None:
         """Note a view: the same value if it shows all of its memory, or a value in that memory."""
         tensor = _tensor(node)
         if base is None or not isinstance(tensor, Tensor):
@@ -141,34 +150,36 @@ class _Translator:
         shown = self._values[base]
         is_whole = tensor.numel() == shown.elements and is_dense(tensor) and not shown.memory
         if is_whole and TYPES.get(tensor.dtype) == shown.dtype:
-            self._owned[node] = base
+            self._value_of[node] = base
             return
         constant = shown.is_constant
-        self._own(node, node.name, tensor, constant=constant, memory=self._owner(base))
+        self._add_value(node, node.name, tensor, constant=constant, memory=self._memory_of(base))
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
         if _is_view(node):
-            (base,) = [one for one in node.all_input_nodes if one in self._owned][:1] or [None]
+            (base,) = [one for one in node.all_input_nodes if one in self._value_of][:1] or [None]
             if isinstance(_tensor(node), Tensor):
-                self._see(node, None if base is None else self._owned[base])
+                self._add_view(node, None if base is None else self._value_of[base])
             return
         reads = tuple(
-            dict.fromkeys(self._owner(self._owned[one]) for one in node.all_input_nodes if one in self._owned)
+            dict.fromkeys(
+                self._memory_of(self._value_of[one]) for one in node.all_input_nodes if one in self._value_of
+            )
         )
         given = _arguments(node)
-        told = self._made(node, given) or {"reason": "no expression of ours"}
+        fields = self._fields(node, given) or {"reason": "no expression of ours"}
         self._calls[node.name] = node
         writes = self._written(node)
-        if "roles" in told and "expression" not in told:
-            told["roles"] = {**told["roles"], **_results(told["workloads"], writes, told["roles"])}
-        self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **told))
+        if "roles" in fields and "expression" not in fields:
+            fields["roles"] = {**fields["roles"], **_results(fields["workloads"], writes, fields["roles"])}
+        self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
         found = _tensor(node)
         if isinstance(found, Tensor):
-            return (self._own(node, node.name, found),)
+            return (self._add_value(node, node.name, found),)
         parts = found if isinstance(found, (list, tuple)) else ()
         used = {user.args[1] for user in node.users if user.target is operator.getitem}
         names = {
@@ -177,35 +188,38 @@ class _Translator:
             if isinstance(part, Tensor) and index in used
         }
         return tuple(
-            name if name in self._values else self._own(None, name, part) for name, part in names.items()
+            name if name in self._values else self._add_value(None, name, part)
+            for name, part in names.items()
         )
 
-    def _made(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return what a call computes, in the words of `Node`."""
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "no operator of ATen"}
-        if any(isinstance(_tensor(one), Tensor) and one not in self._owned for one in node.all_input_nodes):
+        if any(
+            isinstance(_tensor(one), Tensor) and one not in self._value_of for one in node.all_input_nodes
+        ):
             return {"reason": "views of what is not known"}
         func, name = node.target, node.target._schema.name
         if name == "aten::_native_batch_norm_legit_no_training":
-            return self._normalised_by_channel(given)
+            return self._batch_norm_fields(given)
         if name in _BY_BATCH:
-            own = functools.partial(self._own, None)
-            return _BY_BATCH[name](node, given, self._in_f32, own)
+            add_value = functools.partial(self._add_value, None)
+            return _BY_BATCH[name](node, given, self._as_f32, add_value)
         if name == "aten::cat":
-            return {"reason": "no operator of ours", "joins": self._joined(node, given)}
+            return {"reason": "no operator of ours", "joins": self._concatenated(node, given)}
         if is_known(func):
-            return self._known(node, given)
+            return self._workload_fields(node, given)
         if name in _REDUCTIONS:
-            return self._reduced(_REDUCTIONS[name], node, given)
-        return self._pointwise(name, node, given)
+            return self._reduction_fields(_REDUCTIONS[name], node, given)
+        return self._elementwise_fields(name, node, given)
 
-    def _reduced(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         """Return a sum, or a mean, over the innermost axes in memory, or over all but those."""
         x, result = _tensor(given["self"]), _tensor(node)
         if x.dtype not in DTYPES or result.dtype != x.dtype or not is_dense(x) or not is_dense(result):
             return {"reason": "another type, or elements that do not lie side by side"}
-        axis = lines(x, given.get("dim"))
+        axis = reduced_axis(x, given.get("dim"))
         if axis is None:
             return {"reason": "over axes in the middle of memory"}
         kept = result.numel()
@@ -215,10 +229,10 @@ class _Translator:
             found = workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
         except InputError as error:
             return {"reason": str(error)}
-        roles = {"x0": self._owned[given["self"]]}
+        roles = {"x0": self._value_of[given["self"]]}
         return {"workloads": (str(found),), "roles": roles}
 
-    def _known(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    def _workload_fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         tensors = {
             key: _tensor(value) if isinstance(value, fx.Node) else value for key, value in given.items()
         }
@@ -235,39 +249,39 @@ class _Translator:
         relaid = [
             tensor
             for problem, tensor in zip(made, results, strict=False)
-            if isinstance(tensor, Tensor) and not is_laid_out(problem, tensor)
+            if isinstance(tensor, Tensor) and not has_workload_layout(problem, tensor)
         ]
         copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
         copied += sum(tensor.numel() * tensor.element_size() for tensor in relaid)
         if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
             return self._with_bias(node, texts, roles, given["bias"], copied)
-        if roles.get("x") in self._joins and not copied:
-            self._part(node, problems[0], roles)
+        if roles.get("x") in self._concatenations and not copied:
+            self._split(node, problems[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied}
 
-    def _joined(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
+    def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are joined channel by channel, channels last; else none."""
         parts, result = given["tensors"], _tensor(node)
         tensors = [_tensor(part) for part in parts]
-        last = all(one.dim() == 4 and place_of_channels(one) == "vector" for one in (*tensors, result))
+        last = all(one.dim() == 4 and channel_broadcast(one) == "vector" for one in (*tensors, result))
         if not last or given["dim"] not in (1, -3) or any(one.dtype != result.dtype for one in tensors):
             return ()
-        self._joins[node.name] = tuple(self._owned[part] for part in parts)
-        return self._joins[node.name]
+        self._concatenations[node.name] = tuple(self._value_of[part] for part in parts)
+        return self._concatenations[node.name]
 
-    def _part(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
+    def _split(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
         """Note what the convolutions of the parts of joined images read and write (see `graph._parted`)."""
         if problem.operator != "conv2d" or problem.direction != "fprop" or problem.groups > 1:
             return
         filters, first = self._sources[roles["w"]], 0
-        for part, value in enumerate(self._joins[roles["x"]]):
+        for part, value in enumerate(self._concatenations[roles["x"]]):
             end = first + self._values[value].shape[1]
             name = channels_of(roles["w"], first, end)
-            self._own(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
+            self._add_value(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
             self._derived[name] = FilterSlice((filters,), first, end)
-            self._own(None, sum_of(node.name, part), _tensor(node))
+            self._add_value(None, sum_of(node.name, part), _tensor(node))
             first = end
-        self._own(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
+        self._add_value(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
         self._derived[zeros_of(node.name)] = ZeroBias((filters,))
 
     def _with_bias(
@@ -275,16 +289,16 @@ class _Translator:
     ) -> dict[str, Any]:
         """Return a transposed convolution and the addition of its bias, which is a kernel of its own."""
         result = _tensor(node)
-        if place_of_channels(result) != "vector":
+        if channel_broadcast(result) != "vector":
             return {"workloads": texts, "copied": copied}
-        sums = self._own(None, f"{node.name}~sums", result)
+        sums = self._add_value(None, f"{node.name}~sums", result)
         dimensions = {"rows": result.numel() // result.shape[1], "cols": result.shape[1]}
         adding = workload(
             "elementwise", **dimensions, dtype=parse(texts[0]).dtype, expression="t0+t1", vectors="t1"
         )
         return {
             "workloads": (*texts, str(adding)),
-            "roles": {**roles, "dx": sums, "t0": sums, "t1": self._owned[bias]},
+            "roles": {**roles, "dx": sums, "t0": sums, "t1": self._value_of[bias]},
             "copied": copied,
         }
 
@@ -300,29 +314,29 @@ class _Translator:
         return roles
 
     def _role(self, problem: Workload, node: fx.Node) -> str:
-        shown = self._owned[node]
-        if is_laid_out(problem, _tensor(node)):
+        shown = self._value_of[node]
+        if has_workload_layout(problem, _tensor(node)):
             return shown
         name = f"{node.name}~copy"
         if name not in self._values:
             constant = self._values[shown].is_constant
-            self._own(None, name, _tensor(node), constant=constant, memory=self._owner(shown))
+            self._add_value(None, name, _tensor(node), constant=constant, memory=self._memory_of(shown))
             self._sources[name] = node
         self._copied.add(name)
         return name
 
-    def _in_f32(self, node: fx.Node) -> str:
+    def _as_f32(self, node: fx.Node) -> str:
         """Return the value of images, or of statistics of them, which kernels have in f32."""
-        shown, tensor = self._owned[node], _tensor(node)
+        shown, tensor = self._value_of[node], _tensor(node)
         if tensor.dim() > 1 or tensor.dtype == torch.float32:
             return shown
         name = f"{node.name}~f32"
         if name not in self._values:
-            self._own(None, name, tensor.float(), memory=self._owner(shown))
+            self._add_value(None, name, tensor.float(), memory=self._memory_of(shown))
             self._sources[name] = node
         return name
 
-    def _pointwise(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         result = _tensor(node)
         if not is_pointwise(name):
             return {"reason": "no operator of ours"}
@@ -337,12 +351,12 @@ class _Translator:
                 texts[key] = repr(value) if isinstance(value, (int, float)) and key in _NUMBERS else value
                 continue
             tensor = _tensor(value)
-            if value not in self._owned or not isinstance(tensor, Tensor) or tensor.dtype != result.dtype:
+            if value not in self._value_of or not isinstance(tensor, Tensor) or tensor.dtype != result.dtype:
                 return {"reason": "operands of another type"}
-            where = place(tensor, result)
+            where = operand_broadcast(tensor, result)
             if where is None:
                 return {"reason": "operands that lie otherwise in memory"}
-            value_name = self._owned[value]
+            value_name = self._value_of[value]
             known = {operand.value: key for key, operand in operands.items()}
             texts[key] = known.get(value_name, f"x{len(operands)}")
             operands[texts[key]] = NodeOperand(value_name, where)
@@ -355,7 +369,7 @@ class _Translator:
             return None
         return {"expression": expression, "operands": operands}
 
-    def _normalised_by_channel(self, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _batch_norm_fields(self, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return a batch normalisation by running statistics: a scale and a shift of each channel."""
         x = _tensor(given["input"])
         statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
@@ -366,27 +380,27 @@ class _Translator:
         names = []
         whats: tuple[Literal["scale", "shift"], ...] = ("scale", "shift")
         for what in whats:
-            name = f"{self._owned[given['input']]}~{weight.name}.{what}"
-            self._own(None, name, _tensor(weight).to(x.dtype), constant=True)
+            name = f"{self._value_of[given['input']]}~{weight.name}.{what}"
+            self._add_value(None, name, _tensor(weight).to(x.dtype), constant=True)
             self._derived[name] = FoldedBatchNorm(tuple(statistics), what, given["eps"], x.dtype)
             names.append(name)
-        where = place_of_channels(x)
+        where = channel_broadcast(x)
         operands = {
-            "x0": NodeOperand(self._owned[given["input"]], "whole"),
+            "x0": NodeOperand(self._value_of[given["input"]], "whole"),
             "x1": NodeOperand(names[0], where),
             "x2": NodeOperand(names[1], where),
         }
         return {"expression": "x0*x1+x2", "operands": operands}
 
     def _is_constant(self, node: fx.Node) -> bool:
-        return node in self._owned and self._values[self._owned[node]].is_constant
+        return node in self._value_of and self._values[self._value_of[node]].is_constant
 
 
 # -- reading FX --------------------------------------------------------------------------------------------
 
 _BY_BATCH = {
-    "aten::_native_batch_norm_legit_functional": normalised_by_batch,
-    "aten::native_batch_norm_backward": gradients_by_batch,
+    "aten::_native_batch_norm_legit_functional": batch_norm_fields,
+    "aten::native_batch_norm_backward": batch_norm_gradient_fields,
 }
 
 _REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
@@ -466,7 +480,7 @@ def _with_statistics(text: str, node: fx.Node) -> str:
 
 def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
     """Return the gradient of a convolution's bias, if channels lie innermost in memory; else nothing."""
-    if place_of_channels(images) != "vector" or images.dtype not in DTYPES:
+    if channel_broadcast(images) != "vector" or images.dtype not in DTYPES:
         return ()
     sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
     of = {"expression": "x0", "reduce": "sum", "axis": "rows"}

@@ -20,7 +20,7 @@ from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import rewrite_groups
 from tunebench.torch.compiler._translation import translate
-from tunebench.torch.compiler.capture import Phase, constants_of, traced_by
+from tunebench.torch.compiler.capture import Phase, constant_inputs, tracing_backend
 
 __all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
 
@@ -43,8 +43,8 @@ class Backend:
         self._name, self._benchmark = name, benchmark
         self.plans: list[PartitionPlan] = []
         self.fused: list[list[FusedCall]] = []
-        self.left: list[str] = []
-        self._traced = traced_by(self._compiled)
+        self.skipped: list[str] = []
+        self._traced = tracing_backend(self._compiled)
 
     def __call__(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Compile what torch has traced."""
@@ -55,12 +55,12 @@ class Backend:
         tensors = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
         reason = _refusal(tensors)
         if reason is not None:
-            self.left.append(reason)
+            self.skipped.append(reason)
             return module.forward  # type: ignore[no-any-return]
         found = device_of(next(t for t in tensors if isinstance(t, torch.Tensor)).device)
         assert not isinstance(found, str)
         device, ordinal = found
-        translation = translate(module.graph, self._name, phase, constants_of(module, phase))
+        translation = translate(module.graph, self._name, phase, constant_inputs(module, phase))
         preferred = preference()
         # What was not timed would be run by torch in any case, group by group.
         made = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")

@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from tunebench.errors import InputError
 from tunebench.torch.compiler._translation import Translation, translate
 
-__all__ = ["capture", "constants_of", "in_mode", "traced_by"]
+__all__ = ["capture", "constant_inputs", "in_training_mode", "tracing_backend"]
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
@@ -49,14 +49,20 @@ def capture(
     found: list[Translation] = []
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        found.append(translate(graph.graph, name or type(model).__name__, phase, constants_of(graph, phase)))
-        return _of_nothing(graph)
+        found.append(
+            translate(graph.graph, name or type(model).__name__, phase, constant_inputs(graph, phase))
+        )
+        return _uninitialised_results(graph)
 
-    with in_mode(model, training=training), torch.set_grad_enabled(training), warnings.catch_warnings():
+    with (
+        in_training_mode(model, training=training),
+        torch.set_grad_enabled(training),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
         try:
-            result = torch.compile(model, backend=traced_by(keep), fullgraph=True, dynamic=False)(
+            result = torch.compile(model, backend=tracing_backend(keep), fullgraph=True, dynamic=False)(
                 *args, **(kwargs or {})
             )
             if training:
@@ -69,7 +75,7 @@ def capture(
     return tuple(found)
 
 
-def traced_by(compiler: Compiler) -> Callable[..., Any]:
+def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
     """Return a backend of `torch.compile` that has AOTAutograd's graphs compiled."""
 
     def of(phase: Phase) -> Callable[..., Any]:
@@ -92,7 +98,7 @@ def traced_by(compiler: Compiler) -> Callable[..., Any]:
     return backend
 
 
-def constants_of(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
+def constant_inputs(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
     """Return the placeholders that are the same in every step of inference: parameters and buffers."""
     context = TracingContext.try_get()
     if phase != "inference" or context is None or context.fw_metadata is None:
@@ -102,7 +108,7 @@ def constants_of(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model in a mode; afterwards it is in its own, with what it had in its buffers."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
@@ -117,7 +123,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _of_nothing(graph: fx.GraphModule) -> Callable[..., Any]:
+def _uninitialised_results(graph: fx.GraphModule) -> Callable[..., Any]:
     """Return what gives results of the right kind without computing them."""
     (output,) = [node for node in graph.graph.nodes if node.op == "output"]
 

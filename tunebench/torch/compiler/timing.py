@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tunebench._deprecation import warn_renamed
 from tunebench.errors import InputError
 from tunebench.torch.compiler._torch_comparison import CALLS
 from tunebench.torch.compiler.backend import backend_of
 from tunebench.torch.compiler.backend import compile as compile_ours
-from tunebench.torch.compiler.capture import in_mode
+from tunebench.torch.compiler.capture import in_training_mode
 
 __all__ = ["GroupTime", "ModelTimes", "time_model"]
 
@@ -95,8 +96,9 @@ def time_model(
     *inputs: Tensor,
     rounds: int = 20,
     training: bool = False,
-    library: bool = True,
+    torch_compile: bool = True,
     benchmark: bool = False,
+    library: bool | None = None,
 ) -> ModelTimes:
     """Time a step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
 
@@ -109,21 +111,24 @@ def time_model(
         rounds: How often each way runs, in turn with the others.
         training: Whether a step is forward and backward, with gradients of ones for all that the model
             returns, in place of inference.
-        library: Whether `torch.compile` is among them, which must have a compiler.
+        torch_compile: Whether to time `torch.compile` too, which needs a compiler.
         benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
 
     Raises:
         InputError: if there are no rounds, or no inputs, or nothing to train.
     """
+    if library is not None:
+        warn_renamed("time_model(library=...)", "time_model(torch_compile=...)")
+        torch_compile = library
     if rounds < 1 or not inputs:
         raise InputError("timing takes a round or more, and what the model is called with")
     if training and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has nothing to train: time a step of inference")
-    with in_mode(model, training=training), torch.set_grad_enabled(training):
+    with in_training_mode(model, training=training), torch.set_grad_enabled(training):
         before = {parameter: parameter.grad for parameter in model.parameters()}
         try:
             step = functools.partial(_train, tuple(before)) if training else _infer
-            return _timed(model, inputs, rounds, step, library=library, benchmark=benchmark)
+            return _timed(model, inputs, rounds, step, torch_compile=torch_compile, benchmark=benchmark)
         finally:
             for parameter, gradient in before.items():
                 parameter.grad = gradient
@@ -151,12 +156,12 @@ def _timed(
     rounds: int,
     step: Step,
     *,
-    library: bool,
+    torch_compile: bool,
     benchmark: bool,
 ) -> ModelTimes:
     ours = compile_ours(model, benchmark=benchmark)
     ways: dict[str, Callable[..., Any]] = {"eager": model}
-    if library:
+    if torch_compile:
         ways["torch.compile"] = torch.compile(model, dynamic=False)
     ways["tunebench"] = ours
     clock = _clock_of(inputs[0].device)
@@ -220,11 +225,11 @@ def _groups(compiled: Any, call: Callable[[], None], rounds: int, clock: Clock) 
         offer.price.us for plan in made.plans for offer in plan.chosen if offer.price.by == "tunebench"
     ]
     for run in fused:
-        run.keeps = True
+        run.keeps_inputs = True
     call()
     found = []
     for run, us in zip(fused, planned, strict=True):
-        given, run.keeps, run.seen = run.seen, False, ()
+        given, run.keeps_inputs, run.last_inputs = run.last_inputs, False, ()
         calls = {"ours": functools.partial(run, *given), "torch": functools.partial(run.by_torch, *given)}
         with torch.no_grad():
             times = _in_turn(calls, rounds, clock)

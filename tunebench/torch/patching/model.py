@@ -63,7 +63,7 @@ class PatchReport:
 
     def undo(self) -> None:
         """Make the modules what they were; those that were undone already are left alone."""
-        _give_back(self._modules)
+        _restore(self._modules)
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +131,7 @@ def patch(model: nn.Module) -> PatchReport:
         for module in chosen:
             module.__class__ = TUNED_MODULES[type(module)]
     except BaseException:
-        _give_back(chosen)
+        _restore(chosen)
         raise
     return PatchReport(tuple(chosen), tuple(swapped), tuple(left))
 
@@ -142,10 +142,10 @@ def unpatch(model: nn.Module) -> int:
     Returns:
         How many there were.
     """
-    return _give_back(model.modules())
+    return _restore(model.modules())
 
 
-def _give_back(modules: Any) -> int:
+def _restore(modules: Any) -> int:
     count = 0
     for module in modules:
         if type(module) in ORIGINAL:

@@ -119,7 +119,7 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("need attn_mask if specifying the is_causal hint")  # as torch has it
-        attended = self._attended(query, key, value, is_causal)
+        attended = self._attention(query, key, value, is_causal)
         return served.linear(attended, self.out_proj.weight, self.out_proj.bias), None
 
     def _is_plain(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -134,7 +134,7 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
             and query.shape[-1] == key.shape[-1] == self.embed_dim
         )
 
-    def _attended(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
         """Return what the heads give together, shaped like the query."""
         q, k, v = (self._heads(tensor) for tensor in self._projected(query, key, value))
         o = served.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
@@ -202,9 +202,9 @@ def _fused(chain: Sequence[Any], place: int) -> tuple[FusedCall | None, int]:
     """Return what does the modules from a place on together, and how many; None and 1 where nothing does."""
     first = chain[place]
     kind = type(first)
-    if kind not in (TunedLinear, TunedConv2d) or _is_watched(first):
+    if kind not in (TunedLinear, TunedConv2d) or _has_hooks(first):
         return None, 1
-    after = [module for module in chain[place + 1 : place + 3] if not _is_watched(module)]
+    after = [module for module in chain[place + 1 : place + 3] if not _has_hooks(module)]
     if kind is TunedLinear:
         return _with_activation(first, after)
     return _with_norm(first, after)
@@ -236,7 +236,7 @@ def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
     def run(x: Tensor) -> Tensor:
         if norm is None:
             return conv._conv_forward(x, conv.weight, conv.bias, relu=True)
-        if not _is_ours(conv, x, "scale+bias+relu" if relu else "scale+bias"):
+        if not _is_tuned(conv, x, "scale+bias+relu" if relu else "scale+bias"):
             y = norm(conv(x))
             return y if relu is None else relu(y)
         scale, bias = _folded(conv, norm)
@@ -249,7 +249,7 @@ _problems: dict[Any, Dispatcher | None] = {}
 _MOST_PROBLEMS = 4096
 
 
-def _is_ours(conv: Any, x: Tensor, epilogue: str) -> bool:
+def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
     """Tell whether a kernel of ours runs a convolution with a normalisation after it.
 
     By torch's operators a scale and a bias take longer than its batch normalisation. Watched, it runs as one
@@ -289,7 +289,7 @@ def _folded(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
     return scale, norm.bias - mean * scale
 
 
-def _is_watched(module: Any) -> bool:
+def _has_hooks(module: Any) -> bool:
     """Tell whether a hook is called around a module: it is to see what it saw before."""
     everywhere = torch.nn.modules.module
     return bool(

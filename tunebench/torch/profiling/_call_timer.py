@@ -60,23 +60,23 @@ class CallTimer:
         took_us = (time.perf_counter_ns() - began) / 1e3
         held = self._held.pop(threading.get_ident(), None)
         if held is not None:
-            self._enter(*held)
+            self._add(*held)
         if hold:
             self._held[threading.get_ident()] = (call, took_us)
         else:
-            self._enter(call, took_us)
+            self._add(call, took_us)
         return result
 
     def _time_on_stream(self, call: TimedCall, device: Any, function: Callable[[], Any]) -> Any:
         if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
-            self._enter(call, 0.0)
+            self._add(call, 0.0)
             return function()
         stream = torch.cuda.current_stream(device)
         begin, end = self._event(device), self._event(device)
         begin.record(stream)
         result = function()
         end.record(stream)
-        self._settle()
+        self._add_finished()
         with self._lock:
             self._pending.append((call, device, begin, end))
         return result
@@ -87,26 +87,26 @@ class CallTimer:
         except IndexError:
             return torch.cuda.Event(enable_timing=True)
 
-    def _settle(self) -> None:
+    def _add_finished(self) -> None:
         """Enter the calls whose events have happened, all but the last, whose shares may change."""
         with self._lock:
             while len(self._pending) > 1 and self._pending[0][-1].query():
-                self._enter_first()
+                self._add_first()
 
-    def _enter_first(self) -> None:
+    def _add_first(self) -> None:
         call, device, begin, end = self._pending.popleft()
-        self._enter(call, 1e3 * begin.elapsed_time(end))
+        self._add(call, 1e3 * begin.elapsed_time(end))
         self._spare[device] += (begin, end)
 
     def finish(self) -> None:
         """Enter all calls; this waits for what the GPUs have yet to do."""
         for held in (self._held.pop(thread) for thread in tuple(self._held)):
-            self._enter(*held)
+            self._add(*held)
         with self._lock:
             while self._pending:
                 self._pending[0][-1].synchronize()
-                self._enter_first()
+                self._add_first()
 
-    def _enter(self, call: TimedCall, took_us: float) -> None:
+    def _add(self, call: TimedCall, took_us: float) -> None:
         for entry, calls, share in call.shares:
             self._counter.add(entry, calls, share * took_us)

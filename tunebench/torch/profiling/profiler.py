@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tunebench._deprecation import warn_renamed
 from tunebench.dispatch import DispatchedCall, watching
 from tunebench.errors import InputError, TunebenchError
 from tunebench.torch import _aten_workload
@@ -103,11 +104,11 @@ class DemandProfile:
         with contextlib.ExitStack() as stack:
             if self._save and not self._entered:
                 self._counter.check()
-                stack.enter_context(_saving_now_and_then(self._counter, self._interval_s))
+                stack.enter_context(_saving_periodically(self._counter, self._interval_s))
             if self._eager:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             mode = _ProfilingMode(self._timer)
-            stack.enter_context(watching(mode.hear))
+            stack.enter_context(watching(mode.on_dispatch))
             stack.enter_context(mode)
             self._entered.append(stack.pop_all())
         return self
@@ -124,9 +125,15 @@ class DemandProfile:
     # -- what was seen ----------------------------------------------------------------------------
 
     @property
-    def problems(self) -> tuple[ProfileLine, ...]:
+    def workloads(self) -> tuple[ProfileLine, ...]:
         """What can be tuned, the most time first; `ProfileLine.name` is the text of a workload."""
         return self._lines(are_workloads=True)
+
+    @property
+    def problems(self) -> tuple[ProfileLine, ...]:
+        """Deprecated name of `workloads`."""
+        warn_renamed("DemandProfile.problems", "DemandProfile.workloads")
+        return self.workloads
 
     @property
     def others(self) -> tuple[ProfileLine, ...]:
@@ -136,7 +143,7 @@ class DemandProfile:
     @property
     def coverage(self) -> float:
         """Share of the time of all calls seen that went into what can be tuned; 0 if nothing was seen."""
-        tunable = sum(line.time_us for line in self.problems)
+        tunable = sum(line.time_us for line in self.workloads)
         total = tunable + sum(line.time_us for line in self.others)
         return tunable / total if total else 0.0
 
@@ -151,18 +158,19 @@ class DemandProfile:
         """Return it as plain data."""
         return {
             "coverage": self.coverage,
-            "problems": [line._asdict() for line in self.problems],
+            "workloads": [line._asdict() for line in self.workloads],
+            "problems": [line._asdict() for line in self.workloads],  # deprecated name
             "others": [line._asdict() for line in self.others],
         }
 
     def __str__(self) -> str:
         """Return a table: what can be tuned, then what cannot."""
-        problems, others = self.problems, self.others
-        total_us = sum(line.time_us for line in (*problems, *others))
+        workloads, others = self.workloads, self.others
+        total_us = sum(line.time_us for line in (*workloads, *others))
         return "\n".join(
             (
-                f"{len(problems)} problems that can be tuned, {100 * self.coverage:.1f} % of the time seen",
-                *_rows(problems, total_us),
+                f"{len(workloads)} workloads that can be tuned, {100 * self.coverage:.1f} % of the time seen",
+                *_rows(workloads, total_us),
                 f"{len(others)} operators that cannot",
                 *_rows(others, total_us),
             )
@@ -193,7 +201,7 @@ def _device_text(device: Any) -> str:
 
 
 @contextlib.contextmanager
-def _saving_now_and_then(ledger: DemandCounter, interval_s: float) -> Any:
+def _saving_periodically(ledger: DemandCounter, interval_s: float) -> Any:
     ended = threading.Event()
 
     def work() -> None:
@@ -269,30 +277,30 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         call = TimedCall()
 
         def run() -> Any:
-            told = self._thread.told = []
+            dispatched = self._thread.dispatched = []
             try:
                 return func(*args, **kwargs)
             finally:
-                self._thread.told = None
-                entries = [_entry_of(one, device) for one in told] or [
+                self._thread.dispatched = None
+                entries = [_entry_of(one, device) for one in dispatched] or [
                     ProfiledOperation(device, _name(func), is_workload=False)
                 ]
                 call.shares = tuple((entry, 1, 1 / len(entries)) for entry in entries)
 
         return self._timer.time(call, device, run)
 
-    def hear(self, call: DispatchedCall) -> None:
+    def on_dispatch(self, call: DispatchedCall) -> None:
         """Hear of a served call; of those that are not seen here, in other threads, nothing is kept."""
-        told: list[DispatchedCall] | None = getattr(self._thread, "told", None)
-        if told is not None:
-            told.append(call)
+        dispatched: list[DispatchedCall] | None = getattr(self._thread, "told", None)
+        if dispatched is not None:
+            dispatched.append(call)
 
     def _timed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         device = _device(args, kwargs)
         call = TimedCall(*self._shares(func, device, args, kwargs))
         name = func._schema.name
-        self._join(name, call, args)
-        hold = name in _JOINED_FIRST
+        self._merge_loss(name, call, args)
+        hold = name in _MERGED_FIRST
         result = self._timer.time(call, device, lambda: func(*args, **kwargs), hold=hold)
         self._thread.last = _PreviousCall(name, call, _address(result)) if hold else None
         return result
@@ -316,10 +324,10 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         share = 1 / len(seen.workloads)
         return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in seen.workloads]
 
-    def _join(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
+    def _merge_loss(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
         """Make one problem of a log-softmax and the loss after it, or of their gradients."""
         last: _PreviousCall | None = getattr(self._thread, "last", None)
-        if last is None or (last.operator, name) not in _JOINED or _address(args[0]) != last.output:
+        if last is None or (last.operator, name) not in _MERGED or _address(args[0]) != last.output:
             return
         softmax = next((c for c in (last.call, call) if c.shares[0][0].is_workload), None)
         if softmax is not None:
@@ -331,13 +339,13 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
             call.shares = ((whole, 0, 1.0),)
 
 
-_JOINED = frozenset(
+_MERGED = frozenset(
     {
         ("aten::_log_softmax", "aten::nll_loss_forward"),
         ("aten::nll_loss_backward", "aten::_log_softmax_backward_data"),
     }
 )
-_JOINED_FIRST = frozenset(first for first, _ in _JOINED)
+_MERGED_FIRST = frozenset(first for first, _ in _MERGED)
 
 
 def _entry_of(call: DispatchedCall, device: Any) -> ProfiledOperation:
