@@ -23,13 +23,13 @@ from tunebench.torch.operators import _custom_op
 functional = torch.nn.functional
 EMPTY = "an empty tensor"
 DIFFERS = "a stride, padding or dilation that differs between the axes"
-AXIS = "rows that do not lie along the last axis"
+AXIS = "rows that are not along the last axis"
 
 SDPA = {
     "tunebench": 4,
     "a mask": 1,
     "dropout": 12,
-    "a causal mask over more keys than queries, or fewer": 4,
+    "a causal mask with different numbers of keys and queries": 4,
     "queries, keys and values of different kinds": 4,
 }
 
@@ -37,11 +37,11 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
     "matmul": (7, {"tunebench": 2, EMPTY: 1}, {"tunebench": 12, EMPTY: 3}),
     "nn.functional.linear": (0, {}, {"tunebench": 14, EMPTY: 4}),
     "nn.functional.conv2d": (0, {}, {"tunebench": 20, DIFFERS: 10}),
-    "softmax": (1, {}, {"tunebench": 4, AXIS: 1, EMPTY: 1, "no such axis": 1}),
+    "softmax": (1, {}, {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1}),
     "log_softmax": (
         0,
         {},
-        {"tunebench": 4, AXIS: 1, EMPTY: 1, "no such axis": 1},
+        {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1},
     ),
     "nn.functional.layer_norm": (
         1,
@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
             "tunebench": 3,
             EMPTY: 1,
             "a normalisation without weight and bias": 1,
-            "kernels add a positive number to the variance, not -0.5": 1,
+            "kernels need a positive eps, not -0.5": 1,
         },
     ),
     "nn.functional.rms_norm": (
@@ -60,8 +60,8 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
             "tunebench": 1,
             EMPTY: 1,
             "a normalisation without weight": 1,
-            "kernels add a positive number to the variance, not None": 2,
-            "kernels add a positive number to the variance, not -0.5": 1,
+            "kernels need a positive eps, not None": 2,
+            "kernels need a positive eps, not -0.5": 1,
         },
     ),
     "nn.functional.cross_entropy": (
@@ -69,8 +69,8 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
         {},
         {
             "tunebench": 5,
-            "no rows of logits with a class each": 10,
-            "weights, smoothing or the old reductions": 6,
+            "not rows of logits with one class each": 10,
+            "weights, label smoothing or a deprecated reduction": 6,
         },
     ),
     "nn.functional.scaled_dot_product_attention": (
@@ -285,7 +285,7 @@ def test_nothing_is_copied_that_torch_would_not_copy(monkeypatch: pytest.MonkeyP
     calls: list[DispatchedCall] = []
     with served.watching(calls.append):
         served.scaled_dot_product_attention(heads, heads, heads)
-    assert calls[0].reason == "heads that do not lie side by side"
+    assert calls[0].reason == "heads that are not contiguous"
     (call,) = called(served.scaled_dot_product_attention, heads, heads, heads)[1]
     assert call.by == "tunebench"  # who prefers ours takes the copy
 

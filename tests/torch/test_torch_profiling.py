@@ -177,7 +177,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "columns": (
         lambda: F.softmax(torch.randn(2, 3, 4), 1),
-        "aten._softmax (over a dimension that is not the last)",
+        "aten._softmax (not over the last axis)",
     ),
     "eps": (
         lambda: F.layer_norm(torch.randn(2, 8), (8,), torch.ones(8), torch.ones(8), eps=-0.5),

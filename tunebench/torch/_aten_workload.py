@@ -1,7 +1,7 @@
-"""ATen operators as workloads: what a call of one computes, in the words that tuning knows.
+"""ATen operators as workloads.
 
-A call is seen below autograd, where every composite function has become a few operators: `linear` is addmm,
-its gradients are mm. One call may be two workloads: a convolution's backward computes two gradients.
+Calls are seen below autograd, where every composite function has become a few operators: `linear` is addmm,
+and its gradients are mm. One call may be two workloads: a convolution's backward computes two gradients.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tunebench.workloads import parse, workload
 __all__ = ["AtenWorkloads", "convolution", "cross_entropy", "is_known", "signature", "workloads_of"]
 
 Arguments = Mapping[str, Any]
-"""Arguments of a call by the names of the operator's schema, defaults included."""
+"""Arguments of a call by their names in the operator's schema, defaults included."""
 
 
 class _Unsupported(Exception):
-    """A call that no operator of ours does; the message says why."""
+    """A call that no operator of tunebench computes; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtenWorkloads:
-    """What a call computes.
+    """The workloads of a call.
 
     Attributes:
-        workloads: Canonical texts, each done once; empty if no operator of ours does what the call does.
-        reason: Why that is so.
+        workloads: Canonical texts, each computed once; empty if no operator of tunebench computes the call.
+        reason: Why there are none.
     """
 
     workloads: tuple[str, ...] = ()
@@ -42,12 +42,12 @@ class AtenWorkloads:
 
 
 def is_known(func: Any) -> bool:
-    """Tell whether calls of an ATen operator, of whichever overload, may be workloads."""
+    """Return whether calls of an ATen operator may be workloads, whatever the overload."""
     return func._schema.name in _READERS
 
 
 def signature(value: Any) -> Any:
-    """Return what of an argument decides what is computed, and can be a key: of a tensor its layout."""
+    """Return a hashable key of an argument: of a tensor its shape, layout, type and device."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
     if isinstance(value, (list, tuple)):
@@ -56,7 +56,7 @@ def signature(value: Any) -> Any:
 
 
 def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AtenWorkloads:
-    """Return what a call of an operator that `is_known` computes; its results need not be there yet."""
+    """Return the workloads of a call of an operator that `is_known`; its results are not needed."""
     schema = func._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     given |= dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
@@ -70,10 +70,10 @@ def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def _dtype(*tensors: Any, tf32: bool = False) -> str:
-    """Return the one type of all tensors, as workloads name it.
+    """Return the common type of all tensors, as workloads name it.
 
     Raises:
-        _Unknown: if they differ, or there is no such type.
+        _Unsupported: if the types differ, or kernels do not compute with them.
     """
     found = {tensor.dtype for tensor in tensors}
     name = DTYPES.get(tensors[0].dtype)
@@ -82,9 +82,9 @@ def _dtype(*tensors: Any, tf32: bool = False) -> str:
     return "tf32" if tf32 and name == "f32" and tensors[0].is_cuda else name
 
 
-def _order(matrix_order: Any) -> str:
-    """Return how the last two dimensions lie: ``"t"`` if the columns are rows in memory."""
-    return "t" if matrix_order.stride(-1) != 1 and matrix_order.stride(-2) == 1 else "n"
+def _order(matrix: Any) -> str:
+    """Return the order of the last two axes in memory: ``"t"`` if columns are contiguous."""
+    return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
 
 
 def _product(a: Any, b: Any, *others: Any, epilogue: str = "none") -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def _mm(given: Arguments) -> tuple[str, ...]:
 
 
 def _sum_with(addend: Any, a: Any, b: Any, given: Arguments, activation: str = "") -> tuple[str, ...]:
-    """Return beta * addend + alpha * a @ b, where the addend is a bias or of the shape of the result."""
+    """Return the workload of beta * addend + alpha * a @ b, where the addend is a bias or a residual."""
     if given["alpha"] != 1 or given["beta"] not in (0, 1):
         raise _Unsupported(f"alpha={given['alpha']}, beta={given['beta']}")
     if given["beta"] == 0:
@@ -126,7 +126,7 @@ def _addmm(given: Arguments) -> tuple[str, ...]:
 
 def _addmm_activation(given: Arguments) -> tuple[str, ...]:
     if given["use_gelu"]:
-        raise _Unsupported("gelu by tanh on some devices")
+        raise _Unsupported("gelu, by tanh on some devices")
     return _sum_with(given["self"], given["mat1"], given["mat2"], given, "+relu")
 
 
@@ -144,7 +144,7 @@ def _alike(name: str, values: Any) -> int:
 
 
 def _layout(*tensors: Any) -> str:
-    """Return the layout of a convolution's tensors: channels come last if they do in any of them."""
+    """Return the layout of a convolution: channels last if any of its tensors has it."""
     last = any(
         tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
         for tensor in tensors
@@ -178,7 +178,7 @@ def _convolution_of(x: Any, w: Any, given: Arguments, **more: Any) -> str:
 
 
 def _enlarged(x: Any, w: Any, given: Arguments) -> tuple[int, ...]:
-    """Return the shape of the images whose convolution would be like `x`."""
+    """Return the shape of the images whose convolution has the shape of `x`."""
     sizes = (
         (extent - 1) * stride - 2 * pad + dilation * (taps - 1) + more + 1
         for extent, stride, pad, dilation, taps, more in zip(
@@ -193,13 +193,13 @@ def _enlarged(x: Any, w: Any, given: Arguments) -> tuple[int, ...]:
 
 
 def convolution(x: Any, w: Any, given: Arguments, epilogue: str) -> str | None:
-    """Return what a convolution computes with an epilogue, or None if that is none of ours.
+    """Return the workload of a convolution with an epilogue, or None if no operator of tunebench computes it.
 
     Args:
         x: Images.
         w: Filters.
-        given: stride, padding and dilation, each of both axes; and groups.
-        epilogue: As the workload names it.
+        given: Stride, padding and dilation, each for both axes, and groups.
+        epilogue: Epilogue, as the workload names it.
     """
     try:
         return _convolution_of(x, w, {"transposed": False, **given}, epilogue=epilogue)
@@ -208,7 +208,7 @@ def convolution(x: Any, w: Any, given: Arguments, epilogue: str) -> str | None:
 
 
 def _convolution(given: Arguments) -> tuple[str, ...]:
-    """Return a convolution; a transposed one is the gradient of one, and its bias is not a part of it."""
+    """Return the workload of a convolution; a transposed one is an input gradient, without its bias."""
     if given["transposed"]:
         return (_convolution_of(given["input"], given["weight"], given, direction="dgrad"),)
     epilogue = "bias" if given["bias"] is not None else "none"
@@ -229,7 +229,7 @@ def _convolution_backward(given: Arguments) -> tuple[str, ...]:
 
 def _rows(x: Any, dim: int) -> dict[str, Any]:
     if dim not in (-1, x.dim() - 1) or x.dim() == 0:
-        raise _Unsupported("over a dimension that is not the last")
+        raise _Unsupported("not over the last axis")
     return {"rows": x.numel() // max(1, x.shape[-1]), "cols": x.shape[-1], "dtype": _dtype(x)}
 
 
@@ -264,7 +264,7 @@ def _norm(x: Any, normalized: Any, weights: tuple[Any, ...]) -> dict[str, Any]:
 def _eps(given: Arguments) -> float:
     eps = given["eps"]
     if eps is None:
-        raise _Unsupported("eps of the type's own")
+        raise _Unsupported("no eps given")
     if not SMALLEST <= eps <= LARGEST:
         raise _Unsupported(f"eps={eps:g}")
     return float(eps)
@@ -300,7 +300,9 @@ def _rms_norm_backward(given: Arguments) -> tuple[str, ...]:
 
 
 def cross_entropy(softmax: str) -> str:
-    """Return what a log-softmax (or its gradient) and a choice of classes after (or before) it are as one.
+    """Return the cross entropy that a log-softmax and the loss next to it compute together.
+
+    It also merges their gradients.
 
     Args:
         softmax: Canonical text of the log-softmax.
@@ -344,9 +346,9 @@ def _plain_attention(given: Arguments, q: Any, k: Any, v: Any) -> None:
     if scale is not None and not math.isclose(scale, 1 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
         raise _Unsupported(f"scale={scale:g}")
     if v.shape != k.shape:
-        raise _Unsupported("values of another size than keys")
+        raise _Unsupported("values and keys of different shapes")
     if given["is_causal"] and q.shape[2] != k.shape[2]:
-        raise _Unsupported("causal, where the first query is aligned with the first key")
+        raise _Unsupported("a causal mask aligned with the first key")
 
 
 def _is_there(tensor: Any) -> bool:
@@ -375,4 +377,4 @@ _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
         for end, direction in (("", "forward"), ("_backward", "backward"))
     },
 }
-"""What reads the arguments of an operator, by its name without overload."""
+"""Reader of each operator's arguments, by its name without overload."""

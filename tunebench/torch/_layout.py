@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and beside one another: told from shapes and strides alone."""
+"""Memory layout of tensors, and broadcasting between them, from shapes and strides alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def is_dense(tensor: Any) -> bool:
-    """Tell whether the elements lie side by side in some order of the axes."""
+    """Return whether the elements fill their memory without gaps, in any order of the axes."""
     axes = sorted(
         ((stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1)
     )
@@ -37,7 +37,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def innermost_extent(tensor: Any) -> int:
-    """Return the extent of the axis whose elements lie side by side."""
+    """Return the extent of the innermost axis in memory; 1 for a scalar."""
     axes = [
         (stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1
     ]
@@ -45,7 +45,7 @@ def innermost_extent(tensor: Any) -> int:
 
 
 def operand_broadcast(tensor: Any, result: Any) -> Broadcast | None:
-    """Return how an operand lies beside a result, or None if that is none of the ways."""
+    """Return how an operand is broadcast to a result, or None if kernels do not support it."""
     if tensor.numel() == 1:
         return "scalar"
     if not is_dense(tensor):
@@ -66,14 +66,14 @@ def operand_broadcast(tensor: Any, result: Any) -> Broadcast | None:
 
 
 def channel_broadcast(images: Any) -> Broadcast:
-    """Return how a number for each channel lies beside images."""
+    """Return how one number per channel is broadcast to images."""
     if images.is_contiguous() and images.shape[2:].numel() > 1:
         return "channel"
     return "vector" if images.is_contiguous(memory_format=torch.channels_last) else "channel"
 
 
 def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
-    """Return whether axes are the innermost in memory (``cols``) or the outermost; None if neither."""
+    """Return whether axes are innermost in memory (``cols``) or outermost (``rows``); None if neither."""
     chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
     wide = (axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1)
     inside = [axis in chosen for axis in sorted(wide, key=tensor.stride, reverse=True)]
@@ -83,20 +83,25 @@ def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
 
 
 def has_workload_layout(problem: Workload, tensor: Any) -> bool:
-    """Tell whether a tensor lies in memory as a problem's kernels read or write it."""
-    if problem.operator in ("gemm", "elementwise", "reduction", "batchnorm_stats"):  # it says how
+    """Return whether a tensor has the memory layout that a workload's kernels expect."""
+    if problem.operator in (
+        "gemm",
+        "elementwise",
+        "reduction",
+        "batchnorm_stats",
+    ):  # the workload states the order
         return is_dense(tensor)
     return bool(tensor.is_contiguous(memory_format=memory_format(problem, tensor)))
 
 
 def memory_format(problem: Workload, tensor: Any) -> torch.memory_format:
-    """Return the format of a problem's tensors."""
+    """Return the memory format of a workload's tensors."""
     last = getattr(problem, "layout", "") == "nhwc" and tensor.dim() == 4
     return torch.channels_last if last else torch.contiguous_format
 
 
 def matrix_order(tensor: torch.Tensor) -> Literal["n", "t"] | None:
-    """Return how the last two axes lie: rows after rows, columns after columns, or neither without gaps."""
+    """Return whether rows (``n``) or columns (``t``) of the last two axes are contiguous; None if neither."""
     if tensor.is_contiguous():
         return "n"
     return "t" if tensor.ndim > 1 and tensor.transpose(-2, -1).is_contiguous() else None

@@ -1,4 +1,4 @@
-"""torch's tensors as kernels take them: arrays on a processor, addresses and a stream on a GPU."""
+"""torch tensors as kernel arguments: arrays on a CPU, addresses and a stream on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-"""Types of tensors that kernels compute with."""
+"""Tensor types that kernels compute with."""
 
 _STORED: dict[DType, torch.dtype] = {
     **{ours: theirs for theirs, ours in DTYPES.items()},
@@ -33,23 +33,23 @@ _STORED: dict[DType, torch.dtype] = {
 
 
 def stored_type(dtype: DType) -> torch.dtype:
-    """Return torch's type of tensors of ours."""
+    """Return torch's type of a tensor in a workload."""
     return _STORED[dtype]
 
 
 @functools.cache
 def device_of(device: torch.device) -> tuple[Device, int] | str:
-    """Return one of torch's devices as ours, and its ordinal; or why kernels do not run there."""
+    """Return the device and ordinal of a torch device, or why kernels do not run on it."""
     if device.type == "cpu":
         return local_cpu(), 0
     if device.type != "cuda":
-        return f"kernels run on processors and NVIDIA's GPUs, not on {device.type}"
+        return f"kernels run on CPUs and NVIDIA GPUs, not on {device.type}"
     gpus, ordinal = local_gpus(), device.index or 0
-    return (gpus[ordinal], ordinal) if ordinal < len(gpus) else f"the driver does not tell of {device}"
+    return (gpus[ordinal], ordinal) if ordinal < len(gpus) else f"the driver does not list {device}"
 
 
-def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
-    """Run a kernel on tensors (inputs, outputs; numbers as such) whose memory is as its workload says."""
+def launch(kernel: Kernel, tensors: Sequence[Any]) -> None:
+    """Run a kernel on its inputs and outputs, whose memory has the workload's layout; scalars are numbers."""
     if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
         _launch_on_gpu(kernel, tensors)
         return
@@ -57,7 +57,7 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
 
 
 def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array on a tensor's memory, in the order of memory; halves as their bits."""
+    """Return an array on a tensor's memory, in memory order; 16-bit types as integers."""
     if not shape:
         return float(tensor)
     if tensor.requires_grad:
@@ -65,13 +65,13 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     if tensor.itemsize == 2:
         tensor = tensor.view(torch.uint16)
     array = tensor.numpy()
-    if not array.flags.c_contiguous:  # dense all the same: a transposed matrix, channels last
+    if not array.flags.c_contiguous:  # dense in another order: a transposed matrix, or channels last
         array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     return array.reshape(shape)
 
 
-def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
-    """Launch on the current stream of the tensors' device; scratch comes from torch's allocator."""
+def _launch_on_gpu(kernel: Kernel, tensors: Sequence[Any]) -> None:
+    """Launch on the current stream of the tensors' device; torch's allocator provides the scratch memory."""
     first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
     index = first.device.index
     addresses = [t.data_ptr() if isinstance(t, torch.Tensor) and t.ndim else t for t in tensors]
@@ -93,24 +93,24 @@ def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
 
 
 def may_use_tf32() -> tuple[bool, bool]:
-    """Tell whether torch may multiply float32 in tf32 on GPUs: in matrix products, in convolutions."""
+    """Return whether torch may use tf32 for float32 on GPUs: in matrix products, and in convolutions."""
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
 def compute_type(tensor: torch.Tensor, *, convolution: bool = False) -> DType:
-    """Return what products of a tensor multiply in: tf32 for float32 on a GPU, if torch may."""
+    """Return the type of a tensor's products: tf32 for float32 on a GPU, if torch allows it."""
     if tensor.is_cuda and tensor.dtype == torch.float32 and may_use_tf32()[convolution]:
         return "tf32"
     return DTYPES[tensor.dtype]
 
 
 def unsupported_reason(tensors: Sequence[torch.Tensor | None]) -> str | None:
-    """Return why no kernel takes tensors together, or None if one may."""
+    """Return why no kernel reads these tensors together, or None if one may."""
     there = [tensor for tensor in tensors if tensor is not None]
     first = there[0]
     for tensor in there:
         if not isinstance(tensor, torch.Tensor):
-            return f"{type(tensor).__name__} is no tensor"
+            return f"expected a tensor, got {type(tensor).__name__}"
         if tensor.layout != torch.strided:
             return f"a {tensor.layout} tensor"
         if tensor.dtype not in DTYPES:

@@ -15,7 +15,7 @@ from tunebench.torch._layout import channel_broadcast, is_dense
 from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import workload
 
-__all__ = ["batch_norm_gradient_fields", "batch_norm_fields"]
+__all__ = ["batch_norm_fields", "batch_norm_gradient_fields"]
 
 AddValue = Callable[[str, Tensor], str]
 """Notes a value by its name and returns that."""

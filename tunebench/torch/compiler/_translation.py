@@ -20,9 +20,9 @@ from tunebench.torch._aten_workload import is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
     has_workload_layout,
-    inner,
+    innermost_extent,
     is_dense,
-    place,
+    operand_broadcast,
     reduced_axis,
 )
 from tunebench.torch._tensor import DTYPES

@@ -113,6 +113,7 @@ def time_model(
             returns, in place of inference.
         torch_compile: Whether to time `torch.compile` too, which needs a compiler.
         benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
+        library: Deprecated name of `torch_compile`.
 
     Raises:
         InputError: if there are no rounds, or no inputs, or nothing to train.

@@ -1,4 +1,4 @@
-"""What follows a product or a convolution element by element: by its name, or as an expression in x."""
+"""Activations after a product or a convolution: by name, or as an expression in x."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ACTIVATIONS: dict[str, Any] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-"""Those that have a name; gelu is the exact one."""
+"""Activations with a name; gelu is the exact one, not the tanh approximation."""
 
 
 def canonical_activation(activation: str) -> str:
-    """Return the one text of an activation.
+    """Return the canonical text of an activation.
 
     Raises:
         InputError: if it is neither a name nor an expression in x.
@@ -38,20 +38,20 @@ def _canonical(text: str) -> str:
     found = canonical(text)
     if names(parse(found)) != ("x",):
         raise InputError(
-            f"an activation is one of {', '.join(ACTIVATIONS)} or an expression in x alone, not {found}"
+            f"an activation must be one of {', '.join(ACTIVATIONS)} or an expression in x alone, got {found}"
         )
     return found
 
 
 def expression(activation: str) -> str:
-    """Return an activation as the workload has it: a name applied to x, or the expression itself."""
+    """Return an activation as workloads write it: its name applied to x, or its expression."""
     if activation == "none":
         return IDENTITY
     return f"{activation}(x)" if activation in ACTIVATIONS else activation
 
 
 def apply_activation(activation: str, z: Tensor) -> Tensor:
-    """Return the activation by torch."""
+    """Apply an activation by torch."""
     known = ACTIVATIONS.get(activation)
     made: Tensor = evaluate(_tree(activation), {"x": z}) if known is None else known(z)
     return made
@@ -63,13 +63,13 @@ def _tree(text: str) -> Node:
 
 
 def activation_gradient(activation: str, z: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient before an activation, which can be differentiated again."""
+    """Return the gradient before an activation; it can be differentiated again."""
     again = torch.is_grad_enabled()
     if activation == "relu":
         return dy * (z > 0)
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(dy, z)
-    if activation == "silu" and not again:  # torch differentiates silu twice, but not this
+    if activation == "silu" and not again:  # torch has the second gradient of silu, but not of silu_backward
         return torch.ops.aten.silu_backward(dy, z)
     with torch.enable_grad():
         before = z if z.requires_grad else z.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""What autocast does to arguments of torch's functions, done to those of ours."""
+"""Casts that torch.autocast applies to arguments of torch's functions, for those of tunebench.torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["cast_to_autocast", "cast_to_float32", "is_autocast_enabled"]
 
 
 def is_autocast_enabled(tensor: Tensor) -> bool:
-    """Tell whether autocast is on where a tensor is."""
+    """Return whether autocast is on for a tensor's device."""
     return bool(torch.is_autocast_enabled(tensor.device.type))
 
 
 def cast_to_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Return tensors in autocast's type, as torch has them for products; unchanged where it is off."""
+    """Return tensors in autocast's type, as torch casts operands of products; unchanged if it is off."""
     first = tensors[0]
     if (
         not torch._C._is_any_autocast_enabled()
@@ -33,7 +33,7 @@ def _is_eligible(tensor: Any) -> bool:
 
 
 def cast_to_float32(*tensors: Any, on_cpu: bool = False) -> tuple[Any, ...]:
-    """Return tensors in float32 where autocast has torch compute so: on GPUs, and on processors if said."""
+    """Return tensors in float32 where autocast computes in float32: on GPUs, and on CPUs if `on_cpu`."""
     first = tensors[0]
     if (
         not torch._C._is_any_autocast_enabled()

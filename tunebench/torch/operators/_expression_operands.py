@@ -1,4 +1,4 @@
-"""Operands of an expression, as the operators elementwise and reduction take them."""
+"""Operands of expressions, for the operators elementwise and reduction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MOST_TENSORS = 8
-"""Tensors of an expression that an operator takes."""
+"""Most tensors of an expression."""
 SCHEMA = ", ".join(
     [
         "Tensor t0",
@@ -40,7 +40,7 @@ SCHEMA = ", ".join(
         "str expression, str vectors, str columns, str scalars, float[] values",
     ]
 )
-"""The parameters that say what is computed of an element."""
+"""Schema of the parameters of an expression."""
 
 FUNCTIONS: dict[str, Any] = {
     "abs": torch.abs,
@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def evaluate(node: Node, operands: Mapping[str, Any]) -> Any:
-    """Compute an expression by torch, one operation after the other."""
+    """Evaluate an expression by torch, one operation at a time."""
     if isinstance(node, Name):
         return operands[node.name]
     if isinstance(node, Number):
@@ -86,12 +86,12 @@ def _evaluate_numbers(operation: str, arguments: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionOperands:
-    """What a caller gives for the names of an expression.
+    """Values of the names in an expression.
 
     Attributes:
-        text: The expression, in its one form.
-        tensors: In the order their names first appear in.
-        numbers: The others, each with its name.
+        text: Canonical text of the expression.
+        tensors: Its tensors, in the order in which their names first appear.
+        numbers: Its numbers, each with its name.
     """
 
     text: str
@@ -100,15 +100,21 @@ class ExpressionOperands:
 
     @classmethod
     def of(cls, expression: str, operands: Mapping[str, Tensor | float]) -> ExpressionOperands:
-        """Hold operands against an expression.
+        """Match operands with the names of an expression.
+
+        Args:
+            expression: Text of the expression.
+            operands: Tensor or number of each name.
 
         Raises:
-            InputError: if a name has no operand, an operand no name, or the expression is not one.
+            InputError: if a name has no operand, an operand no name, or the expression is invalid.
         """
         text = canonical(expression)
         used = _names(text)
         if set(used) != set(operands):
-            raise InputError(f"{text} has the names {', '.join(used)}; operands are {', '.join(operands)}")
+            raise InputError(
+                f"{text} has the names {', '.join(used)}, but the operands are {', '.join(operands)}"
+            )
         given = [(name, operands[name]) for name in used]
         return cls(
             text,
@@ -118,20 +124,20 @@ class ExpressionOperands:
 
     @property
     def padded(self) -> tuple[Tensor | None, ...]:
-        """As many as an operator takes."""
+        """The tensors, followed by None up to the number that the operator takes."""
         return (*self.tensors, *[None] * (MOST_TENSORS - len(self.tensors)))
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOperands:
-    """Operands as a matrix, its vectors, its columns, and numbers.
+    """Operands viewed as a matrix with vectors, columns and numbers.
 
     Attributes:
-        outer: Axes that are its rows.
-        inner: Axes that are its columns.
-        views: How each tensor is seen.
-        told: What else says what is computed of an element.
-        gathered: Why operands would be copied, or None.
+        outer: Extents of the axes that are rows.
+        inner: Extents of the axes that are columns.
+        views: View of each tensor.
+        attributes: The operator's arguments after its tensors.
+        copy_reason: Why operands would be copied, or None.
     """
 
     outer: tuple[int, ...]
@@ -144,10 +150,16 @@ class MatrixOperands:
 def matrix_operands(
     given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], inner: int
 ) -> MatrixOperands | str:
-    """See tensors as a matrix whose columns are the last `inner` axes, or tell why they are none.
+    """View tensors as a matrix whose columns are the last `inner` axes, or return why that is not possible.
 
-    A tensor of the shape of those axes is a vector; one of the whole shape with ones in their place has one
-    element for each row.
+    A tensor with the shape of those axes is a vector. A tensor with extents of 1 in their place is a column,
+    with one element per row.
+
+    Args:
+        given: Tensors, or None for those that are absent.
+        text: Canonical text of the expression.
+        numbers: Numbers of the expression with their names.
+        inner: Number of axes that are columns.
     """
     tensors = [tensor for tensor in given if tensor is not None]
     shape = shape_of(tensors)
@@ -166,10 +178,10 @@ def matrix_operands(
             columns.append(name)
             views.append(OperandView((math.prod(outer),)))
         else:
-            return "shapes that are neither alike nor those of a vector or of a column"
+            return "shapes that are neither equal nor those of a vector or a column"
     copy_reason = None
     if not all(tensor.is_contiguous() for tensor in tensors):
-        copy_reason = "elements that do not lie side by side"
+        copy_reason = "elements that are not contiguous"
     values = [float(value) for _, value in numbers]
     attributes = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
     return MatrixOperands(
@@ -178,13 +190,13 @@ def matrix_operands(
 
 
 def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """Return the shape of the largest tensor, that of the matrix if there is one."""
+    """Return the shape of the largest tensor."""
     there: list[Tensor] = [tensor for tensor in tensors if tensor is not None]
     return tuple(max(there, key=lambda tensor: (tensor.numel(), tensor.ndim)).shape)
 
 
 def dimensions(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what of a workload's dimensions the arguments of an operator say."""
+    """Return the workload dimensions of an operator call from its arguments."""
     *padded, text, vectors, columns, scalars, _ = arguments
     first = whole(padded)
     rows, cols = first.shape
@@ -205,7 +217,7 @@ def whole(tensors: Any) -> Tensor:
 
 
 def order(arguments: tuple[Any, ...]) -> list[Any]:
-    """Return what a kernel reads, in the order that names first appear in."""
+    """Return the kernel's inputs, in the order in which their names first appear."""
     *padded, text, _, _, scalars, values = arguments
     tensors = iter([tensor for tensor in padded if tensor is not None])
     numbers = iter(values)
@@ -214,7 +226,7 @@ def order(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def element(arguments: tuple[Any, ...]) -> Tensor:
-    """Compute the expression by torch, from the arguments of an operator."""
+    """Evaluate the expression by torch, from the operator's arguments."""
     *_, text, _, columns, _, _ = arguments
     listed = set(filter(None, columns.split("+")))
     values = dict(zip(_names(text), order(arguments), strict=True))

@@ -27,10 +27,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend, as `torch.nn.functional.scaled_dot_product_attention` does.
+    """Compute attention, as `torch.nn.functional.scaled_dot_product_attention` does.
 
-    Masks, dropout and scales other than ``1 / sqrt(head_dim)`` are left to torch, as is a causal mask over
-    more keys than queries, which torch aligns with the first key and our kernels with the last.
+    torch runs calls with a mask, dropout or a scale other than ``1 / sqrt(head_dim)``. It also runs causal
+    calls with different numbers of keys and queries: torch aligns the mask with the first key, tuned kernels
+    with the last.
+
+    Args:
+        query: (..., heads, queries, head_dim).
+        key: (..., heads, keys, head_dim).
+        value: Shaped like `key`.
+        attn_mask: If given, torch runs the call.
+        dropout_p: If not 0, torch runs the call.
+        is_causal: Whether each query attends only to earlier keys.
+        scale: Factor of the scores; default 1 / sqrt(head_dim).
+        enable_gqa: Whether several query heads may share a key head.
     """
     q, k, v = cast_to_autocast(query, key, value)
 
@@ -57,16 +68,16 @@ def _call_of(q: Tensor, k: Tensor, v: Tensor, *attributes: Any) -> OpCall | str:
         return "queries, keys and values of different kinds"
     dim, seq_q, seq_k = q.shape[-1], q.shape[-2], k.shape[-2]
     if scale is not None and not math.isclose(scale, dim**-0.5, rel_tol=1e-6):
-        return f"scores are scaled by 1 / sqrt(head_dim), not by {scale}"
+        return f"kernels scale scores by 1 / sqrt(head_dim), not by {scale}"
     if causal and seq_q != seq_k:
-        return "a causal mask over more keys than queries, or fewer"
+        return "a causal mask with different numbers of keys and queries"
     heads, heads_k = q.shape[-3], k.shape[-3]
     if q.shape[:-3] != k.shape[:-3] or (heads != heads_k and (not grouped or heads % heads_k)):
-        return "heads that do not go together"
+        return "numbers of heads that do not match"
     batch = math.prod(q.shape[:-3])
     copy_reason = None
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        copy_reason = "heads that do not lie side by side"
+        copy_reason = "heads that are not contiguous"
     keys = OperandView((batch, heads_k, seq_k, dim))
     return OpCall(
         (OperandView((batch, heads, seq_q, dim)), keys, keys), (causal,), tuple(q.shape), copy_reason
@@ -97,16 +108,16 @@ def _workload_backward(
 
 
 def _repeated(q: Tensor, k: Tensor) -> Tensor:
-    """Return keys with a head for each head of the queries."""
+    """Return keys with one head per head of the queries."""
     return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
 def _fallback(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attend by the kernels of torch that tell their sums of exponentials."""
+    """Compute attention by those kernels of torch that also return the log-sum-exp."""
     aten, k, v = torch.ops.aten, _repeated(q, k), _repeated(q, v)
     if q.is_cuda:
         o, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-        lse = lse[..., : q.shape[2]]  # rounded up to whole blocks
+        lse = lse[..., : q.shape[2]]  # torch pads it to whole blocks
     else:
         o, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     return o.contiguous(), lse.float().contiguous()
@@ -115,9 +126,9 @@ def _fallback(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Te
 def _fallback_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, ...]:
-    """Return gradients by torch's kernels; those of keys that heads share are added up."""
+    """Return gradients by torch's kernels; the gradients of a shared key head are summed."""
     aten, keys, values = torch.ops.aten, _repeated(q, k), _repeated(q, v)
-    if q.is_cuda:  # its sums lie in whole blocks: they are computed again
+    if q.is_cuda:  # torch expects a padded log-sum-exp: compute it again
         again = aten._scaled_dot_product_efficient_attention(q, keys, values, None, True, 0.0, causal)
         wanted = [True, True, True, False]
         operands = (do, q, keys, values, None, *again, 0.0, wanted, causal)

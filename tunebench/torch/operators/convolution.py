@@ -1,4 +1,4 @@
-"""Convolutions of images, of either layout, with what may follow them, and their gradients."""
+"""Convolutions of images with an epilogue, in either layout, and their gradients."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def conv2d(
     relu: bool = False,
     activation: str = "none",
 ) -> Tensor:
-    """Convolve images, as `torch.nn.functional.conv2d` does, with what follows.
+    """Convolve images, as `torch.nn.functional.conv2d` does, with an optional epilogue.
 
     Args:
         input: (n, c, h, w), contiguous or channels last.
         weight: (k, c / groups, r, s).
         bias: (k,).
-        stride: Steps of the filter.
+        stride: Stride of the filter.
         padding: Zeros around the images, ``"valid"`` or ``"same"``.
-        dilation: Steps between the filter's taps.
+        dilation: Distance between the filter's taps.
         groups: Groups of channels.
-        scale: (k,), what the sums of each filter are multiplied by before the bias is added.
+        scale: (k,), factor of each filter's sums before the bias is added.
         residual: Shaped like the result; added after the bias.
-        relu: Whether negative results become 0; short for ``activation="relu"``.
-        activation: Applied last, as for `linear`. Where gradients are needed, all but relu are torch's.
+        relu: Short for ``activation="relu"``.
+        activation: Applied last, as for `linear`. torch applies all but relu where gradients are needed.
 
     Raises:
-        InputError: if the activation is none.
+        InputError: if the activation is invalid.
     """
     x, w, added, factor, rest = cast_to_autocast(input, weight, bias, scale, residual)
     last = _last(relu, activation)
@@ -82,9 +82,11 @@ def conv2d(
 
 
 def _last(relu: bool, activation: str) -> str:
-    """Return what is applied last."""
+    """Return the activation that `relu` and `activation` ask for."""
     if relu and activation not in ("none", "relu"):
-        raise InputError(f"relu=True and activation={activation!r} are two activations: give one of them")
+        raise InputError(
+            f"relu=True and activation={activation!r} are two activations: pass only one of them"
+        )
     return "relu" if relu else canonical_activation(activation)
 
 
@@ -102,7 +104,7 @@ def _epilogue(y: Tensor, scale: Any, bias: Any, residual: Any, activation: str) 
     return apply_activation(activation, y)
 
 
-# -- form ----------------------------------------------------------------------------------------------------
+# -- operator calls ------------------------------------------------------------------------------------------
 
 
 def _call_of(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> OpCall | str:
@@ -111,7 +113,7 @@ def _call_of(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attrib
     if reason is not None:
         return reason
     if x.ndim not in (3, 4) or w.ndim != 4:
-        return "no images"
+        return "shapes that are not images"
     if x.ndim == 3:
         return _of_one(x, w, scale, bias, residual, *attributes)
     step, gap = _alike(stride), _alike(dilation)
@@ -122,26 +124,26 @@ def _call_of(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attrib
         return "an epilogue without a bias"
     for vector in (scale, bias):
         if vector is not None and (vector.shape != w.shape[:1] or not vector.is_contiguous()):
-            return "a scale or bias that is no vector of one number a filter"
+            return "a scale or bias that is not a contiguous vector with one number per filter"
     layout = _layout(x, w)
     if layout is None:
         return "images that are neither contiguous nor channels last"
     copied = not w.is_contiguous(memory_format=FORMATS[layout])
     if residual is not None and not residual.is_contiguous(memory_format=FORMATS[layout]):
-        return "a residual that is not laid out like the images"
+        return "a residual with another layout than the images"
     p, q = (_extent(x.shape[2 + i], w.shape[2 + i], step, pad, gap) for i in (0, 1))
     if p < 1 or q < 1 or x.shape[1] != w.shape[1] * groups:
-        return "filters that do not go with the images"
+        return "filters that do not match the images"
     if residual is not None and residual.shape != (x.shape[0], w.shape[0], p, q):
-        return "a residual that is not shaped like the result"
+        return "a residual with another shape than the result"
     view_w = OperandView(tuple(w.shape), is_copied=True) if copied else None
     return OpCall((None, view_w, None, None, None), (step, pad, gap, groups, activation, layout))
 
 
 def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> OpCall | str:
-    """Return the form of a convolution of one image, which has no axis of a batch."""
+    """Return the operator call of a convolution of one image without a batch axis."""
     if residual is not None:
-        return "a residual of one image"
+        return "a residual of an image without a batch axis"
     found = _call_of(x.unsqueeze(0), w, scale, bias, None, *attributes)
     if isinstance(found, str):
         return found
@@ -152,7 +154,7 @@ def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attribu
 
 
 def _alike(extent: Any) -> int | None:
-    """Return the one number that holds for both axes, or None."""
+    """Return the number that holds for both axes, or None if they differ."""
     if not isinstance(extent, tuple):
         return int(extent)
     return int(extent[0]) if len(set(extent)) == 1 and len(extent) <= 2 else None
@@ -168,7 +170,7 @@ def _padding(padding: Any, w: Tensor, step: int, gap: int) -> int | None:
 
 
 def _layout(x: Tensor, w: Tensor) -> str | None:
-    """Return the layout that torch would give the result, if the images have it."""
+    """Return the layout that torch would choose for the result, or None if the images do not have it."""
     plain, last = x.is_contiguous(), x.is_contiguous(memory_format=torch.channels_last)
     w_last = w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous()
     if last and (not plain or w_last):
@@ -261,8 +263,8 @@ def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Ten
     return _fresh(x, (dy.shape[1], x.shape[1] // attributes[3], r, s), attributes[-1])
 
 
-def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
-    """Return memory for the one result, with channels second as torch counts, wherever they lie."""
+def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
+    """Return memory for the result, with axes in torch's order (n, c, h, w) and the workload's layout."""
     w: Conv2d = kernel.workload  # type: ignore[assignment]
     shapes = {"fprop": (w.n, w.k, w.p, w.q), "dgrad": (w.n, w.c, w.h, w.w)}
     filters = (w.k, w.c // w.groups, w.r, w.s)
@@ -275,13 +277,13 @@ def _prepare(tensor: Tensor, *attributes: Any) -> Tensor:
     )
 
 
-# -- gradients: each of the three is differentiated by the other two -----------------------------------------
+# -- gradients: each of the three operators is differentiated by the other two -----------------------------
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
     x, w, scale, bias, residual, *ctx.attributes = inputs
     ctx.activation = ctx.attributes[4]
-    # Of relu the result tells enough; what was before another activation is computed again.
+    # relu's gradient needs only the result; the sums before another activation are computed again
     kept = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
     ctx.save_for_backward(x, w, scale, *kept)
 

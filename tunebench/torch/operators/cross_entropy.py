@@ -1,4 +1,4 @@
-"""The cross entropy of a classifier or a language model, and its gradient."""
+"""Cross entropy of a classifier or a language model, and its gradient."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross entropy of rows of logits with classes, as `torch.nn.functional.cross_entropy` does.
+    """Return the cross entropy of rows of logits, as `torch.nn.functional.cross_entropy` does.
 
     Args:
         input: (n, classes), or (classes,).
-        target: (n,), or (): classes; torch has the other kinds.
-        weight: Has torch do it.
-        size_average: Likewise.
-        ignore_index: Rows of this class are left out.
-        reduce: Has torch do it.
+        target: Classes, (n,) or (); torch runs calls with other targets.
+        weight: If given, torch runs the call.
+        size_average: If given, torch runs the call.
+        ignore_index: Class of the rows to ignore.
+        reduce: If given, torch runs the call.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        label_smoothing: Other than 0 has torch do it.
+        label_smoothing: If not 0, torch runs the call.
     """
     (x,) = cast_to_float32(input, on_cpu=True)
 
@@ -53,9 +53,9 @@ def cross_entropy(
         )
 
     if weight is not None or size_average is not None or reduce is not None or label_smoothing:
-        return run_by_torch("cross_entropy", "weights, smoothing or the old reductions", fallback)
+        return run_by_torch("cross_entropy", "weights, label smoothing or a deprecated reduction", fallback)
     if reduction not in ("mean", "sum", "none"):
-        return run_by_torch("cross_entropy", "no such reduction", fallback)
+        return run_by_torch("cross_entropy", "unknown reduction", fallback)
 
     def reduced(results: tuple[Tensor, Tensor]) -> Tensor:
         return _reduced(results[0], x, target, ignore_index, reduction)
@@ -77,13 +77,13 @@ def _call_of(x: Tensor, target: Tensor, ignore_index: int) -> OpCall | str:
     if reason is not None:
         return reason
     if x.ndim not in (1, 2) or target.shape != x.shape[:-1] or target.device != x.device:
-        return "no rows of logits with a class each"
+        return "not rows of logits with one class each"
     if target.dtype not in (torch.int64, torch.uint8):
         return f"targets of {target.dtype}"
-    copy_reason = None if x.is_contiguous() else "rows that do not lie side by side"
+    copy_reason = None if x.is_contiguous() else "rows that are not contiguous"
     cols = x.shape[-1]
     rows = x.numel() // cols
-    # Classes are copied: a kernel reads them as int32.
+    # Classes are copied, because kernels read them as int32.
     views = (OperandView((rows, cols)), OperandView((rows,), is_copied=True))
     return OpCall(views, (ignore_index,), None, copy_reason)
 
@@ -116,17 +116,17 @@ def _fallback_backward(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ig
 
 
 def _check(x: Tensor, target: Tensor, *attributes: Any) -> None:
-    """Refuse classes that there are not, of which a kernel would read elsewhere."""
+    """Raise if a class is out of bounds, because the kernel would read out of bounds."""
     ignore_index = attributes[-1]
     valid = ((target >= 0) & (target < x.shape[1])) | (target == ignore_index)
-    if x.is_cuda:  # nobody may wait for the device
+    if x.is_cuda:  # checked without waiting for the device
         torch._assert_async(valid.all(), "a class out of bounds")
     elif not bool(valid.all()):
         raise IndexError(f"Target {int(target[~valid][0])} is out of bounds: there are {x.shape[1]} classes.")
 
 
 def _prepare(tensor: Tensor, ignore_index: int) -> Tensor:
-    """Return classes as a kernel reads them: any one that there is stands for one left out."""
+    """Return classes as int32; ignored rows get class 0, which is valid."""
     if tensor.is_floating_point():
         return tensor.contiguous()
     return torch.where(tensor == ignore_index, 0, tensor).to(torch.int32)

@@ -29,15 +29,16 @@ __all__ = ["elementwise"]
 def elementwise(expression: str, **operands: Tensor | float) -> Tensor:
     """Evaluate an expression such as ``"gelu(x+bias)*y"`` in one kernel.
 
-    Its words are those of the operator elementwise.
+    The operator elementwise lists the functions that an expression may use.
 
     Args:
         expression: Names, numbers, operators and functions.
-        operands: Each name's tensor or number. Tensors are of one shape, or vectors of its last extent, or of
-            that shape with a last extent of 1. Where gradients are needed, torch computes the expression.
+        operands: Tensor or number of each name. Tensors have the same shape, or are vectors of its last
+            extent, or have that shape with a last extent of 1. torch evaluates the expression where gradients
+            are needed.
 
     Raises:
-        InputError: if a name has no operand, an operand no name, or the expression is not one.
+        InputError: if a name has no operand, an operand no name, or the expression is invalid.
     """
     given = ExpressionOperands.of(expression, operands)
 
@@ -46,9 +47,9 @@ def elementwise(expression: str, **operands: Tensor | float) -> Tensor:
         return result
 
     if not 0 < len(given.tensors) <= MOST_TENSORS:
-        return run_by_torch("elementwise", f"0 tensors, or more than {MOST_TENSORS}", fallback)
+        return run_by_torch("elementwise", f"no tensors, or more than {MOST_TENSORS}", fallback)
     if is_differentiated(given.tensors):
-        return run_by_torch("elementwise", "gradients of an expression are torch's", fallback)
+        return run_by_torch("elementwise", "gradients of expressions are computed by torch", fallback)
     return dispatch(ELEMENTWISE, "elementwise", given.padded, (given.text, given.numbers), _call_of, fallback)
 
 

@@ -1,4 +1,4 @@
-"""The first half of a gated feed-forward layer: two products of the same rows, one gating the other."""
+"""First half of a gated feed-forward layer: two products of the same rows, one of which gates the other."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def gated_linear(
     *,
     activation: Literal["silu", "gelu", "relu", "sigmoid"] = "silu",
 ) -> Tensor:
-    """Return ``activation(linear(input, gate_weight)) * linear(input, up_weight)``: SwiGLU, with silu.
+    """Return ``activation(linear(input, gate_weight)) * linear(input, up_weight)``: SwiGLU with silu.
 
     Args:
         input: (..., in features).
         gate_weight: (out features, in features).
-        up_weight: Likewise.
-        activation: Of the gate; gelu is the exact one.
+        up_weight: (out features, in features).
+        activation: Activation of the gate; gelu is the exact one, not the tanh approximation.
     """
     x, gate, up = cast_to_autocast(input, gate_weight, up_weight)
 
@@ -55,10 +55,10 @@ def _call_of(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> OpCall | s
     if reason is not None:
         return reason
     if not x.ndim or gate.ndim != 2 or gate.shape != up.shape or x.shape[-1] != gate.shape[1]:
-        return "no two layers of the same rows"
+        return "shapes that are not two layers of the same rows"
     copy_reason, order = None, matrix_order(gate) or "n"
     if not x.is_contiguous() or matrix_order(gate) is None or matrix_order(up) != order:
-        copy_reason = "a matrix whose rows or columns do not lie side by side"
+        copy_reason = "a matrix whose rows or columns are not contiguous"
     n, k = gate.shape
     weight = OperandView((n, k)) if order == "n" else OperandView((k, n), swap=(0, 1))
     view = OperandView((math.prod(x.shape[:-1]), k))
@@ -83,7 +83,7 @@ def _fake(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> T
 
 
 def _gradients(workload: GatedGemm) -> tuple[Any, ...]:
-    """Return the products that both sums, computed again, and the gradients of a and the weights are."""
+    """Return the products of the gradients: both sums again, then the gradients of a and of the weights."""
     w, product = workload, workload.product()
     of_a = product.changed(n=w.k, k=w.n, trans="nt" if w.trans == "nn" else "nn")
     rows, cols, trans = (w.k, w.n, "tn") if w.trans == "nn" else (w.n, w.k, "tn")

@@ -1,4 +1,4 @@
-"""Matrix products: `matmul`, `linear` with what may follow it, and their gradients by more products."""
+"""Matrix products: `matmul`, `linear` with an epilogue, and their gradients by more products."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def linear(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Apply a linear layer, as `torch.nn.functional.linear` does, with what follows it.
+    """Apply a linear layer, as `torch.nn.functional.linear` does, with an optional epilogue.
 
     Args:
         input: (..., in features).
         weight: (out features, in features).
         bias: (out features,).
-        activation: Applied to the sums: `relu`, `gelu` (the exact one), `silu`, or an expression in x such as
-            ``"max(min(x,6),0)"`` (see the operator elementwise). Where gradients are needed, all but relu are
-            torch's, in kernels of their own.
-        residual: Added last, shaped like the result.
+        activation: Applied to the sums: `relu`, `gelu` (exact), `silu`, or an expression in x such as
+            ``"max(min(x,6),0)"`` (see the operator elementwise). torch applies all but relu where gradients
+            are needed.
+        residual: Shaped like the result; added last.
 
     Raises:
-        InputError: if the activation is none.
+        InputError: if the activation is invalid.
     """
     x, w, added, rest = cast_to_autocast(input, weight, bias, residual)
     activation = canonical_activation(activation)
@@ -68,7 +68,7 @@ def linear(
     return dispatch(GEMM, "linear", (x, w, added, rest), (activation,), _linear_call, fallback)
 
 
-# -- forms ---------------------------------------------------------------------------------------------------
+# -- operator calls ------------------------------------------------------------------------------------------
 
 
 def _matmul_call(a: Tensor, b: Tensor, *absent: None) -> OpCall | str:
@@ -76,22 +76,20 @@ def _matmul_call(a: Tensor, b: Tensor, *absent: None) -> OpCall | str:
     if reason is not None:
         return reason
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        return "no matrices that can be multiplied"
+        return "shapes that cannot be multiplied"
     m, k = a.shape[-2] if a.ndim > 1 else 1, a.shape[-1]
     n = b.shape[-1] if b.ndim > 1 else 1
     copy_reason = (
-        None
-        if matrix_order(a) and matrix_order(b)
-        else "a matrix whose rows or columns do not lie side by side"
+        None if matrix_order(a) and matrix_order(b) else "a matrix whose rows or columns are not contiguous"
     )
     order_a, order_b = matrix_order(a) or "n", matrix_order(b) or "n"
     lead_a, lead_b = a.shape[:-2], b.shape[:-2]
     try:
         lead = torch.broadcast_shapes(lead_a, lead_b)
     except RuntimeError:
-        return "batches that do not go together"
+        return "batches that cannot be broadcast"
     shape = (*lead, *a.shape[-2:-1], *((n,) if b.ndim > 1 else ()))
-    if order_a == "n" and math.prod(lead_b) == 1:  # rows of all matrices share b
+    if order_a == "n" and math.prod(lead_b) == 1:  # the rows of all matrices share b
         view_a, view_b = OperandView((1, math.prod(lead) * m, k)), _stored(order_b, (), (), 1, k, n)
     else:
         batch = math.prod(lead)
@@ -101,7 +99,7 @@ def _matmul_call(a: Tensor, b: Tensor, *absent: None) -> OpCall | str:
 
 
 def _stored(order: str, lead: Any, own: Any, batch: int, rows: int, cols: int) -> OperandView:
-    """Return the view of a batch of matrices as they lie in memory, expanded if there are fewer."""
+    """Return the view of a batch of matrices in memory order, expanded to the batch."""
     stored = (rows, cols) if order == "n" else (cols, rows)
     swap = None if order == "n" else (-2, -1)
     if math.prod(own) == batch:
@@ -114,19 +112,19 @@ def _linear_call(x: Tensor, w: Tensor, bias: Any, residual: Any, activation: str
     if reason is not None:
         return reason
     if not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
-        return "no layer that torch's linear has in one product"
+        return "shapes that torch's linear does not multiply in one product"
     copy_reason = None
     if matrix_order(w) is None or not x.is_contiguous():
-        copy_reason = "a matrix whose rows or columns do not lie side by side"
+        copy_reason = "a matrix whose rows or columns are not contiguous"
     order, (n, k) = matrix_order(w) or "n", w.shape
     shape = (*x.shape[:-1], n)
     m = math.prod(x.shape[:-1])
     if bias is not None and (bias.shape != (n,) or not bias.is_contiguous()):
-        return "a bias that is no vector of one number a feature"
+        return "a bias that is not a contiguous vector with one number per feature"
     if residual is not None and residual.shape != shape:
-        return "a residual that is not shaped like the result"
+        return "a residual with another shape than the result"
     if residual is not None and not residual.is_contiguous():
-        copy_reason = "a residual that is not laid out like the result"
+        copy_reason = "a residual with another layout than the result"
     view_w = OperandView((1, n, k) if order == "n" else (1, k, n), swap=None if order == "n" else (0, 1))
     views = (OperandView((1, m, k)), view_w, None, OperandView((1, m, n)))
     return OpCall(views, ("nt" if order == "n" else "nn", activation), shape, copy_reason)
@@ -162,7 +160,7 @@ def _fake(a: Tensor, b: Tensor, bias: Any, residual: Any, trans: str, activation
 
 
 def _gradients(workload: Gemm) -> tuple[Gemm, ...]:
-    """Return the products that the gradients of a and b are."""
+    """Return the products that compute the gradients of a and b."""
     m, n, k, (first, second) = workload.m, workload.n, workload.k, workload.trans
     of_a = (m, k, n, "n" + FLIPPED[second]) if first == "n" else (k, m, n, second + "t")
     of_b = (k, n, m, FLIPPED[first] + "n") if second == "n" else (n, k, m, "t" + first)
@@ -184,7 +182,7 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    """Return gradients of all arguments; what was before an activation is computed again, if not kept."""
+    """Return the gradients of all arguments; unsaved sums before an activation are computed again."""
     a, b, *kept = ctx.saved_tensors
     dz = dc
     if ctx.keeps_output:

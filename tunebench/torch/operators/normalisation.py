@@ -1,4 +1,4 @@
-"""Normalisation of rows, with a sum before it that is returned as well, and its gradients."""
+"""Normalisation of rows, optionally of a sum that is returned too, and its gradients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,15 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = EPS,
 ) -> Tensor:
-    """Normalise the last axes, as `torch.nn.functional.layer_norm` does."""
+    """Normalise the last axes, as `torch.nn.functional.layer_norm` does.
+
+    Args:
+        input: (..., *normalized_shape).
+        normalized_shape: Extents of the last axes.
+        weight: Factor, shaped `normalized_shape`; without it torch runs the call.
+        bias: Summand, shaped `normalized_shape`; without it torch runs the call.
+        eps: Added to the variance.
+    """
     x, w, b = cast_to_float32(input, weight, bias)
     attributes = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b)))
 
@@ -57,7 +65,11 @@ def rms_norm(
 ) -> Tensor:
     """Divide by the root mean square of the last axes, as `torch.nn.functional.rms_norm` does.
 
-    Its default `eps` is the type's own, which is torch's to know: kernels want a number.
+    Args:
+        input: (..., *normalized_shape).
+        normalized_shape: Extents of the last axes.
+        weight: Factor, shaped `normalized_shape`; without it torch runs the call.
+        eps: Added to the mean square; if None, torch runs the call with its default.
     """
     attributes = (tuple(normalized_shape), eps, False, is_differentiated((input, weight)))
 
@@ -79,16 +91,19 @@ def add_layer_norm(
     *,
     input_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalise ``input + input_bias + residual``; return that, and the sum, which the stream goes on with.
+    """Normalise ``input + input_bias + residual``, as a residual stream does.
 
     Args:
-        input: (..., normalized_shape).
-        residual: Likewise.
-        normalized_shape: The last axes.
-        weight: Of `normalized_shape`.
-        bias: Likewise.
+        input: (..., *normalized_shape).
+        residual: Shaped like `input`.
+        normalized_shape: Extents of the last axes.
+        weight: Factor, shaped `normalized_shape`.
+        bias: Summand, shaped `normalized_shape`.
         eps: Added to the variance.
-        input_bias: Of `normalized_shape`, added to each row of the input.
+        input_bias: Added to each row of the input, shaped `normalized_shape`.
+
+    Returns:
+        The normalised sum, and the sum.
     """
     x, rest, w, b, added = cast_to_float32(input, residual, weight, bias, input_bias)
     attributes = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b, added, rest)))
@@ -107,7 +122,15 @@ def add_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = EPS,
 ) -> tuple[Tensor, Tensor]:
-    """Return `rms_norm` of ``input + residual``, and that sum."""
+    """Return `rms_norm` of ``input + residual``, and the sum.
+
+    Args:
+        input: (..., *normalized_shape).
+        residual: Shaped like `input`.
+        normalized_shape: Extents of the last axes.
+        weight: Factor, shaped `normalized_shape`.
+        eps: Added to the mean square.
+    """
     attributes = (tuple(normalized_shape), eps, False, is_differentiated((input, weight, residual)))
 
     def fallback() -> tuple[Tensor, Tensor]:
@@ -136,24 +159,22 @@ def _call_of(x: Tensor, w: Any, b: Any, added: Any, residual: Any, *attributes: 
     if w is None or (centred and b is None):
         return "a normalisation without weight" + (" and bias" if centred else "")
     if eps is None or not SMALLEST <= eps <= LARGEST:
-        return f"kernels add a positive number to the variance, not {eps}"
+        return f"kernels need a positive eps, not {eps}"
     if not centred and x.is_cuda and is_autocast_enabled(x):
         return "autocast"
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
-        return "rows that are not of the normalised shape"
+        return "rows with another shape than normalized_shape"
     for vector in (w, b, added):
         if vector is not None and (tuple(vector.shape) != shape or not vector.is_contiguous()):
-            return "weights that are not of the normalised shape, one after the other"
+            return "weights that are not contiguous or have another shape than normalized_shape"
     copy_reason = None
     if residual is not None and residual.shape != x.shape:
-        return "a residual that is not shaped like the input"
+        return "a residual with another shape than the input"
     if not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
-        copy_reason = "rows that do not lie side by side"
+        copy_reason = "rows that are not contiguous"
     cols = math.prod(shape)
-    matrix_order, vector = OperandView((x.numel() // cols, cols)), OperandView((cols,))
-    return OpCall(
-        (matrix_order, vector, vector, vector, matrix_order), (stats, float(eps)), tuple(x.shape), copy_reason
-    )
+    matrix, vector = OperandView((x.numel() // cols, cols)), OperandView((cols,))
+    return OpCall((matrix, vector, vector, vector, matrix), (stats, float(eps)), tuple(x.shape), copy_reason)
 
 
 # -- the operators -------------------------------------------------------------------------------------------
@@ -162,7 +183,7 @@ def _call_of(x: Tensor, w: Any, b: Any, added: Any, residual: Any, *attributes: 
 def _workload(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
     parts = [name for name, given in (("bias", bias), ("residual", residual)) if given is not None]
     if parts == ["bias"]:
-        raise InputError("a bias is added together with a residual")
+        raise InputError("kernels add a bias only together with a residual")
     rows, cols = x.shape
     sizes: dict[str, Any] = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype], "stats": stats}
     kind = RmsNorm if beta is None else LayerNorm
@@ -193,7 +214,7 @@ def _fallback(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, sta
 
 
 def _statistics(z: Tensor, centred: bool, eps: float) -> tuple[Tensor, ...]:
-    """Return mean, if rows are centred, and factor of each row, in float32."""
+    """Return the mean (if rows are centred) and the factor of each row, in float32."""
     rows = z.float()
     if not centred:
         return (torch.rsqrt(rows.square().mean(-1) + eps),)
@@ -202,7 +223,7 @@ def _statistics(z: Tensor, centred: bool, eps: float) -> tuple[Tensor, ...]:
 
 
 def _packed(x: Tensor, y: Tensor, z: Any, statistics: tuple[Tensor, ...], summed: bool) -> tuple[Tensor, ...]:
-    """Return y, z, mean and rstd, each empty where there is none."""
+    """Return y, z, mean and rstd; those that do not exist are empty tensors."""
     mean = statistics[0] if len(statistics) > 1 else x.new_empty(0, dtype=torch.float32)
     rstd = statistics[-1] if statistics else x.new_empty(0, dtype=torch.float32)
     return y, z if summed else x.new_empty(0), mean, rstd
@@ -225,10 +246,10 @@ def _fake(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: 
 
 
 def _fallback_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients by torch's own kernel, or by their formulas where it has none."""
+    """Return the gradients by torch's kernel, or by their formulas for RMS normalisation."""
     if mean is None:
         return _of_rms(x, gamma, rstd, dy)
-    # On a CPU torch has statistics in the type of x, on a GPU in f32.
+    # torch's statistics have the type of x on a CPU, and float32 on a GPU.
     kept = torch.float32 if x.is_cuda else x.dtype
     statistics = (mean.to(kept)[:, None], rstd.to(kept)[:, None])
     shape, wanted = list(gamma.shape), [True, True, True]

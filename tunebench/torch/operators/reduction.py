@@ -1,4 +1,4 @@
-"""Sums, means and extremes of an expression in one kernel."""
+"""Sums, means, maxima and minima of an expression in one kernel."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ def reduce(
 ) -> Tensor:
     """Reduce an expression such as ``"square(x-mean)"`` over axes, in one kernel.
 
-    Its words are those of the operator reduction.
+    The operator elementwise lists the functions that an expression may use.
 
     Args:
         expression: Names, numbers, operators and functions.
-        reduce: What becomes of the elements.
-        axis: One axis or several; all of them if None. A kernel does the last ones, or the first ones.
-        then: An expression of each result, of one name, such as ``"rsqrt(x+1e-5)"``.
-        operands: Each name's tensor or number. Tensors are of one shape, or of that of the axes that are
-            together (those reduced, or those that stay), or have ones in their place. Where gradients are
-            needed, torch computes it.
+        reduce: The reduction.
+        axis: One axis or several; all if None. A kernel reduces the first or the last axes, torch any others.
+        then: Expression of each result with one name, such as ``"rsqrt(x+1e-5)"``.
+        operands: Tensor or number of each name. Tensors have the same shape, or the shape of the reduced or
+            of the kept axes, or extents of 1 in their place. torch computes the reduction where gradients are
+            needed.
 
     Raises:
-        InputError: if a name has no operand, an operand no name, or `then` not one name, or if an expression
-            is none.
-        UnknownName: if there is no such reduction.
+        InputError: if a name has no operand, an operand no name, `then` not exactly one name, or an
+            expression is invalid.
+        UnknownName: if the reduction is unknown.
     """
     given, end = ExpressionOperands.of(expression, operands), canonical(then)
     if reduce not in LIBRARY:
         raise UnknownName("reduction", str(reduce), LIBRARY)
     if len(names(parse(end))) != 1:
-        raise InputError(f"then={end} must have one name, that of the result, such as rsqrt(x+1e-5)")
+        raise InputError(f"then={end} must have exactly one name, that of the result, such as rsqrt(x+1e-5)")
     axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
 
     def fallback() -> Tensor:
         return _by_torch(evaluate(parse(given.text), operands), reduce, axes, end)
 
     if not 0 < len(given.tensors) <= MOST_TENSORS:
-        return run_by_torch("reduce", f"0 tensors, or more than {MOST_TENSORS}", fallback)
+        return run_by_torch("reduce", f"no tensors, or more than {MOST_TENSORS}", fallback)
     if is_differentiated(given.tensors):
-        return run_by_torch("reduce", "gradients of an expression are torch's", fallback)
+        return run_by_torch("reduce", "gradients of expressions are computed by torch", fallback)
     attributes = (given.text, given.numbers, reduce, axes, end)
     pick = _single if axes is None or len(axes) == len(shape_of(given.tensors)) else None
     return dispatch(REDUCTION, "reduce", given.padded, attributes, _call_of, fallback, pick)
@@ -96,7 +96,7 @@ def _call_of(*given: Any) -> OpCall | str:
         return reason
     extents = len(shape_of(padded))
     if not extents or any(not -extents <= axis < extents for axis in axes or ()):
-        return "no such axes"
+        return "axes that do not exist"
     over = tuple(range(extents)) if axes is None else tuple(sorted({axis % extents for axis in axes}))
     is_last = over == tuple(range(extents - len(over), extents))
     if not is_last and over != tuple(range(len(over))):

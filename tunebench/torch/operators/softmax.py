@@ -1,4 +1,4 @@
-"""Softmax of rows and its logarithm, with a scale and a mask before it, and their gradients."""
+"""Softmax and log-softmax of rows, with an optional scale and mask, and their gradients."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def softmax(
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the softmax along an axis, as `torch.nn.functional.softmax` does, of ``scale * input + mask``.
+    """Return the softmax of ``scale * input + mask`` along an axis, as `torch.nn.functional.softmax` does.
 
     Args:
-        input: Of any shape.
+        input: Tensor of any shape.
         dim: The axis.
-        dtype: What `input` is converted to first.
-        scale: A number.
-        mask: Shaped like `input`; added.
+        dtype: Type that `input` is converted to first.
+        scale: Factor of `input`.
+        mask: Summand, shaped like `input`.
     """
     return _softmax("softmax", input, dim, dtype, scale, mask)
 
@@ -47,7 +47,15 @@ def log_softmax(
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the logarithm of `softmax`, as `torch.nn.functional.log_softmax` does."""
+    """Return the logarithm of `softmax`, as `torch.nn.functional.log_softmax` does.
+
+    Args:
+        input: Tensor of any shape.
+        dim: The axis.
+        dtype: Type that `input` is converted to first.
+        scale: Factor of `input`.
+        mask: Summand, shaped like `input`.
+    """
     return _softmax("log_softmax", input, dim, dtype, scale, mask)
 
 
@@ -73,14 +81,14 @@ def _call_of(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> 
     if reason is not None:
         return reason
     if not -x.ndim <= dim < x.ndim:
-        return "no such axis"
+        return "an axis that does not exist"
     if math.prod(x.shape[dim % x.ndim + 1 :]) != 1:
-        return "rows that do not lie along the last axis"
+        return "rows that are not along the last axis"
     if mask is not None and mask.shape != x.shape:
-        return "a mask that is not shaped like the input"
+        return "a mask with another shape than the input"
     copy_reason = None
     if not x.is_contiguous() or (mask is not None and not mask.is_contiguous()):
-        copy_reason = "rows that do not lie side by side"
+        copy_reason = "rows that are not contiguous"
     cols = x.shape[dim]
     view = OperandView((x.numel() // cols, cols))
     return OpCall((view, view), (scale, log), tuple(x.shape), copy_reason)
@@ -160,7 +168,7 @@ def _backward_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 
 
 def _operands(x: Tensor, mask: Any, scale: float | None, log: bool) -> tuple[Any, ...]:
-    """Return what a kernel reads, in its order: a number stands between the tensors."""
+    """Return the kernel's inputs in its order, with the scale between the tensors."""
     return tuple(operand for operand in (x, scale, mask) if operand is not None)
 
 
