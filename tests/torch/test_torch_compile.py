@@ -517,15 +517,18 @@ class Clock:
 def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
     ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, trial = Clock(monkeypatch, tunebench=ours_us, torch=torch_us), _torch_comparison.TorchComparison()
+    clock, comparison = (
+        Clock(monkeypatch, tunebench=ours_us, torch=torch_us),
+        _torch_comparison.TorchComparison(),
+    )
     ran = [
-        trial.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
+        comparison.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
         for _ in range(_torch_comparison.CALLS + 3)
     ]
     assert ran[: _torch_comparison.CALLS] == ["tunebench", "torch"] * (_torch_comparison.CALLS // 2)
     assert ran[_torch_comparison.CALLS :] == [winner] * 3
-    assert trial.winner == winner
-    assert trial.ratio == pytest.approx(torch_us / ours_us)
+    assert comparison.winner == winner
+    assert comparison.ratio == pytest.approx(torch_us / ours_us)
 
 
 def test_groups_are_held_against_torch_inside_the_model() -> None:
@@ -537,9 +540,9 @@ def test_groups_are_held_against_torch_inside_the_model() -> None:
             torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
         runs = [run for found in backend_of(compiled).fused for run in found]
         assert len(runs) == 3
-        assert all(run.trial.winner in ("tunebench", "torch") for run in runs)
+        assert all(run.comparison.winner in ("tunebench", "torch") for run in runs)
         for run, winner in zip(runs, ("tunebench", "torch", "tunebench"), strict=True):
-            run.trial.winner, run.trial.ratio = winner, 0.5
+            run.comparison.winner, run.comparison.ratio = winner, 0.5
         calls: list[DispatchedCall] = []
         with served.watching(calls.append):
             torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
@@ -570,7 +573,7 @@ def test_a_training_step_is_timed_and_the_model_stays_what_it_was() -> None:
     assert model[0].bias.grad is None
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
-    with pytest.raises(InputError, match="nothing to train"):
+    with pytest.raises(InputError, match="no parameters to train"):
         served.time_model(nn.ReLU(), x, training=True)
 
 
@@ -609,7 +612,7 @@ def test_sizes_that_change_are_left_to_torch() -> None:
     with torch.no_grad():
         assert torch.equal(compiled(x := torch.randn(2, 4, 8)), model(x))
     assert made.plans == []
-    assert made.skipped == ["sizes that change from call to call; compile with dynamic=False"]
+    assert made.skipped == ["sizes that change between calls; compile with dynamic=False"]
 
 
 def test_only_what_was_compiled_has_plans() -> None:

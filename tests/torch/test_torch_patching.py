@@ -344,7 +344,7 @@ def test_patching_twice_changes_nothing_more() -> None:
     model = _model()
     first, second = patch(model), patch(model)
     assert second.swapped == ()
-    assert {one.reason for one in second.left} == {"it is served already"}
+    assert {one.reason for one in second.left} == {"it is already patched"}
     second.undo()
     assert type(model[0]) is served.TunedLinear
     first.undo()
@@ -356,13 +356,13 @@ class _Own(nn.Linear):
 
 
 LEFT: dict[str, tuple[Callable[[], Any], str]] = {
-    "own class": (lambda: _Own(8, 6), "a Linear of a class of its own"),
+    "own class": (lambda: _Own(8, 6), "a subclass of Linear"),
     "double": (lambda: nn.Linear(8, 6).double(), "torch.float64"),
     "lazy": (lambda: nn.LazyLinear(6), "no sizes before its first call"),
     "stride": (lambda: nn.Conv2d(4, 6, 3, stride=(1, 2)), "stride differs"),
     "padding": (lambda: nn.Conv2d(4, 6, 3, padding=(1, 2)), "padding differs"),
     "dilation": (lambda: nn.Conv2d(4, 6, 3, dilation=(1, 2)), "dilation differs"),
-    "eps": (lambda: nn.LayerNorm(8, eps=-0.5), "eps is -0.5, and kernels want a positive number"),
+    "eps": (lambda: nn.LayerNorm(8, eps=-0.5), "eps is -0.5, and kernels need a positive number"),
     "default eps": (lambda: nn.RMSNorm(8), "eps is None"),
     "no weight": (lambda: nn.LayerNorm(8, elementwise_affine=False), "no weight"),
     "no bias": (lambda: nn.LayerNorm(8, bias=False), "no bias"),

@@ -491,9 +491,9 @@ def test_what_is_killed_has_saved_before_and_a_fork_saves_nothing(tmp_path: Path
 def test_it_prints_what_can_be_tuned_and_what_cannot() -> None:
     profile = seen(lambda: (product(), F.gelu(torch.ones(4))))
     text = str(profile)
-    assert text.startswith("1 problems that can be tuned, ")
+    assert text.startswith("1 tunable workloads, ")
     assert f"       1  {MM}\n" in text
-    assert text.splitlines()[3].endswith("operators that cannot")
+    assert text.splitlines()[3].endswith("other operators")
     assert "       1  aten.gelu" in text
     assert 0 < profile.coverage < 1
     found = profile.to_json()
@@ -503,5 +503,5 @@ def test_it_prints_what_can_be_tuned_and_what_cannot() -> None:
         assert profile.problems == profile.workloads
     assert found["coverage"] == profile.coverage
     assert str(served.profile(save=False)) == (
-        "0 problems that can be tuned, 0.0 % of the time seen\n0 operators that cannot"
+        "0 tunable workloads, 0.0 % of the observed time\n0 other operators"
     )

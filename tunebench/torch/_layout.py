@@ -82,21 +82,21 @@ def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
     return "rows" if inside == sorted(inside, reverse=True) else None
 
 
-def has_workload_layout(problem: Workload, tensor: Any) -> bool:
+def has_workload_layout(workload: Workload, tensor: Any) -> bool:
     """Return whether a tensor has the memory layout that a workload's kernels expect."""
-    if problem.operator in (
+    if workload.operator in (
         "gemm",
         "elementwise",
         "reduction",
         "batchnorm_stats",
     ):  # the workload states the order
         return is_dense(tensor)
-    return bool(tensor.is_contiguous(memory_format=memory_format(problem, tensor)))
+    return bool(tensor.is_contiguous(memory_format=memory_format(workload, tensor)))
 
 
-def memory_format(problem: Workload, tensor: Any) -> torch.memory_format:
+def memory_format(workload: Workload, tensor: Any) -> torch.memory_format:
     """Return the memory format of a workload's tensors."""
-    last = getattr(problem, "layout", "") == "nhwc" and tensor.dim() == 4
+    last = getattr(workload, "layout", "") == "nhwc" and tensor.dim() == 4
     return torch.channels_last if last else torch.contiguous_format
 
 

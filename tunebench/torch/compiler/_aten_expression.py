@@ -1,4 +1,4 @@
-"""ATen's elementwise operators as expressions: what a call computes of each element.
+"""ATen's elementwise operators as expressions.
 
 Source: PyTorch's native functions, and their derivatives (`derivatives.yaml`).
 """
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["expression_of", "is_pointwise"]
 
 Arguments = Mapping[str, Any]
-"""Arguments of a call by the names of the schema: names and numbers as text, all else as it is."""
+"""Arguments of a call by their names in the schema: operands and numbers as text, others unchanged."""
 
 ROOT_2_OVER_PI = 0.7978845608028654
 ROOT_HALF = 0.7071067811865476
@@ -103,20 +103,20 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
         f"*step({given['max_val']!r}-{given['self']}))"
     ),
 }
-"""What writes the expression of an operator, by its name without overload; None where it has none."""
+"""Writer of each operator's expression, by its name without overload; None for other arguments."""
 
 
 def is_pointwise(name: str) -> bool:
-    """Tell whether calls of an operator of ATen may be expressions."""
+    """Return whether calls of an ATen operator may be expressions."""
     return name in _READERS
 
 
 def expression_of(name: str, given: Arguments) -> str | None:
-    """Return what a call computes of each element, or None if that is no expression of ours.
+    """Return the expression of a call, or None if it cannot be expressed.
 
     Args:
-        name: Of the operator, such as ``aten::add``.
-        given: Its arguments: tensors by the names they have in the expression.
+        name: Name of the operator, such as ``aten::add``.
+        given: Its arguments; tensors as their names in the expression.
     """
     reader = _READERS.get(name)
     return reader(given) if reader is not None else None

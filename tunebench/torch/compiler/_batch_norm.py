@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of the batch: kernels that find these, then an expression."""
+"""Batch normalisation by batch statistics: kernels that compute the statistics, then an expression."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from tunebench.workloads import workload
 __all__ = ["batch_norm_fields", "batch_norm_gradient_fields"]
 
 AddValue = Callable[[str, Tensor], str]
-"""Notes a value by its name and returns that."""
+"""Adds a value to the graph, from its name and tensor, and returns its name."""
 ValueOf = Callable[[fx.Node], str]
-"""Returns the value that a node shows; of statistics in f32, of which torch may have another type."""
+"""Returns the value of an FX node; statistics, whose type in torch may differ, as a value in f32."""
 
-OTHER_TYPES = "weights and statistics that are not f32"
-OTHER_LAYOUT = "images whose channels do not lie innermost in memory"
+OTHER_TYPES = "weights or statistics that are not f32"
+OTHER_LAYOUT = "images whose channels are not innermost in memory"
 
 
 def batch_norm_fields(
     node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
 ) -> dict[str, Any]:
-    """Return what a normalisation in training computes, in the words of `graph.Node`.
+    """Return the fields of `graph.Node` for a batch normalisation in training.
 
     Args:
-        node: The call; its results are the images, mean and factor of each channel, and running statistics.
+        node: The call; its results are the images, the mean and factor of each channel, and running
+            statistics.
         given: Its arguments by name.
-        read: Returns the value that a node shows.
-        own: Notes the values of results.
+        value_of: Returns the value of an FX node.
+        add_value: Adds the values of results.
     """
     weights = [given[name] for name in ("weight", "bias", "running_mean", "running_var")]
     x, results = given["input"], node.meta["val"]
@@ -62,13 +63,22 @@ def batch_norm_fields(
 def batch_norm_gradient_fields(
     node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
 ) -> dict[str, Any]:
-    """Return what its gradients are: those of weight and bias, then that of the images by an expression."""
+    """Return the fields of `graph.Node` for the gradients of a batch normalisation.
+
+    Kernels compute the gradients of weight and bias, an expression that of the images.
+
+    Args:
+        node: The call.
+        given: Its arguments by name.
+        value_of: Returns the value of an FX node.
+        add_value: Adds the values of results.
+    """
     dy, x = given["grad_out"], given["input"]
     vectors = [given[name] for name in ("weight", "save_invstd", "save_mean")]
     results = node.meta["val"]
     reason = _refusal((dy, x), vectors[:1], results[0])
     if not given["train"] or not all(given["output_mask"]):
-        reason = "by running statistics, or not of all"
+        reason = "gradients by running statistics, or only some of the gradients"
     if reason:
         return {"reason": reason}
     sizes = _sizes(x)
@@ -93,7 +103,7 @@ def batch_norm_gradient_fields(
 
 
 def _refusal(images: tuple[Any, ...], vectors: list[Any], result: Tensor) -> str:
-    """Return why a normalisation is not of the kind that our kernels do; empty if it is."""
+    """Return why kernels cannot compute a batch normalisation; empty if they can."""
     if not all(isinstance(one, fx.Node) for one in (*images, *vectors)):
         return "without weights or running statistics"
     tensors = [one.meta["val"] for one in images]

@@ -1,4 +1,4 @@
-"""What kernels read that is made of parameters: computed anew only where these have changed."""
+"""Tensors that are computed from parameters, and computed again only when these change."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["DerivedTensor", "FilterSlice", "FoldedBatchNorm", "ZeroBias"]
 
 
 class DerivedTensor(ABC):
-    """A tensor that is a function of some others, which seldom change.
+    """A tensor that is a function of other tensors, which seldom change.
 
     Attributes:
-        parts: The nodes that give these.
+        parts: FX nodes of the other tensors.
     """
 
     parts: tuple[fx.Node, ...]
 
     @abstractmethod
     def of(self, *parts: Tensor) -> Tensor:
-        """Return it."""
+        """Compute the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedBatchNorm(DerivedTensor):
-    """The scale or the shift of a batch normalisation whose statistics are the same in every step.
+    """Scale or shift of a batch normalisation by constant running statistics.
 
     Attributes:
-        parts: The nodes that give weight, bias, running mean and running variance.
-        what: Which of the two.
+        parts: FX nodes of weight, bias, running mean and running variance.
+        what: Whether it is the scale or the shift.
         eps: Added to the variance.
-        dtype: Type of what is folded: that of the images.
+        dtype: Type of the result: that of the images.
     """
 
     parts: tuple[fx.Node, ...]
@@ -43,7 +43,7 @@ class FoldedBatchNorm(DerivedTensor):
     dtype: torch.dtype
 
     def of(self, *parts: Tensor) -> Tensor:
-        """Return a number for each channel."""
+        """Return one number per channel."""
         weight, bias, mean, variance = parts
         scale = weight * torch.rsqrt(variance + self.eps)
         return (scale if self.what == "scale" else bias - mean * scale).to(self.dtype)
@@ -54,9 +54,9 @@ class FilterSlice(DerivedTensor):
     """Filters of some input channels, channels last.
 
     Attributes:
-        parts: The node that gives all filters.
-        first: The first channel.
-        end: The one after the last.
+        parts: FX node of all filters.
+        first: First channel.
+        end: Channel after the last one.
     """
 
     parts: tuple[fx.Node, ...]
@@ -70,14 +70,14 @@ class FilterSlice(DerivedTensor):
 
 @dataclass(frozen=True, slots=True)
 class ZeroBias(DerivedTensor):
-    """A bias that adds nothing to the results of filters.
+    """A bias of zeros, one per filter.
 
     Attributes:
-        parts: The node that gives the filters.
+        parts: FX node of the filters.
     """
 
     parts: tuple[fx.Node, ...]
 
     def of(self, *parts: Tensor) -> Tensor:
-        """Return (k,)."""
+        """Return zeros, (k,)."""
         return parts[0].new_zeros(parts[0].shape[0])

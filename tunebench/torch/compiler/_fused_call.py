@@ -1,4 +1,4 @@
-"""A group as one call: by kernels of ours, or by torch."""
+"""A fused group as one call, run by tuned kernels or by torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FusedCall", "GroupKernel"]
 
 @dataclass(frozen=True, slots=True)
 class GroupKernel:
-    """A problem, and what its tensors are."""
+    """A workload of a group, and how to obtain its tensors."""
 
     problem: Dispatcher
     inputs: tuple[KernelInput, ...]
@@ -29,14 +29,14 @@ class GroupKernel:
 
 
 class FusedCall:
-    """A group, by kernels of ours where they are known to be faster, else by torch.
+    """A group, run by tuned kernels where they are known to be faster, else by torch.
 
     Attributes:
-        group: What it does.
-        by_torch: The same by torch.
-        trial: What finds out which is the faster, if it is found out here.
-        seen: What it was last called with, if `keeps_inputs` is true.
-        keeps: Whether to keep that.
+        group: The group.
+        by_torch: Runs the group by torch.
+        comparison: Comparison with torch inside the model, if there is one.
+        last_inputs: Inputs of the last call, if `keeps_inputs` is true.
+        keeps_inputs: Whether to keep the inputs of the last call.
     """
 
     def __init__(
@@ -45,33 +45,33 @@ class FusedCall:
         name: str,
         kernels: Sequence[GroupKernel],
         region: GroupRegion,
-        trial: TorchComparison | None,
+        comparison: TorchComparison | None,
     ) -> None:
-        self.__name__, self.group, self.trial = name, group, trial
+        self.__name__, self.group, self.comparison = name, group, comparison
         self._kernels, self._count = tuple(kernels), len(region.outputs)
-        # Kernels of one problem each are held against torch's; of several, and in a trial, all together are.
-        self._is_weighed = trial is not None or len(kernels) > 1
+        # A single kernel was measured against torch; several kernels, or those compared, are chosen together.
+        self._is_weighed = comparison is not None or len(kernels) > 1
         self.by_torch = region.module.forward
         self.keeps_inputs, self.last_inputs = False, tuple[Tensor, ...]()
 
     def __call__(self, *given: Tensor) -> Any:
-        """Run it on the tensors that its nodes read."""
+        """Run the group on the tensors that its nodes read."""
         if self.keeps_inputs:
             self.last_inputs = given
-        trial, made = self.trial, self._choices()
+        comparison, made = self.comparison, self._choices()
         if is_watched():
             self._report(made)
         if self._is_run_by_torch(made):
             return self.by_torch(*given)
-        if trial is None or trial.winner is not None:
+        if comparison is None or comparison.winner is not None:
             return self._by_kernels(made, given)
-        return trial.run(
+        return comparison.run(
             given[0].device, lambda: self._by_kernels(made, given), lambda: self.by_torch(*given)
         )
 
     @property
     def by(self) -> Literal["tunebench", "torch"]:
-        """Whose kernels run it now."""
+        """Which implementation runs the group now."""
         return "torch" if self._is_run_by_torch(self._choices()) else "tunebench"
 
     def _choices(self) -> list[BoundChoice]:
@@ -81,16 +81,16 @@ class FusedCall:
         return [kernel.problem.bound_choice(preferred) for kernel in self._kernels]
 
     def _is_run_by_torch(self, made: Sequence[BoundChoice]) -> bool:
-        is_lost = self.trial is not None and self.trial.winner == "torch"
+        is_lost = self.comparison is not None and self.comparison.winner == "torch"
         return is_lost or any(one.kernel is None for one in made)
 
     def _report(self, made: Sequence[BoundChoice]) -> None:
-        """Tell watchers whose kernels run it."""
+        """Report the implementation of each workload to watchers."""
         for kernel, one in zip(self._kernels, made, strict=True):
-            if self.trial is not None and self.trial.winner == "torch" and one.kernel is not None:
-                reason = f"in this model torch takes {self.trial.ratio:.2f} times as long"
-                lost = KernelChoice(workload=kernel.problem.workload, reason=reason)
-                kernel.problem.notify(BoundChoice(one.generation, lost, None))
+            if self.comparison is not None and self.comparison.winner == "torch" and one.kernel is not None:
+                reason = f"in this model torch takes {self.comparison.ratio:.2f} times as long"
+                lost = Choice(workload=kernel.problem.workload, reason=reason)
+                kernel.problem.tell(BoundChoice(one.generation, lost, None))
             else:
                 kernel.problem.notify(one)
 

@@ -1,4 +1,4 @@
-"""A graph of torch in which groups of nodes are calls of kernels: what `compile` runs."""
+"""Replacement of groups in an FX graph by calls of kernels."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def rewrite_groups(
     *,
     benchmark: bool = False,
 ) -> tuple[fx.GraphModule, list[FusedCall]]:
-    """Return a module that runs groups by kernels, and all else as before; and these groups.
+    """Return a module that runs groups by kernels and everything else as before, and the calls of the groups.
 
     Args:
-        module: What was traced.
-        translation: What it computes.
-        groups: Of all of its nodes, in an order in which they can run; and whether kernels of ours run the
-            group, wherever they are known to be faster.
-        device: Where it runs.
-        ordinal: Which of the machine's GPUs that is.
-        benchmark: Whether groups are timed against torch at their first calls.
+        module: The traced module.
+        translation: Its graph.
+        groups: All groups in an order in which they can run, and whether tuned kernels may run each of them.
+        device: Device of the module.
+        ordinal: Ordinal of the device among this machine's GPUs.
+        benchmark: Whether to time groups against torch at their first calls.
     """
     writer = _GraphRewriter(module, translation, device, ordinal, benchmark=benchmark)
     for group, is_ours in groups:
@@ -49,7 +48,7 @@ def rewrite_groups(
 
 
 class _GraphRewriter:
-    """Writes a graph anew, group by group."""
+    """Writes a new FX graph, group by group."""
 
     def __init__(
         self,
@@ -70,16 +69,16 @@ class _GraphRewriter:
                 self._copy(node)
 
     def keep(self, group: FusedGroup) -> None:
-        """Have a group run by torch."""
+        """Copy the nodes of a group, so that torch runs them."""
         for index in group.nodes:
             self._write(self._call(index))
 
     def fuse(self, group: FusedGroup) -> None:
-        """Have a group run by one call."""
+        """Replace the nodes of a group by one call."""
         region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
-        trial = TorchComparison() if self._benchmark else None
+        comparison = TorchComparison() if self._benchmark else None
         run = FusedCall(
-            group, f"group_{len(self.rewrite_groups)}", self._kernels(group, region), region, trial
+            group, f"group_{len(self.rewrite_groups)}", self._kernels(group, region), region, comparison
         )
         self.rewrite_groups.append(run)
         made = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
@@ -90,7 +89,7 @@ class _GraphRewriter:
             self._written[node] = self._graph.call_function(operator.getitem, (made, place))
 
     def finished(self) -> fx.GraphModule:
-        """Return the module."""
+        """Return the module of the new graph."""
         for node in self._module.graph.nodes:
             if node.op == "output":
                 self._write(node)
@@ -101,7 +100,7 @@ class _GraphRewriter:
         return self._translation.calls[self._translation.graph.nodes[index].name]
 
     def _write(self, node: fx.Node) -> fx.Node:
-        """Copy a node with what before it is not there yet: views, which belong to no group."""
+        """Copy a node, and the views before it, which belong to no group."""
         if node not in self._written:
             for before in node.all_input_nodes:
                 self._write(before)

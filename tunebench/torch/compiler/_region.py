@@ -1,4 +1,4 @@
-"""A group of nodes as a function of tensors: what it reads and gives, and how kernels come to that."""
+"""A group of FX nodes as a function of tensors, and the tensors of its kernels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["GroupRegion", "KernelInput", "KernelOutput"]
 
 
 class GroupRegion:
-    """The nodes of a group, with the views between them.
+    """The FX nodes of a group, with the views between them.
 
     Attributes:
-        reads: Nodes outside whose tensors are read: by torch if it runs the group, or by kernels.
-        gives: Nodes inside whose tensors are read outside.
-        module: What runs the group by torch, as a function of `inputs`.
+        inputs: Nodes outside the group whose tensors torch or the kernels read.
+        outputs: Nodes inside the group whose tensors are read outside.
+        module: Runs the group by torch, as a function of `inputs`.
     """
 
     def __init__(self, translation: Translation, group: FusedGroup, calls: Sequence[fx.Node]) -> None:
@@ -41,11 +41,11 @@ class GroupRegion:
         self.values = dict(zip(wanted, self.outputs, strict=True))
         self.inputs = self._outside()
         self._between: dict[str, int] = {}
-        """Places, after what is given, of values that one kernel leaves to the next."""
+        """Places of values that one kernel passes to the next, after the inputs."""
         self.module = self._by_torch()
 
     def _is_inside(self, node: fx.Node) -> bool:
-        """Tell whether a node is of the group, or a view of what the group gives."""
+        """Return whether a node belongs to the group, or is a view of its results."""
         if node not in self._inside:
             is_call = node.op != "call_function" or node.name in self._translation.calls
             self._inside[node] = not is_call and any(map(self._is_inside, node.all_input_nodes))
@@ -87,7 +87,7 @@ class GroupRegion:
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def input(self, workload: Workload, spec: Specification, value: str) -> KernelInput:
-        """Return how a kernel comes to a tensor that it reads."""
+        """Return how to obtain a tensor that a kernel reads."""
         derived = self._translation.derived.get(value)
         if derived is not None:
             return _DerivedInput(tuple(self.inputs.index(node) for node in derived.parts), derived)
@@ -105,25 +105,25 @@ class GroupRegion:
         return _CopiedInput(place, workload)
 
     def output(self, workload: Workload, spec: Specification, value: str) -> KernelOutput:
-        """Return what a tensor that a kernel writes is."""
+        """Return how to allocate and return a tensor that a kernel writes."""
         node = self.values.get(value)
-        if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
+        if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # the next kernel reads it
             self._between[value] = len(self.inputs) + len(self._between)
         if node is None:
             dtype = stored_type(spec.dtype)
             return KernelOutput(None, spec.shape, None, dtype, None, dtype, is_intermediate)
-        told = node.meta["val"]
-        how = None if has_workload_layout(workload, told) else memory_format(workload, told)
-        place, shape, stride = self.outputs.index(node), tuple(told.shape), tuple(told.stride())
-        return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_intermediate)
+        traced = node.meta["val"]
+        how = None if has_workload_layout(workload, traced) else memory_format(workload, traced)
+        place, shape, stride = self.outputs.index(node), tuple(traced.shape), tuple(traced.stride())
+        return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, traced.dtype, is_intermediate)
 
 
 @dataclass(frozen=True, slots=True)
 class _GraphInput:
-    """A tensor as it is given, if it lies as torch told beforehand.
+    """An input of the group, copied only if its strides differ from those in the trace.
 
-    Some operators of torch tell another layout than they give, such as the gradient of hardtanh where its
-    operands lie differently.
+    Some operators of torch return another layout than they trace, such as hardtanh's gradient for operands of
+    different layouts.
     """
 
     place: int
@@ -135,14 +135,14 @@ class _GraphInput:
 
     def _relaid(self, tensor: Tensor) -> Tensor:
         steps = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
-        if all(extent == 1 or step == told for extent, step, told in steps):
+        if all(extent == 1 or step == traced for extent, step, traced in steps):
             return tensor
         wanted = torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
         return wanted.copy_(tensor)
 
 
 class _Intermediate:
-    """What a kernel of the group has left to the next."""
+    """A result that a kernel of the group passes to the next."""
 
     def __init__(self, place: int) -> None:
         self.of = operator.itemgetter(place)
@@ -150,7 +150,7 @@ class _Intermediate:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedInput:
-    """A tensor that is laid out anew."""
+    """An input that is copied to the workload's layout."""
 
     place: int
     workload: Workload
@@ -158,13 +158,13 @@ class _CopiedInput:
     def of(self, given: Sequence[Tensor]) -> Tensor:
         tensor = given[self.place]
         if self.workload.operator == "gemm" and tensor.stride(-1) != 1 and tensor.stride(-2) == 1:
-            return tensor.mT.contiguous().mT  # the problem has it column by column
+            return tensor.mT.contiguous().mT  # the workload reads it column by column
         return tensor.contiguous(memory_format=memory_format(self.workload, tensor))
 
 
 @dataclass(frozen=True, slots=True)
 class _ConvertedInput:
-    """A tensor that is read in another type."""
+    """An input that is converted to another type."""
 
     place: int
     dtype: torch.dtype
@@ -174,7 +174,7 @@ class _ConvertedInput:
 
 
 class _DerivedInput:
-    """What is made of other tensors, and made again when one of them has changed."""
+    """A derived tensor, computed again when one of its parts changes."""
 
     def __init__(self, places: tuple[int, ...], derived: DerivedTensor) -> None:
         self._places, self._derived = places, derived
@@ -196,13 +196,13 @@ class KernelOutput:
     """A tensor that a kernel writes.
 
     Attributes:
-        place: Among the results; None if nobody reads it.
-        shape: As torch has it.
-        stride: Likewise; None for contiguous.
-        dtype: The type that the kernel writes.
-        written_as: The memory format that the kernel writes, if that is another.
-        expected_type: Its type, as torch has it.
-        is_left: Whether the next kernel reads it.
+        place: Place among the group's results; None if it is not one of them.
+        shape: Shape in torch.
+        stride: Strides in torch; None for contiguous.
+        dtype: Type that the kernel writes.
+        written_as: Memory format that the kernel writes, if torch expects another one.
+        expected_type: Type in torch.
+        is_intermediate: Whether the next kernel reads it.
     """
 
     place: int | None
@@ -214,14 +214,14 @@ class KernelOutput:
     is_intermediate: bool
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return memory for it."""
+        """Allocate the tensor that the kernel writes."""
         if self.stride is None or self.written_as is not None:
             how = self.written_as or torch.contiguous_format
             return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=how)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def expected(self, written: Tensor) -> Tensor:
-        """Return it as torch would have laid it out, in the type that it would have."""
+        """Return the written tensor in the layout and type that torch expects."""
         if self.written_as is None or self.stride is None:
             return written if self.dtype == self.expected_type else written.to(self.expected_type)
         wanted = torch.empty_strided(self.shape, self.stride, dtype=self.expected_type, device=written.device)

@@ -1,4 +1,4 @@
-"""Which of two ways of doing the same is the faster where it is done: timed over the first calls."""
+"""Comparison of tuned kernels with torch inside the model, over the first calls of a group."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch
 __all__ = ["CALLS", "TorchComparison"]
 
 WARM_UP = 2
-"""Calls of each way before any is timed."""
+"""Untimed calls of each implementation."""
 ROUNDS = 9
-"""Timed calls of each way."""
+"""Timed calls of each implementation."""
 
 CALLS = 2 * (WARM_UP + ROUNDS)
-"""Calls after which it is decided; on a GPU, as soon as these have been made there."""
+"""Calls after which the winner is known; on a GPU, once the calls have finished."""
 
 Way = Literal["tunebench", "torch"]
 _WAYS: tuple[Way, Way] = ("tunebench", "torch")
 
 
 class TorchComparison:
-    """Runs a group by our kernels and by torch in turn, and in the end by whoever took less time.
+    """Runs a group by tuned kernels and by torch in turn, then only by the faster of the two.
 
-    Nobody waits for a GPU: its events are read once they have happened. While calls are captured into a CUDA
-    graph ours run, unless torch has already won.
+    It does not wait for the GPU: CUDA events are read after they have happened. Calls captured into a CUDA
+    graph run by tuned kernels, unless torch has already won.
 
     Attributes:
-        winner: Who runs it from now on; None as long as that is not known.
-        ratio: Median time of torch over ours, once it is known.
+        winner: The faster implementation; None until it is known.
+        ratio: Median time of torch over that of tuned kernels, once it is known.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,13 @@ class TorchComparison:
         self._lock = threading.Lock()
 
     def run(self, device: torch.device, ours: Callable[[], Any], by_torch: Callable[[], Any]) -> Any:
-        """Make a call in one of the two ways, and return what it gives."""
+        """Run a call by the implementation whose turn it is, and return its result.
+
+        Args:
+            device: Device of the call.
+            ours: Runs the call by tuned kernels.
+            by_torch: Runs the call by torch.
+        """
         runs: dict[Way, Callable[[], Any]] = {"tunebench": ours, "torch": by_torch}
         if self.winner is not None:
             return runs[self.winner]()
@@ -54,11 +60,11 @@ class TorchComparison:
             self._calls += 1
         result, took_us = (_on_stream if device.type == "cuda" else _by_clock)(runs[way])
         if is_timed:
-            self._enter(way, took_us)
+            self._add_time(way, took_us)
         return result
 
-    def _enter(self, way: Way, took_us: Callable[[], float | None]) -> None:
-        """Note a time, and decide if all are known."""
+    def _add_time(self, way: Way, took_us: Callable[[], float | None]) -> None:
+        """Record a time, and choose the winner once all times are known."""
         with self._lock:
             self._times[way].append(took_us)
             if self.winner is not None or any(len(found) < ROUNDS for found in self._times.values()):

@@ -1,4 +1,4 @@
-"""torch's graphs as ours: which node of FX computes what, and which values share memory."""
+"""Translation of FX graphs to `tunebench.graph.Graph`: workloads of nodes, and values that share memory."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32",
 
 @dataclass(frozen=True)
 class Translation:
-    """A graph of FX, and ours of it.
+    """The graph of an FX graph.
 
     Attributes:
-        graph: Ours.
-        sources: The node of FX that gives the memory of each value.
-        calls: The node of FX that each node of ours stands for.
-        derived: What values are made of that neither nodes nor kernels write.
+        graph: The graph.
+        sources: FX node that holds the memory of each value.
+        calls: FX node of each node of the graph.
+        derived: Values that are computed from parameters instead of by nodes or kernels.
     """
 
     graph: Graph
@@ -60,12 +60,12 @@ def translate(
     phase: Literal["inference", "forward", "backward"],
     constants: frozenset[str] = frozenset(),
 ) -> Translation:
-    """Return what a traced step computes.
+    """Return the graph of a traced step.
 
     Args:
-        traced: Of ATen's operators, without mutation, each node's `val` told in its `meta`.
-        name: Of the model.
-        phase: What the step is.
+        traced: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
+        name: Name of the model.
+        phase: Phase of the step.
         constants: Names of placeholders that are the same in every step.
     """
     return _Translator(name, phase, constants).run(traced)
@@ -76,7 +76,7 @@ class _Translator:
         self._name, self._phase, self._constants = name, phase, constants
         self._values: dict[str, Value] = {}
         self._value_of: dict[fx.Node, str] = {}
-        """The value that each node of FX with one tensor shows."""
+        """The value of each FX node with one tensor."""
         self._sources: dict[str, fx.Node] = {}
         self._copied: set[str] = set()
         self._concatenations: dict[str, tuple[str, ...]] = {}
@@ -132,7 +132,7 @@ class _Translator:
         return self._values[value].memory or value
 
     def _add_item(self, node: fx.Node) -> None:
-        """See one of several results; those of views were told of with the call."""
+        """Add one of several results; the results of a call that is not a view were added with the call."""
         whole, index = node.args
         name = f"{whole.name}.{index}"
         if name in self._values:
@@ -143,7 +143,7 @@ class _Translator:
             self._add_view(node, base)
 
     def _add_view(self, node: fx.Node, base: str | None) -> None:
-        """Note a view: the same value if it shows all of its memory, or a value in that memory."""
+        """Add a view: the same value if it covers all of its memory, else a value in that memory."""
         tensor = _tensor(node)
         if base is None or not isinstance(tensor, Tensor):
             return
@@ -169,7 +169,7 @@ class _Translator:
             )
         )
         given = _arguments(node)
-        fields = self._fields(node, given) or {"reason": "no expression of ours"}
+        fields = self._fields(node, given) or {"reason": "no expression of tunebench"}
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
@@ -193,13 +193,13 @@ class _Translator:
         )
 
     def _fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what a call computes, in the words of `Node`."""
+        """Return the fields of `Node` that describe what a call computes."""
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
-            return {"reason": "no operator of ATen"}
+            return {"reason": "not an ATen operator"}
         if any(
             isinstance(_tensor(one), Tensor) and one not in self._value_of for one in node.all_input_nodes
         ):
-            return {"reason": "views of what is not known"}
+            return {"reason": "views of an unknown value"}
         func, name = node.target, node.target._schema.name
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._batch_norm_fields(given)
@@ -207,7 +207,7 @@ class _Translator:
             add_value = functools.partial(self._add_value, None)
             return _BY_BATCH[name](node, given, self._as_f32, add_value)
         if name == "aten::cat":
-            return {"reason": "no operator of ours", "joins": self._concatenated(node, given)}
+            return {"reason": "no operator of tunebench", "joins": self._concatenated(node, given)}
         if is_known(func):
             return self._workload_fields(node, given)
         if name in _REDUCTIONS:
@@ -215,10 +215,10 @@ class _Translator:
         return self._elementwise_fields(name, node, given)
 
     def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
-        """Return a sum, or a mean, over the innermost axes in memory, or over all but those."""
+        """Return the fields of a sum or mean over the innermost axes in memory, or over all but those."""
         x, result = _tensor(given["self"]), _tensor(node)
         if x.dtype not in DTYPES or result.dtype != x.dtype or not is_dense(x) or not is_dense(result):
-            return {"reason": "another type, or elements that do not lie side by side"}
+            return {"reason": "another type, or elements that are not contiguous"}
         axis = reduced_axis(x, given.get("dim"))
         if axis is None:
             return {"reason": "over axes in the middle of memory"}
@@ -260,7 +260,7 @@ class _Translator:
         return {"workloads": texts, "roles": roles, "copied": copied}
 
     def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
-        """Return the images that are joined channel by channel, channels last; else none."""
+        """Return the images that are concatenated along channels, if channels are innermost; else nothing."""
         parts, result = given["tensors"], _tensor(node)
         tensors = [_tensor(part) for part in parts]
         last = all(one.dim() == 4 and channel_broadcast(one) == "vector" for one in (*tensors, result))
@@ -270,7 +270,10 @@ class _Translator:
         return self._concatenations[node.name]
 
     def _split(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
-        """Note what the convolutions of the parts of joined images read and write (see `graph._parted`)."""
+        """Add the values that convolutions of parts of concatenated images read and write.
+
+        See `tunebench.graph._split_convolution`.
+        """
         if problem.operator != "conv2d" or problem.direction != "fprop" or problem.groups > 1:
             return
         filters, first = self._sources[roles["w"]], 0
@@ -287,7 +290,7 @@ class _Translator:
     def _with_bias(
         self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
     ) -> dict[str, Any]:
-        """Return a transposed convolution and the addition of its bias, which is a kernel of its own."""
+        """Return the fields of a transposed convolution with a bias, which a second kernel adds."""
         result = _tensor(node)
         if channel_broadcast(result) != "vector":
             return {"workloads": texts, "copied": copied}
@@ -303,7 +306,7 @@ class _Translator:
         }
 
     def _roles(self, problem: Workload, given: dict[str, Any]) -> dict[str, str]:
-        """Return which value each input of a problem is; those that must be laid out anew are no other's."""
+        """Return the value of each input of a workload; inputs that need a copy get a separate value."""
         is_transposed = given.get("transposed") and problem.operator == "conv2d"
         names = _ROLES["transposed" if is_transposed else problem.operator]
         roles = {}
@@ -326,7 +329,7 @@ class _Translator:
         return name
 
     def _as_f32(self, node: fx.Node) -> str:
-        """Return the value of images, or of statistics of them, which kernels have in f32."""
+        """Return the value of images, or of statistics in f32."""
         shown, tensor = self._value_of[node], _tensor(node)
         if tensor.dim() > 1 or tensor.dtype == torch.float32:
             return shown
@@ -339,7 +342,7 @@ class _Translator:
     def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         result = _tensor(node)
         if not is_pointwise(name):
-            return {"reason": "no operator of ours"}
+            return {"reason": "no operator of tunebench"}
         if not isinstance(result, Tensor) or result.dtype not in DTYPES or not is_dense(result):
             return None
         operands: dict[str, NodeOperand] = {}
@@ -355,7 +358,7 @@ class _Translator:
                 return {"reason": "operands of another type"}
             where = operand_broadcast(tensor, result)
             if where is None:
-                return {"reason": "operands that lie otherwise in memory"}
+                return {"reason": "operands in another memory layout"}
             value_name = self._value_of[value]
             known = {operand.value: key for key, operand in operands.items()}
             texts[key] = known.get(value_name, f"x{len(operands)}")
@@ -370,7 +373,7 @@ class _Translator:
         return {"expression": expression, "operands": operands}
 
     def _batch_norm_fields(self, given: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a batch normalisation by running statistics: a scale and a shift of each channel."""
+        """Return the fields of a batch normalisation by running statistics: a scale and shift per channel."""
         x = _tensor(given["input"])
         statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
         folded = all(isinstance(one, fx.Node) and self._is_constant(one) for one in statistics)
@@ -406,7 +409,7 @@ _BY_BATCH = {
 _REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
 
 _NUMBERS = frozenset({"self", "other"})
-"""Arguments of elementwise operators that may be numbers in place of tensors."""
+"""Arguments of elementwise operators that may be numbers instead of tensors."""
 
 _ROLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {
@@ -437,7 +440,7 @@ _ROLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "do": ("grad_out", "grad_out_"),
     },
 }
-"""The arguments of ATen's operators that the tensors of ours are: the first that is a tensor."""
+"""Arguments of ATen operators that are the tensors of workloads: the first one that is a tensor."""
 
 
 def _tensor(node: Any) -> Any:
@@ -459,7 +462,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
-"""Operators that show the same memory, though their schema does not tell."""
+"""Operators that return a view although their schema does not say so."""
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -470,7 +473,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _with_statistics(text: str, node: fx.Node) -> str:
-    """Let a normalisation write what its gradients read, if that is used."""
+    """Return a normalisation that writes its statistics if the gradients read them."""
     norm = parse(text)
     if norm.operator not in ("layernorm", "rmsnorm") or getattr(norm, "direction", "") != "forward":
         return text
@@ -479,21 +482,21 @@ def _with_statistics(text: str, node: fx.Node) -> str:
 
 
 def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
-    """Return the gradient of a convolution's bias, if channels lie innermost in memory; else nothing."""
+    """Return the workload of a convolution's bias gradient, if channels are innermost; else nothing."""
     if channel_broadcast(images) != "vector" or images.dtype not in DTYPES:
         return ()
     sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
     of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
     try:
         return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
-    except InputError:  # so many of a short type overflow whatever they are
+    except InputError:  # sums that overflow a 16-bit type
         return ()
 
 
 def _results(texts: tuple[str, ...], writes: tuple[str, ...], known: Mapping[str, str]) -> dict[str, str]:
-    """Return which value each result of some problems is that is not known yet: they come in torch's order.
+    """Return the value of each result of workloads that has no value yet, in torch's order.
 
-    Those that it gives beside are none of ours: the gradient of a bias, the state of a generator.
+    torch's further results, such as a bias gradient or the state of a generator, are ignored.
     """
     names = [tensor.name for text in texts for tensor in parse(text).outputs() if tensor.name not in known]
     return dict(zip(names, writes, strict=False))

@@ -1,7 +1,7 @@
-"""`compile`: a model whose groups of operations run by tuned kernels, and the rest by torch.
+"""`compile`: a backend of `torch.compile` that runs groups of operations by tuned kernels.
 
-It is a backend of `torch.compile`. AOTAutograd traces forward and backward; both are grouped, each group by
-what it takes on the device: measured where it was tuned, predicted elsewhere.
+AOTAutograd traces forward and backward. The operations of both are grouped for minimal time on the device:
+measured where workloads were tuned, predicted elsewhere.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
 
 
 class Backend:
-    """A backend of `torch.compile`; it remembers the plans of what it has compiled.
+    """A backend of `torch.compile` that keeps the plans of the graphs it compiled.
 
     Args:
-        name: Of the model.
-        benchmark: Whether groups are timed against torch inside the model (see `compile`).
+        name: Name of the model.
+        benchmark: Whether to time groups against torch inside the model (see `compile`).
 
     Attributes:
-        plans: Of each graph, in the order in which they were compiled; backward ones come with the first call
-            that needs gradients.
-        fused: The groups of each plan that kernels of ours may run, in the order of the plan.
-        left: Why graphs were left to torch as they were.
+        plans: Plan of each graph, in the order of compilation; backward graphs follow the first call that
+            needs gradients.
+        fused: Groups of each plan that tuned kernels may run, in the plan's order.
+        skipped: Why other graphs were left to torch.
     """
 
     def __init__(self, name: str = "model", *, benchmark: bool = False) -> None:
@@ -47,7 +47,7 @@ class Backend:
         self._traced = tracing_backend(self._compiled)
 
     def __call__(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """Compile what torch has traced."""
+        """Compile a graph that Dynamo traced."""
         compiled: Callable[..., Any] = self._traced(module, inputs)
         return compiled
 
@@ -62,7 +62,7 @@ class Backend:
         device, ordinal = found
         translation = translate(module.graph, self._name, phase, constant_inputs(module, phase))
         preferred = preference()
-        # What was not timed would be run by torch in any case, group by group.
+        # Workloads that were not measured would run by torch anyway.
         made = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
         self.plans.append(made)
         chosen = [(offer.group, offer.price.by == "tunebench") for offer in made.chosen]
@@ -74,10 +74,10 @@ class Backend:
 
 
 def _refusal(tensors: list[Any]) -> str | None:
-    """Return why a graph of such tensors is left to torch, or None."""
+    """Return why a graph with these inputs is left to torch, or None."""
     there = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     if any(isinstance(tensor, torch.SymInt) for tensor in tensors):
-        return "sizes that change from call to call; compile with dynamic=False"
+        return "sizes that change between calls; compile with dynamic=False"
     devices = {tensor.device for tensor in there}
     if len(devices) != 1:
         return f"tensors on {len(devices)} devices"
@@ -88,20 +88,20 @@ def _refusal(tensors: list[Any]) -> str | None:
 def backend(
     module: fx.GraphModule, inputs: Any, *, options: Mapping[str, bool] | None = None
 ) -> Callable[..., Any]:
-    """Compile what torch has traced: ``torch.compile(model, backend="tunebench")``.
+    """Compile a graph that Dynamo traced: ``torch.compile(model, backend="tunebench")``.
 
     Args:
-        module: What was traced.
-        inputs: What it is called with.
+        module: The traced module.
+        inputs: Example inputs.
         options: ``{"benchmark": True}``, or nothing (see `compile`).
 
     Raises:
-        InputError: naming an option that there is not.
+        InputError: if an option is unknown.
     """
     given = dict(options or {})
     benchmark = given.pop("benchmark", False)
     if given or not isinstance(benchmark, bool):
-        raise InputError(f"the backend tunebench has one option, benchmark: true or false; got {options}")
+        raise InputError(f"the backend tunebench has one option, benchmark (true or false), got {options}")
     return Backend(benchmark=benchmark)(module, inputs)
 
 
@@ -111,26 +111,25 @@ _backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 def compile(  # noqa: A001 - torch's name
     model: nn.Module | Callable[..., Any], *, fullgraph: bool = False, benchmark: bool = False
 ) -> Any:
-    """Compile a model: groups of operations by tuned kernels, the rest by torch, gradients included.
+    """Compile a model: tuned kernels run groups of operations, torch runs the rest, gradients included.
 
-    Which operations are grouped is decided at the first call of each kind, by what is in the database then.
-    Whether a group's kernel runs is decided as for all served calls: where it is known to be faster, unless
-    `prefer` says otherwise.
+    Groups are chosen at the first call with each kind of input, from the results in the database. A group's
+    kernel runs where it is known to be faster than torch, unless `prefer` says otherwise.
 
     Args:
         model: A module, or a function of tensors.
-        fullgraph: Whether it is an error if torch cannot trace all of it.
-        benchmark: Whether each group that kernels of ours may run is timed against torch inside the model,
-            over its first 22 calls, and then run by the faster: alone a kernel may take another time.
+        fullgraph: Whether to raise if torch cannot trace the whole model.
+        benchmark: Whether to time each group with tuned kernels against torch over its first 22 calls inside
+            the model, and then run the faster. A kernel's time in the model can differ from its time alone.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function.
 
     Raises:
-        InputError: if it cannot be called.
+        InputError: if the model is not callable.
     """
     if not callable(model):
-        raise InputError(f"compile takes a module or a function, not {type(model).__name__}")
+        raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
     made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark)
     compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=False)
     _backends[compiled] = made
@@ -138,7 +137,7 @@ def compile(  # noqa: A001 - torch's name
 
 
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
-    """Return the plans of what `compile` returned, of all graphs that were compiled so far.
+    """Return the plans of all graphs that a compiled model has compiled so far.
 
     Raises:
         InputError: if `compile` did not return it.
@@ -147,11 +146,11 @@ def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
 
 
 def backend_of(compiled: Any) -> Backend:
-    """Return the backend that compiles what `compile` returned.
+    """Return the backend of a compiled model.
 
     Raises:
         InputError: if `compile` did not return it.
     """
     if compiled not in _backends:
-        raise InputError("this is nothing that tunebench.torch.compile returned")
+        raise InputError("expected a model that tunebench.torch.compile returned")
     return _backends[compiled]

@@ -1,4 +1,4 @@
-"""A model's step as graphs: traced by `torch.compile` and AOTAutograd, with nothing computed."""
+"""Capture of a model's step as graphs, traced by `torch.compile` and AOTAutograd without computing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["capture", "constant_inputs", "in_training_mode", "tracing_backend"]
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
-"""Takes a graph of ATen's operators and the phase it is of, and returns what runs it."""
+"""Takes a graph of ATen operators and its phase, and returns a callable that runs it."""
 
 
 def capture(
@@ -30,21 +30,21 @@ def capture(
     training: bool = False,
     name: str = "",
 ) -> tuple[Translation, ...]:
-    """Return what a step of a model computes: of inference one graph, of training forward and backward.
+    """Return the graphs of a model's step: one for inference, forward and backward for training.
 
-    Nothing is computed: what the model returns meanwhile is memory as it happens to be. The model is in
-    training or in eval mode for the time being, and given back as it was. Whatever this process has had
-    compiled by torch is compiled again at its next call.
+    Nothing is computed: the traced model returns uninitialised memory. The model's mode is restored
+    afterwards. Models that this process compiled before with torch are compiled again at their next call.
 
     Args:
         model: The model.
-        args: What it is called with; sizes, types and layouts count, values do not.
-        kwargs: Likewise.
-        training: Whether gradients of all that it returns are computed as well.
-        name: Of the graphs; the model's class if it is empty.
+        args: Positional inputs; only their sizes, types and layouts matter.
+        kwargs: Keyword inputs.
+        training: Whether to trace the gradients of everything the model returns.
+        name: Name of the graphs; the model's class if it is empty.
 
     Raises:
-        InputError: if the model cannot be traced as a whole; the first line of torch's own words says why.
+        InputError: if the model cannot be traced as a whole; the message has the first line of torch's
+            reason.
     """
     found: list[Translation] = []
 
@@ -67,7 +67,7 @@ def capture(
             )
             if training:
                 _differentiate(result)
-        except Exception as error:  # the tracer raises what it likes; its first line tells what it met
+        except Exception as error:  # the tracer may raise anything; its first line is the reason
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"{type(model).__name__} cannot be traced as a whole: {reason}") from error
         finally:
@@ -76,7 +76,7 @@ def capture(
 
 
 def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
-    """Return a backend of `torch.compile` that has AOTAutograd's graphs compiled."""
+    """Return a backend of `torch.compile` that passes AOTAutograd's graphs to a compiler."""
 
     def of(phase: Phase) -> Callable[..., Any]:
         def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
 
             def boxed(values: list[Any]) -> Any:
                 arguments = tuple(values)
-                values.clear()  # what is needed no longer may be freed while it runs
+                values.clear()  # frees inputs that are no longer needed while the graph runs
                 return run(*arguments)
 
             boxed._boxed_call = True  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
 
 
 def constant_inputs(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
-    """Return the placeholders that are the same in every step of inference: parameters and buffers."""
+    """Return the placeholders that are the same in every inference step: parameters and buffers."""
     context = TracingContext.try_get()
     if phase != "inference" or context is None or context.fw_metadata is None:
         return frozenset()
@@ -109,7 +109,7 @@ def constant_inputs(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
 
 @contextlib.contextmanager
 def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model in a mode; afterwards it is in its own, with what it had in its buffers."""
+    """Set a model's mode; restore its mode and its buffers afterwards."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
     model.train(training)
@@ -124,7 +124,7 @@ def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def _uninitialised_results(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Return what gives results of the right kind without computing them."""
+    """Return a callable that returns uninitialised tensors of a graph's result shapes."""
     (output,) = [node for node in graph.graph.nodes if node.op == "output"]
 
     def run(*_: Any) -> Any:
@@ -134,22 +134,22 @@ def _uninitialised_results(graph: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _memory(node: Any) -> Any:
-    told = node.meta.get("val") if isinstance(node, fx.Node) else node
-    if not isinstance(told, Tensor):
-        return told
-    return torch.empty_strided(told.shape, told.stride(), dtype=told.dtype, device=told.device)
+    traced = node.meta.get("val") if isinstance(node, fx.Node) else node
+    if not isinstance(traced, Tensor):
+        return traced
+    return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
 
 
 def _differentiate(result: Any) -> None:
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     if not wanted:
-        raise ValueError("nothing that it returns has a gradient")
+        raise ValueError("the model returns nothing that requires a gradient")
     torch.autograd.grad(wanted, _inputs_of(wanted), [torch.zeros_like(one) for one in wanted])
 
 
 def _inputs_of(results: Sequence[Tensor]) -> list[Tensor]:
-    """Return the leaves that results depend on."""
+    """Return the leaf tensors that results depend on."""
     found: dict[int, Tensor] = {}
     queue = [one.grad_fn for one in results]
     seen = set()

@@ -1,4 +1,4 @@
-"""`time_model`: what a model takes by eager torch, by torch.compile and by ours, and each of its groups."""
+"""`time_model`: time of a model's step by eager torch, `torch.compile` and tuned kernels."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tunebench.torch.compiler.capture import in_training_mode
 __all__ = ["GroupTime", "ModelTimes", "time_model"]
 
 WARM_UP = 3
-"""Calls before any is timed."""
+"""Untimed calls of each implementation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTime:
-    """A group that kernels of ours may run.
+    """Time of a group that tuned kernels may run.
 
     Attributes:
-        workloads: What it computes, as canonical texts.
-        planned_us: The time that it was chosen for: measured, or predicted.
-        by: Whose kernels run it.
-        us: Median of its calls, on tensors of the model, by these.
-        torch_us: The same by torch, operation by operation.
+        workloads: Canonical texts of what it computes.
+        planned_us: Measured or predicted time for which it was chosen.
+        by: Implementation that runs it.
+        us: Median time of its calls on the model's tensors, by that implementation.
+        torch_us: Median time of the same calls by torch, operation by operation.
     """
 
     workloads: tuple[str, ...]
@@ -46,13 +46,14 @@ class GroupTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
-    """How long a step takes; all ways run in turn.
+    """Times of a model's step; the implementations alternate.
 
     Attributes:
-        us: Medians, by way: ``eager``, ``torch.compile`` and ``tunebench``.
-        ratios: Median over the rounds of each other way's time over ours: above 1, ours is faster.
-        groups: Those that kernels of ours may run, in the order they run.
-        rounds: How often each ran.
+        us: Median time of each implementation: ``eager``, ``torch.compile`` and ``tunebench``.
+        ratios: Median over the rounds of each implementation's time over tunebench's; above 1, tunebench is
+            faster.
+        groups: Times of the groups that tuned kernels may run, in running order.
+        rounds: Timed runs of each implementation.
     """
 
     us: Mapping[str, float]
@@ -61,7 +62,7 @@ class ModelTimes:
     rounds: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the times as plain data."""
         return {
             "us": dict(self.us),
             "ratios": dict(self.ratios),
@@ -79,11 +80,11 @@ class ModelTimes:
         }
 
     def __str__(self) -> str:
-        """Return a line for each way, then one for each group."""
+        """Return one line per implementation, then one per group."""
         lines = [f"{way:<14} {us / 1e3:10.3f} ms" for way, us in self.us.items()]
-        lines += [f"{way} takes {ratio:.2f} times as long" for way, ratio in self.ratios.items()]
+        lines += [f"{way} takes {ratio:.2f} times as long as tunebench" for way, ratio in self.ratios.items()]
         if self.groups:
-            lines.append(f"{'us':>10} {'torch, us':>10} {'planned':>10}  group")
+            lines.append(f"{'us':>10} {'torch us':>10} {'planned us':>10}  group")
         lines += [
             f"{g.us:>10.1f} {g.torch_us:>10.1f} {g.planned_us:>10.1f}  {' and '.join(g.workloads)}"
             for g in self.groups
@@ -100,31 +101,30 @@ def time_model(
     benchmark: bool = False,
     library: bool | None = None,
 ) -> ModelTimes:
-    """Time a step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
+    """Time a model's step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
 
-    The model runs in eval or in training mode, and is given back in its own, with the gradients and the
-    buffers that it had.
+    The model's mode, gradients and buffers are restored afterwards.
 
     Args:
         model: The model.
-        inputs: What it is called with, on its device.
-        rounds: How often each way runs, in turn with the others.
-        training: Whether a step is forward and backward, with gradients of ones for all that the model
-            returns, in place of inference.
+        inputs: Its inputs, on its device.
+        rounds: Timed runs of each implementation; they alternate.
+        training: Whether a step is forward and backward, with gradients of ones for everything the model
+            returns, instead of inference.
         torch_compile: Whether to time `torch.compile` too, which needs a compiler.
-        benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
+        benchmark: Whether to compile with `benchmark`; the groups' winners are known before timing starts.
         library: Deprecated name of `torch_compile`.
 
     Raises:
-        InputError: if there are no rounds, or no inputs, or nothing to train.
+        InputError: if there are no rounds, no inputs, or no parameters to train.
     """
     if library is not None:
         warn_renamed("time_model(library=...)", "time_model(torch_compile=...)")
         torch_compile = library
     if rounds < 1 or not inputs:
-        raise InputError("timing takes a round or more, and what the model is called with")
+        raise InputError("time_model needs at least one round and one input")
     if training and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("the model has nothing to train: time a step of inference")
+        raise InputError("the model has no parameters to train: time an inference step instead")
     with in_training_mode(model, training=training), torch.set_grad_enabled(training):
         before = {parameter: parameter.grad for parameter in model.parameters()}
         try:
@@ -136,7 +136,7 @@ def time_model(
 
 
 Step = Callable[[Callable[..., Any], tuple[Tensor, ...]], None]
-"""Runs a model once on what it is called with."""
+"""Runs a model's step once."""
 
 
 def _infer(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
@@ -186,7 +186,7 @@ Clock = Callable[[Callable[[], Any]], float]
 
 
 def _clock_of(device: torch.device) -> Clock:
-    """Return what runs a call and tells its microseconds: of the stream on a GPU, else of the wall."""
+    """Return a function that runs a call and returns its microseconds: GPU time, or wall time on a CPU."""
     if device.type != "cuda":
         return _on_processor
 
@@ -219,7 +219,7 @@ def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) 
 
 
 def _groups(compiled: Any, call: Callable[[], None], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
-    """Time each group on the tensors that the model gives it."""
+    """Time each group on the tensors that it receives in the model."""
     made = backend_of(compiled)
     fused = [run for runs in made.fused for run in runs]
     planned = [

@@ -1,4 +1,4 @@
-"""`patched_calls`: what a program itself calls of torch's functions, served within a block."""
+"""`patched_calls`: dispatch of a program's own calls of torch's functions to tuned kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["patched_calls"]
 
 @contextmanager
 def patched_calls() -> Iterator[None]:
-    """Have the functions of torch served that are called within, in this thread.
+    """Dispatch calls of torch's functions within this block, in this thread, to `tunebench.torch`.
 
-    These are, of `torch.nn.functional`, linear, conv2d, softmax, log_softmax, layer_norm, rms_norm,
-    cross_entropy and scaled_dot_product_attention; and `a @ b`, as matmul.
+    The functions are linear, conv2d, softmax, log_softmax, layer_norm, rms_norm, cross_entropy and
+    scaled_dot_product_attention of `torch.nn.functional`, and `a @ b` as matmul.
 
-    Functions that torch's own functions call in turn are not reached, and every function of torch that is
-    called within costs a few microseconds more, so that `patch` is the better way for modules.
+    Functions called inside torch's own functions are not reached. Every torch function called in the block
+    takes a few microseconds longer, so prefer `patch` for modules.
     """
     with _TunedFunctionMode():
         yield
@@ -52,7 +52,7 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.softmax, Tensor.softmax), _softmax_of("softmax")),
     **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), _softmax_of("log_softmax")),
 }
-"""What serves which function of torch, with the same arguments."""
+"""Function of tunebench.torch for each function of torch, with the same arguments."""
 
 
 class _TunedFunctionMode(TorchFunctionMode):  # type: ignore[misc]

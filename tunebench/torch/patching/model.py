@@ -1,4 +1,4 @@
-"""`patch`: a model's own modules served by tuned kernels, and given back by one call."""
+"""`patch`: replacement of a model's modules by modules that dispatch to tuned kernels, and its reversal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ORIGINAL: dict[type, type] = {ours: theirs for theirs, ours in TUNED_MODULES.ite
 
 @dataclass(frozen=True, slots=True)
 class PatchedModule:
-    """A module that is served.
+    """A module that dispatches to tuned kernels.
 
     Attributes:
-        name: Its place in the model; empty for the model itself.
-        kind: Its class before.
-        served: Its class now.
+        name: Path in the model; empty for the model itself.
+        kind: Class before.
+        served: Class now.
     """
 
     name: str
@@ -35,12 +35,12 @@ class PatchedModule:
 
 @dataclass(frozen=True, slots=True)
 class SkippedModule:
-    """A module that is left as it is.
+    """A module that was left unchanged.
 
     Attributes:
-        name: Its place in the model.
+        name: Path in the model.
         kind: Its class.
-        reason: Why.
+        reason: Why it was left unchanged.
     """
 
     name: str
@@ -49,11 +49,11 @@ class SkippedModule:
 
 
 class PatchReport:
-    """What `patch` did; a context manager that undoes it at its end.
+    """Result of `patch`; a context manager that undoes it on exit.
 
     Attributes:
-        swapped: The modules that are served.
-        left: Those that are not, each with the reason.
+        swapped: Modules that dispatch to tuned kernels.
+        left: Modules that were left unchanged, each with the reason.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PatchReport:
         self._modules, self.swapped, self.left = modules, swapped, left
 
     def undo(self) -> None:
-        """Make the modules what they were; those that were undone already are left alone."""
+        """Restore the classes of all modules; modules that were restored before are ignored."""
         _restore(self._modules)
 
     def __enter__(self) -> Self:
@@ -74,48 +74,48 @@ class PatchReport:
         self.undo()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the report as plain data."""
         return {
             "swapped": [{"name": s.name, "kind": s.kind, "served": s.served} for s in self.swapped],
             "left": [{"name": one.name, "kind": one.kind, "reason": one.reason} for one in self.left],
         }
 
     def __str__(self) -> str:
-        """Return a line for each class: how many are served, or are not, and why."""
+        """Return one line per class: the number of patched and of unchanged modules, with reasons."""
         served = _counted(swap.kind for swap in self.swapped)
         left = _counted((one.kind, one.reason) for one in self.left)
         return "\n".join(
             (
-                f"{len(self.swapped)} modules served",
+                f"{len(self.swapped)} modules patched",
                 *(f"{count:>6}  {kind}" for kind, count in served),
-                f"{len(self.left)} modules left as they are",
+                f"{len(self.left)} modules left unchanged",
                 *(f"{count:>6}  {kind}: {reason}" for (kind, reason), count in left),
             )
         )
 
 
 def patch(model: nn.Module) -> PatchReport:
-    """Have a model's modules served: its layers run by tuned kernels where those are known to be faster.
+    """Let a model's modules dispatch to tuned kernels where these are known to be faster.
 
-    Served are Linear, Conv2d, LayerNorm, RMSNorm, Softmax, LogSoftmax, CrossEntropyLoss and
-    MultiheadAttention; and as one, in a Sequential, a Linear with the GELU, ReLU or SiLU after it, and a
-    Conv2d with the BatchNorm2d (in eval mode) and the ReLU. Modules stay the objects they are and change
-    their class alone: parameters, keys of the state, hooks, moves between devices, copies and pickles are as
-    before. Outputs and gradients are the same up to rounding; what no kernel can do is done by torch.
+    Patched are Linear, Conv2d, LayerNorm, RMSNorm, Softmax, LogSoftmax, CrossEntropyLoss and
+    MultiheadAttention. In a Sequential, a Linear is fused with the GELU, ReLU or SiLU after it, and a Conv2d
+    with the BatchNorm2d (in eval mode) and the ReLU after it. Only the class of a module changes: parameters,
+    state dict keys, hooks, device moves, copies and pickles work as before. Outputs and gradients are equal
+    up to rounding. torch runs what no kernel computes.
 
-    What a model calls by itself is served within `patched_calls`.
+    `patched_calls` dispatches functions that the model calls directly.
 
     Args:
-        model: Changed in place.
+        model: The model, changed in place.
 
     Returns:
-        What was swapped, what not and why; `PatchReport.undo` gives it all back.
+        The patched modules, and the unchanged ones with reasons; `PatchReport.undo` restores all of them.
 
     Raises:
-        InputError: if it is no module.
+        InputError: if it is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"patch takes a torch.nn.Module, not {type(model).__name__}")
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}")
     chosen: list[Any] = []
     swapped: list[PatchedModule] = []
     left: list[SkippedModule] = []
@@ -137,10 +137,13 @@ def patch(model: nn.Module) -> PatchReport:
 
 
 def unpatch(model: nn.Module) -> int:
-    """Make every served module of a model what it was, copies of patched models included.
+    """Restore the classes of all patched modules of a model, also in a copy of a patched model.
+
+    Args:
+        model: The model, changed in place.
 
     Returns:
-        How many there were.
+        The number of restored modules.
     """
     return _restore(model.modules())
 
@@ -161,30 +164,30 @@ def _counted(things: Iterator[Any]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda one: -one[1])
 
 
-# -- what is left ------------------------------------------------------------------------------------------
+# -- reasons to leave a module unchanged ------------------------------------------------------------------
 
 
 def _refusal(module: Any) -> str | None:
-    """Return why a module is not swapped; nothing to say of it is an empty text, and None swaps it."""
+    """Return why a module is not patched; None if it is, empty if the report need not mention it."""
     kind = type(module)
     if kind in ORIGINAL:
-        return "it is served already"
+        return "it is already patched"
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        return "it has no sizes before its first call"
+        return "its sizes are unknown before its first call"
     if kind is nn.modules.linear.NonDynamicallyQuantizableLinear:
-        return ""  # of a MultiheadAttention, which takes its weights and never calls it
+        return ""  # a MultiheadAttention reads its weights and never calls it
     if kind in TUNED_MODULES:
         return _REFUSALS[kind](module) if kind in _REFUSALS else None
     known = next((base for base in kind.__mro__ if base in TUNED_MODULES and base is not nn.Sequential), None)
     if known is not None:
-        return f"it is a {known.__name__} of a class of its own"
+        return f"it is of a subclass of {known.__name__}"
     if kind in (nn.TransformerEncoderLayer, nn.TransformerEncoder):
         return (
-            "in eval mode without gradients torch takes a path of its own past its modules, "
-            "unless torch.backends.mha.set_fastpath_enabled(False) says otherwise"
+            "in eval mode without gradients torch uses a fast path that skips its modules, "
+            "unless torch.backends.mha.set_fastpath_enabled(False) is set"
         )
     has_state = any(True for _ in module.parameters(recurse=False))
-    return "no kernel of tunebench does this" if has_state else ""
+    return "no kernel of tunebench computes it" if has_state else ""
 
 
 def _sequential(module: nn.Sequential) -> str | None:
@@ -207,7 +210,7 @@ def _conv2d(module: nn.Conv2d) -> str | None:
 
 def _norm(module: Any) -> str | None:
     if module.eps is None or module.eps <= 0:
-        return f"its eps is {module.eps}, and kernels want a positive number"
+        return f"its eps is {module.eps}, and kernels need a positive number"
     if module.weight is None or getattr(module, "bias", module.weight) is None:
         return "it has no weight" if module.weight is None else "it has no bias"
     return _wrong_type(module.weight)
@@ -225,9 +228,9 @@ def _cross_entropy(module: nn.CrossEntropyLoss) -> str | None:
 
 def _attention(module: nn.MultiheadAttention) -> str | None:
     if not module._qkv_same_embed_dim:
-        return "its keys and values have sizes of their own"
+        return "its keys and values have different sizes than its queries"
     if module.bias_k is not None or module.add_zero_attn:
-        return "it adds keys of its own"
+        return "it adds a bias or zeros to keys and values"
     return _wrong_type(module.in_proj_weight)
 
 

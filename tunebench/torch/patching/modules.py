@@ -1,7 +1,6 @@
-"""torch's modules, served: each computes what the one it derives from does, by tuned kernels where they win.
+"""Modules of torch that dispatch to tuned kernels; each computes the same as its base class.
 
-A served module is the module it was: `patch` changes its class and nothing else, so that parameters, hooks,
-keys of the state and whoever refers to it stay as they are.
+`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ __all__ = [
 
 
 class TunedLinear(nn.Linear):  # type: ignore[misc]
-    """A linear layer."""
+    """A linear layer dispatched to tuned kernels."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.linear(input, self.weight, self.bias)
 
 
 class TunedConv2d(nn.Conv2d):  # type: ignore[misc]
-    """A convolution of images."""
+    """A convolution of images dispatched to tuned kernels."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, **fused: Any) -> Tensor:  # noqa: A002
         padding = self.padding
@@ -57,35 +56,35 @@ class TunedConv2d(nn.Conv2d):  # type: ignore[misc]
 
 
 class TunedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
-    """Layer normalisation."""
+    """Layer normalisation dispatched to tuned kernels."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class TunedRMSNorm(nn.RMSNorm):  # type: ignore[misc]
-    """Normalisation by the root mean square."""
+    """RMS normalisation dispatched to tuned kernels."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - torch's
         return served.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class TunedSoftmax(nn.Softmax):  # type: ignore[misc]
-    """Softmax along an axis."""
+    """Softmax dispatched to tuned kernels."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.softmax(input, self.dim, _stacklevel=5)
 
 
 class TunedLogSoftmax(nn.LogSoftmax):  # type: ignore[misc]
-    """The logarithm of softmax along an axis."""
+    """Log-softmax dispatched to tuned kernels."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.log_softmax(input, self.dim, _stacklevel=5)
 
 
 class TunedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
-    """Cross entropy."""
+    """Cross entropy dispatched to tuned kernels."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.cross_entropy(
@@ -99,7 +98,7 @@ class TunedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
 
 
 class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
-    """Attention by several heads; torch does it where weights are asked for, or masks of other kinds."""
+    """Multi-head attention dispatched to tuned kernels; torch runs calls with masks or returned weights."""
 
     def forward(  # noqa: D102 - torch's
         self,
@@ -118,7 +117,7 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
         if is_causal and attn_mask is None:
-            raise RuntimeError("need attn_mask if specifying the is_causal hint")  # as torch has it
+            raise RuntimeError("need attn_mask if specifying the is_causal hint")  # torch's message
         attended = self._attention(query, key, value, is_causal)
         return served.linear(attended, self.out_proj.weight, self.out_proj.bias), None
 
@@ -135,7 +134,7 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         )
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
-        """Return what the heads give together, shaped like the query."""
+        """Return the concatenated results of all heads, shaped like the query."""
         q, k, v = (self._heads(tensor) for tensor in self._projected(query, key, value))
         o = served.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
         return o.permute(*((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3))).reshape(query.shape)
@@ -151,13 +150,13 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         ]
 
     def _heads(self, tensor: Tensor) -> Tensor:
-        """Return (batch, heads, sequence, head) of what was projected."""
+        """Return a projection as (batch, heads, sequence, head)."""
         parted = tensor.unflatten(-1, (self.num_heads, self.head_dim))
         return parted.permute(*((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)))
 
 
 class TunedSequential(nn.Sequential):  # type: ignore[misc]
-    """Modules one after the other; what a kernel does together is done by it, unless a hook looks on."""
+    """A sequence of modules; neighbours without hooks that one kernel computes run together."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002, D102 - torch's
         chain = tuple(self._modules.values())
@@ -180,16 +179,16 @@ TUNED_MODULES: dict[type, type] = {
     nn.MultiheadAttention: TunedMultiheadAttention,
     nn.Sequential: TunedSequential,
 }
-"""What takes the place of which class of torch's."""
+"""Class of tuned modules for each class of torch."""
 
 
-# -- what is done together ---------------------------------------------------------------------------------
+# -- fusion of neighbours ---------------------------------------------------------------------------------
 
-FusedCall = Callable[[Tensor], Tensor]
+FusedModules = Callable[[Tensor], Tensor]
 
 
 def may_fuse(chain: Sequence[Any]) -> bool:
-    """Tell whether modules that are not served yet have neighbours that a kernel does together."""
+    """Return whether unpatched modules have neighbours that one kernel computes together."""
     pairs = itertools.pairwise(chain)
     return any(
         (type(one) is nn.Linear and one.bias is not None and _activation(two) is not None)
@@ -198,8 +197,8 @@ def may_fuse(chain: Sequence[Any]) -> bool:
     )
 
 
-def _fused(chain: Sequence[Any], place: int) -> tuple[FusedCall | None, int]:
-    """Return what does the modules from a place on together, and how many; None and 1 where nothing does."""
+def _fused(chain: Sequence[Any], place: int) -> tuple[FusedModules | None, int]:
+    """Return a function that runs the modules from a place together, and their number; else None and 1."""
     first = chain[place]
     kind = type(first)
     if kind not in (TunedLinear, TunedConv2d) or _has_hooks(first):
@@ -210,7 +209,7 @@ def _fused(chain: Sequence[Any], place: int) -> tuple[FusedCall | None, int]:
     return _with_norm(first, after)
 
 
-def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
+def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[FusedModules | None, int]:
     name = _activation(after[0]) if after else None
     if name is None or linear.bias is None:
         return None, 1
@@ -223,7 +222,7 @@ def _activation(module: Any) -> Any:
     return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(module))
 
 
-def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
+def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedModules | None, int]:
     """Fuse a convolution with a normalisation by running statistics, or with its own bias, and a relu."""
     norm = after[0] if after and type(after[0]) is nn.BatchNorm2d else None
     if norm is not None and not _is_affine(norm):
@@ -250,10 +249,10 @@ _MOST_PROBLEMS = 4096
 
 
 def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
-    """Tell whether a kernel of ours runs a convolution with a normalisation after it.
+    """Return whether a tuned kernel runs a convolution together with the normalisation after it.
 
-    By torch's operators a scale and a bias take longer than its batch normalisation. Watched, it runs as one
-    in any case: what is recorded is then the problem that tuning would have to solve.
+    Without one, torch's batch normalisation is faster than a separate scale and bias. While calls are watched
+    they are always fused, so that the profile contains the workload to tune.
     """
     if torch.compiler.is_compiling() or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return False
@@ -273,9 +272,10 @@ def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
 
 
 def _is_affine(norm: Any) -> bool:
-    """Tell whether a batch normalisation is but a scale and a shift of each channel, in full precision.
+    """Return whether a batch normalisation is only a scale and a shift of each channel, in full precision.
 
-    By batch statistics it depends on the images; in 16 bits the scale and the shift would be rounded.
+    With batch statistics it depends on the images; with 16-bit weights the scale and the shift would be
+    rounded.
     """
     if norm.training or norm.running_var is None or norm.weight is None:
         return False
@@ -283,14 +283,14 @@ def _is_affine(norm: Any) -> bool:
 
 
 def _folded(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
-    """Return what sums are multiplied by and what is added, by operations that gradients flow through."""
+    """Return the scale and the shift of a normalisation, by operations that autograd can differentiate."""
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
     return scale, norm.bias - mean * scale
 
 
 def _has_hooks(module: Any) -> bool:
-    """Tell whether a hook is called around a module: it is to see what it saw before."""
+    """Return whether hooks are called around a module; such a module is not fused."""
     everywhere = torch.nn.modules.module
     return bool(
         module._forward_hooks

@@ -1,4 +1,4 @@
-"""How long calls take: by the clock on a CPU, by events on a GPU's stream, which nobody waits for."""
+"""Time of calls: by the clock on a CPU, by CUDA events on a GPU without waiting for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["CallTimer", "TimedCall"]
 
 
 class TimedCall:
-    """One call, until its time is known.
+    """A call whose time is not known yet.
 
     Attributes:
-        shares: What it is counted as: entry, number of calls, share of the time.
+        shares: What the call counts as: operation, number of calls, fraction of the time.
     """
 
     __slots__ = ("shares",)
@@ -29,16 +29,15 @@ class TimedCall:
 
 
 class CallTimer:
-    """Times calls and enters them into a ledger.
+    """Times calls and adds them to a counter.
 
-    A call may be held back until the next one of its thread, so that its shares can still be changed; on a
-    GPU the last one always is. What it is counted as may also be known only once it was made. Events are read
-    once they have happened, by the threads that make calls: asking from elsewhere would spoil another
-    thread's capture of a CUDA graph.
+    A call may be held until the next call of its thread, so that its shares can still change; on a GPU the
+    last call is always held. Shares may also be set after the call. Events are queried by the threads that
+    make calls, because a query from another thread would invalidate a CUDA graph capture.
     """
 
-    def __init__(self, ledger: DemandCounter) -> None:
-        self._counter = ledger
+    def __init__(self, counter: DemandCounter) -> None:
+        self._counter = counter
         self._held: dict[int, tuple[TimedCall, float]] = {}
         self._pending: deque[tuple[TimedCall, Any, Any, Any]] = deque()
         self._spare: defaultdict[Any, list[Any]] = defaultdict(list)
@@ -48,10 +47,10 @@ class CallTimer:
         """Make a call and return its result.
 
         Args:
-            call: What it is to be counted as.
-            device: Where it runs, as torch names it.
-            function: Makes it.
-            hold: Whether to hold it back.
+            call: The call to count.
+            device: Its torch device.
+            function: Makes the call.
+            hold: Whether to hold it until the next call of this thread.
         """
         if device.type == "cuda":
             return self._time_on_stream(call, device, function)
@@ -68,7 +67,7 @@ class CallTimer:
         return result
 
     def _time_on_stream(self, call: TimedCall, device: Any, function: Callable[[], Any]) -> Any:
-        if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
+        if torch.cuda.is_current_stream_capturing():  # captured calls do not run now
             self._add(call, 0.0)
             return function()
         stream = torch.cuda.current_stream(device)
@@ -88,7 +87,7 @@ class CallTimer:
             return torch.cuda.Event(enable_timing=True)
 
     def _add_finished(self) -> None:
-        """Enter the calls whose events have happened, all but the last, whose shares may change."""
+        """Count the calls whose events have happened, except the last one, whose shares may change."""
         with self._lock:
             while len(self._pending) > 1 and self._pending[0][-1].query():
                 self._add_first()
@@ -99,7 +98,7 @@ class CallTimer:
         self._spare[device] += (begin, end)
 
     def finish(self) -> None:
-        """Enter all calls; this waits for what the GPUs have yet to do."""
+        """Count all calls; waits for the GPU."""
         for held in (self._held.pop(thread) for thread in tuple(self._held)):
             self._add(*held)
         with self._lock:

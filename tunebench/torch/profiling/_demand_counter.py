@@ -1,4 +1,4 @@
-"""What a program has spent on what, added up in memory and brought to the database now and then."""
+"""Counter of calls and time per operation, saved to the database periodically."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["DemandCounter", "ProfiledOperation", "device_of"]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledOperation:
-    """What time is spent on.
+    """An operation that a program runs.
 
     Attributes:
-        device: Where, as torch names it.
-        name: Canonical text of a workload, or what else was called.
-        is_workload: Which of the two.
+        device: Torch device.
+        name: Canonical text of a workload, or the name of another operation.
+        is_workload: Whether it is a workload.
     """
 
     device: Any
@@ -32,7 +32,7 @@ class ProfiledOperation:
 
 @dataclass(slots=True)
 class _Count:
-    """How often, and how long it took in all; of which so much is in the database."""
+    """Calls and time of an operation, and how much of both is saved."""
 
     calls: int = 0
     time_us: float = 0.0
@@ -41,16 +41,16 @@ class _Count:
 
 
 def device_of(device: Any) -> Device | None:
-    """Return a torch device as results are stored for it; None if it is neither a CPU nor an NVIDIA GPU."""
+    """Return the device of a torch device; None if it is neither a CPU nor an NVIDIA GPU."""
     found = _tensor.device_of(device)
     return None if isinstance(found, str) else found[0]
 
 
 class DemandCounter:
-    """Calls and times by entry; safe among threads. In a forked process it counts and saves nothing.
+    """Thread-safe counter of calls and time per operation. A forked process counts and saves nothing.
 
     Args:
-        db: Database that `save` writes to: a path, a URL, or None for the user's.
+        db: Database that `save` writes to: a path, a URL, or None for the user's database.
     """
 
     def __init__(self, db: str | Path | None) -> None:
@@ -61,8 +61,8 @@ class DemandCounter:
         self._pid = os.getpid()
 
     def add(self, entry: ProfiledOperation, calls: int, time_us: float) -> None:
-        """Count calls and time; either may be 0."""
-        if os.getpid() != self._pid:  # the lock may be held there by a thread that is not
+        """Add calls and microseconds of an operation; either may be 0."""
+        if os.getpid() != self._pid:  # a thread of the parent process may hold the lock
             return
         with self._lock:
             spent = self._spent.get(entry)
@@ -72,25 +72,25 @@ class DemandCounter:
             spent.time_us += time_us
 
     def entries(self) -> list[tuple[ProfiledOperation, int, float]]:
-        """Return all that was counted, with calls and microseconds, the most time first."""
+        """Return all operations with calls and microseconds, most time first."""
         with self._lock:
             found = [(entry, spent.calls, spent.time_us) for entry, spent in self._spent.items()]
         return sorted(found, key=lambda row: (-row[2], row[0].name))
 
     def check(self) -> None:
-        """Open the database, and make it if there is none, so that a bad one is told before the program runs.
+        """Create or open the database, so that an unusable one is reported before the program runs.
 
         Raises:
-            InputError: if its URL names no database.
-            DatabaseError: if it cannot be opened.
+            InputError: if the URL is not one of a database.
+            DatabaseError: if the database cannot be opened.
         """
         open_store(self._db).close()
 
     def save(self) -> None:
-        """Bring to the database what is not there yet.
+        """Save what was counted since the last save.
 
         Raises:
-            DatabaseError: if that cannot be done; nothing is lost, and the next attempt brings it all.
+            DatabaseError: if the database cannot be written; the next save includes everything.
         """
         if os.getpid() != self._pid:
             return

@@ -1,15 +1,15 @@
-"""`record`: what a torch program really runs, noted as problems that can be tuned.
+"""`profile`: the workloads that a torch program runs, with calls and times.
 
-    with tunebench.torch.record() as seen:
+    with tunebench.torch.profile() as profile:
         train(model)
-    print(seen)
+    print(profile)
 
-Every operator that torch runs is seen below autograd, backward ones included, in the thread that entered and
-in those that autograd runs for it. Calls and times go to the database, from which `tunebench tune --recorded`
-takes what is most worth tuning.
+The profiler observes every operator below autograd, backward ones included, in the thread that entered and in
+autograd's threads. Calls and times go to the database, from which `tunebench tune --recorded` tunes the
+workloads with the most time first.
 
-Not seen: other threads; kernels that a compiler fused, of which only the library calls between them are; what
-a CUDA graph replays (its capture counts as one call, in no time); children that are forked.
+Not observed: other threads, forked processes, kernels that a compiler fused (library calls between them are
+observed), and replays of a CUDA graph (its capture counts as one call that takes no time).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOpe
 __all__ = ["DemandProfile", "ProfileLine", "profile"]
 
 INTERVAL_S = 30.0
-"""How often what was seen is brought to the database: a crash loses no more than that."""
+"""Default seconds between saves; a crash loses at most what was counted since the last save."""
 
 
 class ProfileLine(NamedTuple):
-    """What time was spent on.
+    """Calls and time of one operation.
 
     Attributes:
-        name: Canonical text of a workload; of anything else the operator, and why no workload is it.
-        device: Key of the device, or torch's name of one that nothing is stored for.
-        calls: How often it was called.
-        time_us: How long it took, all calls together: of the wall on a CPU, of the stream on a GPU.
+        name: Canonical text of a workload; for others the operator, and why it is not a workload.
+        device: Key of the device, or torch's name of a device that results are not stored for.
+        calls: Number of calls.
+        time_us: Total microseconds: wall time on a CPU, time on the stream on a GPU.
     """
 
     name: str
@@ -63,22 +63,25 @@ def profile(
     eager: bool = False,
     interval_s: float = INTERVAL_S,
 ) -> DemandProfile:
-    """Note the problems that a torch program runs, patched or not; a context manager.
+    """Profile the workloads that a torch program runs, whether or not it is patched. A context manager.
 
-    On a CPU a call takes as long as its caller waits. On a GPU it is timed by events on its stream, which
-    nothing waits for before the recording ends; where the GPU waits for the program, it counts what it waits
-    between the two.
+    On a CPU a call takes the wall time of its caller. On a GPU it is timed by CUDA events on its stream,
+    which are awaited only at the end; if the GPU waits for the program between the two events, that wait is
+    included.
 
     Args:
-        db: Database: a path, a URL, or None for the user's.
-        save: Whether to write there at all.
-        eager: Whether functions that `torch.compile` has compiled run as they were written, so that all of
-            what they do is seen. Without it they run as they are, and what the compiler fused is not seen.
-        interval_s: Seconds after which what was seen goes to the database; the rest goes at the end.
+        db: Database: a path, a URL, or None for the user's database.
+        save: Whether to save the demand to the database.
+        eager: Whether to run functions that `torch.compile` compiled eagerly, so that all their operators are
+            observed. Otherwise kernels that the compiler fused are not observed.
+        interval_s: Seconds between saves; the rest is saved at the end.
+
+    Returns:
+        The profile; enter it to start, and print it afterwards.
 
     Raises:
-        DatabaseError: on entering, if the database cannot be used. Later trouble is a warning, and the next
-            attempt brings all.
+        DatabaseError: on entering, if the database cannot be used. A later failure is a warning, and the next
+            save includes everything.
         InputError: if the interval is not positive.
     """
     if not interval_s > 0:
@@ -87,9 +90,9 @@ def profile(
 
 
 class DemandProfile:
-    """What a program ran, as far as it was seen; `print` shows it.
+    """Calls and times of the operations that a program ran; `print` shows them as a table.
 
-    It may be entered again, and adds up.
+    It may be entered several times and adds up.
     """
 
     def __init__(self, *, db: str | Path | None, save: bool, eager: bool, interval_s: float) -> None:
@@ -98,7 +101,7 @@ class DemandProfile:
         self._save, self._eager, self._interval_s = save, eager, interval_s
         self._entered: list[contextlib.ExitStack] = []
 
-    # -- around the program -----------------------------------------------------------------------
+    # -- context manager --------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -122,11 +125,11 @@ class DemandProfile:
             if self._save:
                 _save(self._counter)
 
-    # -- what was seen ----------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     @property
     def workloads(self) -> tuple[ProfileLine, ...]:
-        """What can be tuned, the most time first; `ProfileLine.name` is the text of a workload."""
+        """Workloads that can be tuned, most time first."""
         return self._lines(are_workloads=True)
 
     @property
@@ -137,12 +140,12 @@ class DemandProfile:
 
     @property
     def others(self) -> tuple[ProfileLine, ...]:
-        """What no operator of tunebench does, by name and reason, the most time first."""
+        """Operators that no operator of tunebench computes, with reasons, most time first."""
         return self._lines(are_workloads=False)
 
     @property
     def coverage(self) -> float:
-        """Share of the time of all calls seen that went into what can be tuned; 0 if nothing was seen."""
+        """Fraction of the observed time spent in workloads that can be tuned; 0 if nothing was observed."""
         tunable = sum(line.time_us for line in self.workloads)
         total = tunable + sum(line.time_us for line in self.others)
         return tunable / total if total else 0.0
@@ -155,7 +158,7 @@ class DemandProfile:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the profile as plain data."""
         return {
             "coverage": self.coverage,
             "workloads": [line._asdict() for line in self.workloads],
@@ -164,14 +167,14 @@ class DemandProfile:
         }
 
     def __str__(self) -> str:
-        """Return a table: what can be tuned, then what cannot."""
+        """Return a table of the workloads that can be tuned, then of all other operators."""
         workloads, others = self.workloads, self.others
         total_us = sum(line.time_us for line in (*workloads, *others))
         return "\n".join(
             (
-                f"{len(workloads)} workloads that can be tuned, {100 * self.coverage:.1f} % of the time seen",
+                f"{len(workloads)} tunable workloads, {100 * self.coverage:.1f} % of the observed time",
                 *_rows(workloads, total_us),
-                f"{len(others)} operators that cannot",
+                f"{len(others)} other operators",
                 *_rows(others, total_us),
             )
         )
@@ -182,7 +185,7 @@ def _rows(lines: tuple[ProfileLine, ...], total_us: float) -> list[str]:
         return []
     several = len({line.device for line in lines}) > 1
     return [
-        f"{'time':>12} {'share':>7} {'calls':>8}  what",
+        f"{'time':>12} {'share':>7} {'calls':>8}  workload or operator",
         *(
             f"{line.time_us / 1e3:>9.3f} ms {100 * line.time_us / (total_us or 1):>5.1f} % {line.calls:>8}  "
             f"{line.name}{f' on {line.device}' if several else ''}"
@@ -201,12 +204,12 @@ def _device_text(device: Any) -> str:
 
 
 @contextlib.contextmanager
-def _saving_periodically(ledger: DemandCounter, interval_s: float) -> Any:
+def _saving_periodically(counter: DemandCounter, interval_s: float) -> Any:
     ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(interval_s):
-            _save(ledger)
+            _save(counter)
 
     thread = threading.Thread(target=work, name="tunebench-record", daemon=True)
     thread.start()
@@ -219,19 +222,19 @@ def _saving_periodically(ledger: DemandCounter, interval_s: float) -> Any:
             thread.join()
 
 
-def _save(ledger: DemandCounter) -> None:
-    """Save, or warn: the program that is recorded goes on without its records."""
+def _save(counter: DemandCounter) -> None:
+    """Save, or warn: a failure does not interrupt the profiled program."""
     try:
-        ledger.save()
+        counter.save()
     except TunebenchError as error:
-        warnings.warn(f"what was recorded is not saved yet: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"the profile is not saved yet: {error}", RuntimeWarning, stacklevel=3)
 
 
-# -- seeing ----------------------------------------------------------------------------------------
+# -- observation ------------------------------------------------------------------------------
 
 
 class _PreviousCall(NamedTuple):
-    """The call before, as far as the next one may be a part of it."""
+    """The previous call, which may form one workload with the next one."""
 
     operator: str
     call: TimedCall
@@ -239,11 +242,11 @@ class _PreviousCall(NamedTuple):
 
 
 _SILENT = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
-"""Operators that compute nothing, besides views."""
+"""Operators that compute nothing, in addition to views."""
 
 
 class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Sees every operator that runs in the threads it is active in."""
+    """Observes every operator that runs in the threads it is active in."""
 
     def __init__(self, stopwatch: CallTimer) -> None:
         super().__init__()
@@ -253,14 +256,14 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell Dynamo to compile and to run what is compiled as if nobody looked."""
+        """Let Dynamo compile, and run compiled code, without this mode."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(_dispatches, types)):  # what such tensors call in turn is seen
+        if any(map(_dispatches, types)):  # the operators that such tensors call are observed
             return NotImplemented
         if _is_composite(func):
             with self:
@@ -268,11 +271,11 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         if _is_silent(func):
             return func(*args, **kwargs)
         if func.namespace == "tunebench":
-            return self._served(func, args, kwargs)
+            return self._time_dispatched(func, args, kwargs)
         return self._timed(func, args, kwargs)
 
-    def _served(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call of an operator of ours, which tells what it runs."""
+    def _time_dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Time a call of a tunebench operator, which reports what it runs."""
         device = _device(args, kwargs)
         call = TimedCall()
 
@@ -290,8 +293,8 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         return self._timer.time(call, device, run)
 
     def on_dispatch(self, call: DispatchedCall) -> None:
-        """Hear of a served call; of those that are not seen here, in other threads, nothing is kept."""
-        dispatched: list[DispatchedCall] | None = getattr(self._thread, "told", None)
+        """Keep a dispatched call if this thread is timing one."""
+        dispatched: list[DispatchedCall] | None = getattr(self._thread, "dispatched", None)
         if dispatched is not None:
             dispatched.append(call)
 
@@ -325,7 +328,7 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in seen.workloads]
 
     def _merge_loss(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
-        """Make one problem of a log-softmax and the loss after it, or of their gradients."""
+        """Merge a log-softmax and the loss after it, or their gradients, into one cross-entropy workload."""
         last: _PreviousCall | None = getattr(self._thread, "last", None)
         if last is None or (last.operator, name) not in _MERGED or _address(args[0]) != last.output:
             return
@@ -356,14 +359,14 @@ def _entry_of(call: DispatchedCall, device: Any) -> ProfiledOperation:
 
 @functools.cache
 def _dispatches(kind: Any) -> bool:
-    """Tell whether a class of tensors has a dispatch of its own."""
+    """Return whether a tensor class defines its own dispatch."""
     own = kind.__torch_dispatch__
     return own not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Tell whether an operator is but a function of others: inference mode shows it undone."""
+    """Return whether an operator only calls others; inference mode does not decompose it."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return not _aten_workload.is_known(func) and bool(func.has_kernel_for_dispatch_key(key))
 
@@ -379,14 +382,14 @@ def _name(func: Any) -> str:
 
 
 def _precision(device: Any) -> Any:
-    """Return what else decides whether f32 on a GPU is tf32."""
+    """Return the settings that decide whether f32 on a GPU is computed in tf32."""
     if device.type != "cuda":
         return None
     return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return where a call runs: where its first tensor is, or is to be."""
+    """Return the device of a call: that of its first tensor, or of its result."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             return value.device
