@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its operators, run through `tunebench.torch` and held against torch in float64."""
+"""PyTorch's OpInfo samples, run through `tunebench.torch` and compared with torch in float64."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nn.functional.cross_entropy": served.cross_entropy,
     "nn.functional.scaled_dot_product_attention": served.scaled_dot_product_attention,
 }
-"""Ours, by the names that torch's samples have."""
+"""Functions of tunebench.torch by the names of torch's samples."""
 
 ERRORS = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""How far an element may be off, in units of the largest one: some roundings of the type."""
+"""Largest error of an element, relative to the largest element."""
 
 
 def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
-    """Yield every sample that torch has of an operator, the same each time."""
+    """Yield every sample that torch has of an operator, the same ones each time."""
     torch.manual_seed(0)
     for info in op_db:
         if info.name == name and not info.variant_test_name:
@@ -39,15 +39,15 @@ def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def run(name: str, sample: Any) -> str:
-    """Run one sample and its gradients; return why torch did it, or ``"tunebench"``.
+    """Run one sample and its gradients; return ``"tunebench"``, or the reason why torch ran it.
 
     Raises:
-        AssertionError: if a value or a gradient is off, or some of it was ours and some torch's.
+        AssertionError: if a value or gradient is wrong, or tunebench and torch both ran parts of it.
     """
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         y, gradients = _differentiated(FUNCTIONS[name], sample)
-    if sample.kwargs.get("dropout_p"):  # random: only who ran it is of interest
+    if sample.kwargs.get("dropout_p"):  # random values: only the implementation is checked
         return calls[0].reason
     exact = sample.transform(lambda t: _exactly(t) if isinstance(t, torch.Tensor) else t)
     info = next(info for info in op_db if info.name == name)
@@ -66,7 +66,7 @@ def _exactly(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _differentiated(function: Callable[..., Any], sample: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a result and the gradients by all tensors that need some, of its sum with fixed factors."""
+    """Return a result, and the gradients of its weighted sum by all tensors that need one."""
     y = function(sample.input, *sample.args, **sample.kwargs)
     leaves: list[Any] = []
     tree_map(
@@ -88,5 +88,5 @@ def _assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def count(name: str, dtype: torch.dtype) -> Counter[str]:
-    """Run every sample of an operator; return how many were ours, and how many torch's, by the reason."""
+    """Run every sample of an operator; count those that tunebench ran, and those that torch ran by reason."""
     return Counter(run(name, sample) for sample in samples(name, dtype))

@@ -1,4 +1,4 @@
-"""Our kernels as torch's functions: values, gradients, who ran what, and the ways torch has to call them."""
+"""Functions of tunebench.torch: values, gradients, dispatch, and torch's tracers, modes and transforms."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
         SDPA,
     ),
 }
-"""Of each operator: which samples run by default (every so many), by whom; and by whom all of them are."""
+"""Of each operator: the stride of the samples that run by default, and the implementations of these and of all."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, list[DispatchedCall]]:
-    """Run a function with our kernels preferred, and return what it returns and who ran what."""
+    """Run a function with tuned kernels preferred; return its result and the dispatched calls."""
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         return function(*arguments, **named), calls
@@ -98,12 +98,12 @@ def by(calls: list[DispatchedCall]) -> Counter[str]:
     return Counter(call.by for call in calls)
 
 
-# -- PyTorch's own samples -----------------------------------------------------------------------------------
+# -- OpInfo samples ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", EXPECTED)
-def test_pytorchs_own_samples(name: str, request: pytest.FixtureRequest) -> None:
+def test_opinfo_samples(name: str, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
     from tests.torch import opinfo
 
@@ -118,7 +118,7 @@ def test_pytorchs_own_samples(name: str, request: pytest.FixtureRequest) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softmax", "nn.functional.layer_norm", "nn.functional.cross_entropy"])
-def test_pytorchs_own_samples_of_short_types(name: str, dtype: Any, request: pytest.FixtureRequest) -> None:
+def test_opinfo_samples_of_short_types(name: str, dtype: Any, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
     from tests.torch import opinfo
 
@@ -128,7 +128,7 @@ def test_pytorchs_own_samples_of_short_types(name: str, dtype: Any, request: pyt
     assert opinfo.count(name, dtype) == EXPECTED[name][2]
 
 
-# -- what torch's samples lack -------------------------------------------------------------------------------
+# -- epilogues, expressions and reductions -------------------------------------------------------------------
 
 
 def drawn(*shape: int) -> Any:
@@ -177,7 +177,7 @@ FUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_what_is_fused_has_values_and_gradients(name: str, request: pytest.FixtureRequest) -> None:
+def test_epilogues_have_right_values_and_gradients(name: str, request: pytest.FixtureRequest) -> None:
     if name in ("gated", "linear", "conv") and not request.config.getoption("--every-sample"):
         pytest.skip("takes --every-sample: its kernels take long to compile")
     ours, theirs, shapes = FUSED[name]
@@ -207,7 +207,7 @@ def _without_gradients(function: Callable[..., Any], operands: list[Any]) -> Any
         return function(*operands)
 
 
-def test_expressions() -> None:
+def test_elementwise_expressions() -> None:
     x, b = drawn(4, 16).detach(), drawn(16).detach()
     y, calls = called(served.elementwise, "gelu(x+b)*s", x=x, b=b, s=0.5)
     torch.testing.assert_close(y, functional.gelu(x + b) * 0.5)
@@ -241,7 +241,7 @@ def test_reductions(reduce: Any, axis: Any, problem: str) -> None:
     assert (call.by, str(call.workload)) == ("tunebench", f"reduction:{problem}")
 
 
-def test_reductions_of_what_rows_and_columns_have_one_of() -> None:
+def test_reductions_of_vectors_and_columns() -> None:
     x, b, m = drawn(2, 3, 16).detach(), drawn(16).detach(), drawn(2, 3, 1).detach()
     for axis in (-1, (0, 1)):
         y, (call,) = called(served.reduce, "(x-m)*b*s", axis=axis, x=x, m=m, b=b, s=2)
@@ -252,7 +252,7 @@ def test_reductions_of_what_rows_and_columns_have_one_of() -> None:
         )
 
 
-def test_what_torch_reduces_itself() -> None:
+def test_reductions_that_torch_runs() -> None:
     x = drawn(2, 3, 16)
     y, calls = called(served.reduce, "square(x)", axis=-1, x=x)  # gradients
     assert (y.requires_grad, by(calls)) == (True, {"torch": 1})
@@ -264,11 +264,11 @@ def test_what_torch_reduces_itself() -> None:
     torch.testing.assert_close(y, (plain[:, :1] * plain[:1]).sum(1))
     with pytest.raises(Exception, match="Known: max, mean, min, sum"):
         served.reduce("x", reduce="product", x=plain)
-    with pytest.raises(Exception, match="then=x\\+y must have one name"):
+    with pytest.raises(Exception, match="then=x\\+y must have exactly one name"):
         served.reduce("x", then="x+y", x=plain)
 
 
-def test_operands_are_read_where_they_lie() -> None:
+def test_transposed_operands_are_not_copied() -> None:
     a, b = drawn(8, 8).detach(), drawn(16, 8).detach()
     (call,) = called(served.matmul, a, b.T)[1]
     assert str(call.workload) == "gemm:m=8,n=16,k=8,dtype=f32,trans=nt"
@@ -280,14 +280,14 @@ def test_operands_are_read_where_they_lie() -> None:
     torch.testing.assert_close(y, functional.conv2d(last, filters, groups=16), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_copied_that_torch_would_not_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_that_torch_does_not_copy_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = torch.randn(2, 4, 2, 8).transpose(1, 2)
     calls: list[DispatchedCall] = []
     with served.watching(calls.append):
         served.scaled_dot_product_attention(heads, heads, heads)
     assert calls[0].reason == "heads that are not contiguous"
     (call,) = called(served.scaled_dot_product_attention, heads, heads, heads)[1]
-    assert call.by == "tunebench"  # who prefers ours takes the copy
+    assert call.by == "tunebench"  # preferring tuned kernels accepts the copy
 
 
 # -- expressions as activations ------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_nothing_is_copied_that_torch_would_not_copy(monkeypatch: pytest.MonkeyP
 TANH_GELU = "0.5*x*(1+tanh(0.7978845608028654*(x+0.044715*x*x*x)))"
 
 
-def test_a_layer_ends_in_an_expression() -> None:
+def test_layers_with_expression_as_activation() -> None:
     x, w, b = (t.detach() for t in (drawn(8, 8), drawn(16, 8), drawn(16)))
     y, calls = called(served.linear, x, w, b, activation=TANH_GELU)
     wanted = functional.gelu(functional.linear(x, w, b).double(), approximate="tanh")
@@ -313,8 +313,8 @@ ENDS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("activation", ENDS)
 @pytest.mark.parametrize("is_image", [False, True])
-def test_what_a_layer_ends_in_has_gradients_of_any_order(activation: str, is_image: bool) -> None:
-    """By torch: where gradients are asked for, and by the operator's own formulas."""
+def test_activations_have_gradients_of_any_order(activation: str, is_image: bool) -> None:
+    """Gradients by torch where they are needed, and by the operator's own formulas."""
     if is_image:
         operands = (drawn(2, 4, 5, 5), drawn(4, 4, 3, 3), drawn(4), drawn(4))
         plain = functional.conv2d(operands[0], operands[1], None, padding=1)
@@ -347,7 +347,7 @@ def _twice(y: Any, operands: tuple[Any, ...], slopes: Any) -> Any:
     return once, torch.autograd.grad(size, operands, materialize_grads=True)
 
 
-def test_problems_are_told_with_their_activations() -> None:
+def test_workloads_name_their_activation() -> None:
     x, w, b = (t.detach() for t in (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), drawn(4)))
     found = []
     for how in ({"activation": "max(min( x,6), 0)"}, {"activation": "relu(x)"}, {"relu": True}):
@@ -370,7 +370,7 @@ def test_problems_are_told_with_their_activations() -> None:
         ({"activation": "tanh(x)", "relu": True}, "two activations"),
     ],
 )
-def test_what_is_no_activation_is_refused(how: dict[str, Any], says: str) -> None:
+def test_invalid_activation_is_refused(how: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         served.conv2d(drawn(1, 1, 4, 4), drawn(1, 1, 3, 3), **how)
     if "relu" not in how:
@@ -378,7 +378,7 @@ def test_what_is_no_activation_is_refused(how: dict[str, Any], says: str) -> Non
             served.linear(drawn(4, 4), drawn(4, 4), **how)
 
 
-# -- the operators under torch's own eyes --------------------------------------------------------------------
+# -- torch's checks of operators, tracers and modes ----------------------------------------------------------
 
 
 def _cases() -> dict[str, tuple[Any, ...]]:
@@ -417,24 +417,24 @@ def _cases() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def test_every_operator_has_a_case() -> None:
+def test_every_operator_has_a_check() -> None:
     names = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
              if name.startswith("tunebench::")}  # fmt: skip
     assert set(_cases()) == names
 
 
 @pytest.mark.parametrize("preferred", ["tunebench", "torch"])
-def test_torchs_checks_of_operators(preferred: Any, request: pytest.FixtureRequest) -> None:
+def test_operators_pass_opcheck(preferred: Any, request: pytest.FixtureRequest) -> None:
     every = preferred == "torch" or request.config.getoption("--every-sample")
     with served.prefer(preferred):
         for name, arguments in _cases().items():
             if not every and not name.startswith(("softmax", "norm")):
-                continue  # others take long to compile
+                continue  # other kernels take long to compile
             torch.library.opcheck(getattr(torch.ops.tunebench, name).default, arguments)
 
 
 @pytest.mark.parametrize("centred", [True, False])
-def test_statistics_that_were_not_kept_are_found_again_with_the_same_eps(centred: bool) -> None:
+def test_unsaved_statistics_are_recomputed_with_the_same_eps(centred: bool) -> None:
     x, w, b = drawn(4, 16), drawn(16), drawn(16)
     with served.prefer("torch"):
         y = torch.ops.tunebench.norm(x, w, b if centred else None, None, None, False, 0.1)[0]
@@ -447,7 +447,7 @@ def test_statistics_that_were_not_kept_are_found_again_with_the_same_eps(centred
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_under_torch_compile() -> None:
+def test_functions_under_torch_compile() -> None:
     x, w, b = drawn(4, 16), drawn(16), drawn(16)
 
     def network(x: Any) -> Any:
@@ -469,7 +469,7 @@ def test_under_torch_compile() -> None:
     assert by(calls) == {"tunebench": 4}, [str(call) for call in calls]
 
 
-def test_a_dispatch_mode_sees_one_operator() -> None:
+def test_dispatch_mode_sees_one_operator() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen: list[str] = []
@@ -485,7 +485,7 @@ def test_a_dispatch_mode_sees_one_operator() -> None:
     assert [name for name in seen if "view" not in name] == ["tunebench.softmax.default"]
 
 
-def test_transforms_and_subclasses_are_torchs() -> None:
+def test_torch_runs_transforms_and_subclasses() -> None:
     x = drawn(3, 4, 16).detach()
     y, calls = called(torch.func.vmap(lambda row: served.softmax(row, -1)), x)
     torch.testing.assert_close(y, x.softmax(-1))
@@ -498,7 +498,7 @@ def test_transforms_and_subclasses_are_torchs() -> None:
     assert (type(y), calls[0].by) == (Own, "torch")
 
 
-# -- gradients again, autocast, errors -----------------------------------------------------------------------
+# -- second gradients, autocast, errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -510,14 +510,12 @@ def test_transforms_and_subclasses_are_torchs() -> None:
         (lambda x: served.log_softmax(x, -1), ((4, 16),)),
     ],
 )
-def test_gradients_are_differentiated_again(
-    function: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_gradients(function: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def second(*operands: Any) -> Any:
         (first,) = torch.autograd.grad(function(*operands).square().sum(), operands[:1], create_graph=True)
         return torch.autograd.grad(first.square().sum(), operands)
 
-    # The formulas are the same whoever computes them; torch compiles nothing.
+    # The formulas do not depend on the implementation; torch's needs no compilation.
     with served.prefer("torch"):
         found = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.setattr(_custom_op.CachedDispatch, "is_ours_backward", lambda _: True)
@@ -537,7 +535,7 @@ def test_gradients_are_differentiated_again(
         lambda: served.scaled_dot_product_attention(*[drawn(1, 2, 4, 8)] * 3),
     ],
 )
-def test_gradients_that_cannot_be_differentiated_again_say_so(call: Any) -> None:
+def test_missing_second_gradients_raise(call: Any) -> None:
     leaves: list[Any] = []
 
     def twice() -> None:
@@ -556,7 +554,7 @@ def test_gradients_that_cannot_be_differentiated_again_say_so(call: Any) -> None
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-def test_autocast_gives_the_types_that_torch_gives(given: Any) -> None:
+def test_autocast_returns_the_same_types_as_torch(given: Any) -> None:
     x, w, v = (drawn(*shape).detach().to(given) for shape in ((8, 8), (16, 8), (8,)))
     image = drawn(2, 4, 6, 6).detach().to(given)
     pairs: dict[str, tuple[Any, Any]] = {
@@ -584,11 +582,11 @@ def test_autocast_gives_the_types_that_torch_gives(given: Any) -> None:
     ("call", "reason"),
     [
         (lambda: served.matmul(*[drawn(4, 4).double()] * 2), "not torch.float64"),
-        (lambda: served.linear(drawn(4, 4), drawn(4)), "no layer that torch's linear has"),
+        (lambda: served.linear(drawn(4, 4), drawn(4)), "shapes that torch's linear does not multiply"),
         (lambda: served.softmax(drawn(4, 4), 0), AXIS),
         (lambda: served.conv2d(drawn(1, 1, 4, 4), drawn(1, 1, 3, 3), stride=(1, 2)), DIFFERS),
         (lambda: served.layer_norm(drawn(4, 4), (4,)), "without weight and bias"),
-        (lambda: served.rms_norm(drawn(4, 4), (4,), drawn(4)), "a positive number to the variance, not None"),
+        (lambda: served.rms_norm(drawn(4, 4), (4,), drawn(4)), "a positive eps, not None"),
         (lambda: served.cross_entropy(drawn(4, 4), torch.arange(4), label_smoothing=0.1), "smoothing"),
         (
             lambda: served.scaled_dot_product_attention(*[drawn(1, 1, 4, 4)] * 3, scale=2.0),
@@ -596,13 +594,13 @@ def test_autocast_gives_the_types_that_torch_gives(given: Any) -> None:
         ),
     ],
 )
-def test_what_no_kernel_can_do_is_torchs_with_the_reason(call: Any, reason: str) -> None:
+def test_torch_runs_unsupported_calls_with_a_reason(call: Any, reason: str) -> None:
     with served.prefer("tunebench"):
         calls = served.dispatch_report(call)
     assert (calls[0].by, reason in calls[0].reason) == ("torch", True), calls[0].reason
 
 
-def test_errors_are_torchs() -> None:
+def test_errors_are_those_of_torch() -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         called(served.matmul, drawn(4, 8), drawn(4, 8))
     for wrong in (16, -1):
@@ -613,7 +611,7 @@ def test_errors_are_torchs() -> None:
 # -- processes and threads -----------------------------------------------------------------------------------
 
 
-def test_eight_threads_at_once() -> None:
+def test_eight_concurrent_threads() -> None:
     wrong: list[Any] = []
     together = threading.Barrier(8)
     _custom_op._dispatch_cache.clear()
@@ -641,8 +639,8 @@ def test_eight_threads_at_once() -> None:
     assert not wrong
 
 
-def test_torch_keeps_its_number_of_threads() -> None:
-    """Numba starts its own at its first kernel, and says how many to an OpenMP that torch may share."""
+def test_number_of_torch_threads_is_unchanged() -> None:
+    """Numba sets the number of OpenMP threads at its first kernel, and torch may share that OpenMP."""
     script = (
         "import torch\n"
         "torch.set_num_threads(1)\n"
@@ -657,7 +655,7 @@ def test_torch_keeps_its_number_of_threads() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_is_served_without_numbas_threads() -> None:
+def test_forked_child_runs_kernels_without_numba_threads() -> None:
     x = drawn(4, 16).detach()
     with served.prefer("tunebench"):
         served.softmax(x, -1)
@@ -665,7 +663,7 @@ def test_a_forked_child_is_served_without_numbas_threads() -> None:
     child = os.fork()
     if child == 0:
         try:
-            torch.set_num_threads(1)  # as workers of a DataLoader do: torch's own threads are gone, too
+            torch.set_num_threads(1)  # as workers of a DataLoader do: torch's threads are gone after the fork
             y, calls = called(served.softmax, x, -1)
             right = torch.allclose(y, x.softmax(-1))
             os.write(write, f"{right} {calls[0].by} {cpu.forked() is not None}".encode())

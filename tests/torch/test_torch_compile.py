@@ -1,4 +1,4 @@
-"""Models as graphs and groups, and compiled ones: the same outputs and gradients, by our kernels."""
+"""Graphs and groups of models, and compiled models: same outputs and gradients by tuned kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _anew() -> None:
 
 
 class Perceptron(nn.Module):
-    """A chain with views between: the epilogue of a product, a normalisation with a sum before it."""
+    """A chain with views: a product with an epilogue, and a normalisation of a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Perceptron(nn.Module):
 
 
 class Ahead(nn.Module):
-    """What is multiplied is computed first, and what it comes to is added to what it was."""
+    """A chain before a product, whose result is added to the chain's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class Ahead(nn.Module):
 
 
 class Attend(nn.Module):
-    """Heads that are parts of one tensor, and do not lie side by side."""
+    """Attention heads that are parts of one tensor and not contiguous."""
 
     def forward(self, x: Any) -> Any:
         q, k, v = x.view(2, 8, 3, 2, 4).permute(2, 0, 3, 1, 4)
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-# -- what is read of a model -------------------------------------------------------------------------------
+# -- graphs of models --------------------------------------------------------------------------------------
 
 
 def texts(graph: Graph) -> Counter[str]:
@@ -78,7 +78,7 @@ def texts(graph: Graph) -> Counter[str]:
     )
 
 
-def test_operations_are_read_with_their_problems_through_views() -> None:
+def test_graph_has_workloads_behind_views() -> None:
     (found,) = (one.graph for one in capture(Perceptron(), [torch.zeros(2, 4, 8)]))
     assert texts(found) == {
         "gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias": 1,
@@ -93,7 +93,7 @@ def test_operations_are_read_with_their_problems_through_views() -> None:
     assert ("layernorm:rows=8,cols=8,dtype=f32,prologue=residual",) in fused
 
 
-def test_a_training_step_has_the_gradients_too_and_the_model_stays_what_it_was() -> None:
+def test_training_step_has_gradients_and_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
     before = copy.deepcopy(model.state_dict())
     forward, backward = (one.graph for one in capture(model, [torch.zeros(2, 4, 6, 6)], training=True))
@@ -105,7 +105,7 @@ def test_a_training_step_has_the_gradients_too_and_the_model_stays_what_it_was()
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_batch_normalisation_that_does_not_change_is_part_of_the_convolution(layout: str) -> None:
+def test_constant_batch_norm_is_folded_into_the_convolution(layout: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     images = torch.zeros(2, 4, 6, 6)
     if layout == "nhwc":
@@ -119,7 +119,7 @@ def test_a_batch_normalisation_that_does_not_change_is_part_of_the_convolution(l
 
 
 class Join(nn.Module):
-    """What a U-Net does on its way up, of three parts."""
+    """A convolution of three concatenated images, as in a U-Net's decoder."""
 
     def __init__(
         self, *tail: nn.Module, sizes: tuple[int, ...] = (4, 3, 2), taps: int = 3, bias: bool = False
@@ -136,7 +136,7 @@ def parts_of_images(sizes: tuple[int, ...] = (4, 3, 2), extent: int = 6) -> list
     return [torch.randn(2, count, extent, extent).contiguous(memory_format=CL) for count in sizes]
 
 
-def test_a_convolution_of_joined_images_is_a_sum_of_convolutions() -> None:
+def test_convolution_of_concatenated_images_is_a_sum_of_convolutions() -> None:
     model = Join(nn.BatchNorm2d(4), nn.SiLU()).eval().to(memory_format=CL)
     (found,) = (one.graph for one in capture(model, parts_of_images()))
     (joined,) = (group for group in groups(found) if group.kind == "parted" and len(group.nodes) == 4)
@@ -149,8 +149,8 @@ def test_a_convolution_of_joined_images_is_a_sum_of_convolutions() -> None:
     assert joined.role(2, "y") == found.nodes[-1].writes[0]
 
 
-def test_parts_of_joined_images_are_convolved_by_our_kernels() -> None:
-    # Many channels and few filters: what is saved is more than what three kernels cost.
+def test_parts_of_concatenated_images_run_by_tuned_kernels() -> None:
+    # With many channels and few filters, the saving exceeds the cost of three kernels.
     model = Join(nn.ReLU(), sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
     images = parts_of_images((64, 48, 32), 48)
     compiled = served.compile(model)
@@ -159,18 +159,18 @@ def test_parts_of_joined_images_are_convolved_by_our_kernels() -> None:
             y, functions = ran(lambda: compiled(*images))
             torch.testing.assert_close(y, model(*images), rtol=1e-5, atol=1e-5)
             assert functions == {"conv2d": 3}
-            model.conv.weight.mul_(2.0)  # what was made of it is made again
+            model.conv.weight.mul_(2.0)  # derived tensors are computed again
 
 
 class Reads(nn.Module):
-    """Joined images that others read as well are written in any case."""
+    """Concatenated images with other readers, which must be written."""
 
     def forward(self, x: Any, w: Any) -> Any:
         joined = torch.cat([x, x], dim=1)
         return functional.conv2d(joined, w) + joined[:, :4]
 
 
-def test_joined_images_that_others_read_are_written() -> None:
+def test_concatenated_images_with_other_readers_are_written() -> None:
     x = torch.zeros(2, 4, 6, 6).contiguous(memory_format=CL)
     w = torch.zeros(4, 8, 1, 1).contiguous(memory_format=CL)
     (found,) = (one.graph for one in capture(Reads(), [x, w]))
@@ -178,7 +178,7 @@ def test_joined_images_that_others_read_are_written() -> None:
     assert not [group for group in groups(found) if group.kind == "parted"]
 
 
-def test_heads_that_do_not_lie_side_by_side_are_copied_and_the_bytes_counted() -> None:
+def test_copies_of_heads_that_are_not_contiguous_are_counted() -> None:
     (found,) = (one.graph for one in capture(Attend(), [torch.zeros(2, 8, 24)]))
     (node,) = [node for node in found.nodes if node.workloads]
     assert node.copied >= 3 * 2 * 2 * 8 * 4 * 4
@@ -194,7 +194,7 @@ def test_heads_that_do_not_lie_side_by_side_are_copied_and_the_bytes_counted() -
         ((0, 3), None),
     ],
 )
-def test_sums_over_the_first_or_the_last_axes_are_reductions(axes: tuple[int, ...], text: str | None) -> None:
+def test_sums_over_first_or_last_axes_are_reductions(axes: tuple[int, ...], text: str | None) -> None:
     class Mean(nn.Module):
         def forward(self, x: Any) -> Any:
             return x.mean(axes)
@@ -203,7 +203,7 @@ def test_sums_over_the_first_or_the_last_axes_are_reductions(axes: tuple[int, ..
     assert list(texts(found)) == ([] if text is None else [f"reduction:{text}"])
 
 
-def test_sums_that_a_short_type_never_holds_are_torchs() -> None:
+def test_torch_runs_sums_that_overflow_a_short_type() -> None:
     class Sum(nn.Module):
         def forward(self, x: Any) -> Any:
             return x.sum(0)
@@ -215,7 +215,7 @@ def test_sums_that_a_short_type_never_holds_are_torchs() -> None:
     assert _translation._sums_of_channels(images[:1]) != ()
 
 
-def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_more() -> None:
+def test_transposed_convolution_is_a_gradient_plus_a_bias_kernel() -> None:
     model = nn.ConvTranspose2d(8, 4, 3, 2, padding=1, output_padding=1).to(memory_format=CL)
     images = torch.zeros(2, 8, 6, 6).contiguous(memory_format=CL)
     (found,) = (one.graph for one in capture(model, [images]))
@@ -227,10 +227,10 @@ def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_m
     assert [text.partition(":")[0] for text in gradients.workloads] == ["conv2d", "reduction"]
     weight, bias = backward.nodes[0].writes
     assert {gradients.role(0, "dw"), gradients.role(1, "out")} == {weight, bias}
-    assert gradients.role(0, "x") == gradients.role(1, "x0")  # what the result's gradient is
+    assert gradients.role(0, "x") == gradients.role(1, "x0")  # both read the result's gradient
 
 
-def test_what_cannot_be_traced_is_told() -> None:
+def test_model_that_cannot_be_traced_is_refused() -> None:
     class Asking(nn.Module):
         def forward(self, x: Any) -> Any:
             return x + 1 if x.sum().item() > 0 else x
@@ -239,7 +239,7 @@ def test_what_cannot_be_traced_is_told() -> None:
         capture(Asking(), [torch.zeros(3)])
 
 
-# -- what is run -------------------------------------------------------------------------------------------
+# -- compiled models ---------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] = {
     "ahead": (Ahead, lambda: torch.randn(2, 4, 8), {"gemm": 1}),
@@ -267,7 +267,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] =
 
 
 def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
-    """Run a function with our kernels preferred; count those that ran."""
+    """Run a function with tuned kernels preferred; return its result and the number of calls of each function."""
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         result = function()
@@ -276,7 +276,7 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
+def test_compiled_model_has_the_same_outputs(name: str, request: pytest.FixtureRequest) -> None:
     if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
         pytest.skip("takes --every-sample: its kernels take long to compile")
     make, inputs, counts = MODELS[name]
@@ -317,13 +317,13 @@ class Norms(nn.Module):
 
 
 def grown(model: nn.Module, x: Any) -> Any:
-    """Take a step, and return the result; its elements count differently."""
+    """Run a forward and a backward step with a weighted sum as loss, and return the result."""
     y = model(x)
     (y * torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
     return y
 
 
-def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_backward() -> None:
+def test_batch_statistics_run_by_tuned_kernels_forward_and_backward() -> None:
     model, x = Norms(), torch.randn(2, 8, 6, 6).contiguous(memory_format=CL).requires_grad_()
     exact = copy.deepcopy(model).double()
     compiled = served.compile(model)
@@ -343,12 +343,12 @@ def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_bac
     assert [node.target for node in forward.graph.nodes if not (node.workloads or node.expression)] == [
         "aten.add",
         "aten.add",
-    ]  # numbers of batches
+    ]  # counters of batches
     assert all(node.workloads or node.expression for node in backward.graph.nodes)
 
 
 class Pooled(nn.Module):
-    """A gradient that torch gives in another layout than it tells: hardtanh's, of what a mean spreads out."""
+    """A gradient whose layout differs from torch's trace: hardtanh's, of the expanded gradient of a mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class Pooled(nn.Module):
         return self.act(self.norm(self.conv(x))).mean((2, 3))
 
 
-def test_what_torch_lays_out_in_another_way_than_it_told_is_laid_out_anew() -> None:
+def test_input_with_another_layout_than_traced_is_copied() -> None:
     model, x = Pooled().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
     exact = copy.deepcopy(model).double()
     compiled = served.compile(model)
@@ -368,7 +368,7 @@ def test_what_torch_lays_out_in_another_way_than_it_told_is_laid_out_anew() -> N
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_statistics_of_gradients_take_the_gradient_of_relu_along() -> None:
+def test_relu_gradient_is_fused_into_gradient_statistics() -> None:
     model, x = Normalised().to(memory_format=CL), torch.zeros(8, 4, 32, 32).contiguous(memory_format=CL)
     _, backward = (one.graph for one in capture(model, [x], training=True))
     found = [group for group in groups(backward) if "act=relu" in group.workloads[0]]
@@ -380,7 +380,7 @@ def test_statistics_of_gradients_take_the_gradient_of_relu_along() -> None:
         assert [group.role(0, name) for name in ("dy", "y")] == list(relu.reads)
 
 
-def test_nothing_is_fused_into_a_product_through_statistics() -> None:
+def test_chain_with_statistics_is_not_an_epilogue() -> None:
     model = Normalised().half().to(memory_format=CL)
     model.norm.float(), model.last.float()
     x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(memory_format=CL)
@@ -404,7 +404,7 @@ def test_nothing_is_fused_into_a_product_through_statistics() -> None:
         (lambda model: model.to(memory_format=torch.contiguous_format), "innermost"),
     ],
 )
-def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any], reason: str) -> None:
+def test_torch_runs_unsupported_batch_norms(change: Callable[[Any], Any], reason: str) -> None:
     model = Normalised().half().to(memory_format=CL)
     model.norm.float(), model.last.float()
     change(model)
@@ -417,7 +417,7 @@ def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any
     assert not first.workloads
 
 
-def test_a_chain_ahead_of_a_product_is_a_part_of_it() -> None:
+def test_chain_before_product_runs_as_its_prologue() -> None:
     (found,) = (one.graph for one in capture(Ahead(), [torch.zeros(2, 4, 8)]))
     (whole,) = (group for group in groups(found) if len(group.nodes) == len(found.nodes))
     assert whole.workloads == (
@@ -427,7 +427,7 @@ def test_a_chain_ahead_of_a_product_is_a_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_normalisation_and_a_relu_are_ahead_of_a_convolution(layout: str) -> None:
+def test_batch_norm_and_relu_run_as_prologue_of_a_convolution(layout: str) -> None:
     model, images = MODELS["activated first"][0](), torch.zeros(2, 8, 6, 6)
     how = CL if layout == "nhwc" else torch.contiguous_format
     model, images = (one.to(memory_format=how) for one in (model, images))
@@ -437,7 +437,7 @@ def test_a_normalisation_and_a_relu_are_ahead_of_a_convolution(layout: str) -> N
     assert f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)" in texts
 
 
-def test_gradients_are_the_same_by_our_kernels() -> None:
+def test_compiled_model_has_the_same_gradients() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     exact = copy.deepcopy(model).double()
     compiled = served.compile(model)
@@ -453,7 +453,7 @@ def test_gradients_are_the_same_by_our_kernels() -> None:
     assert [plan.graph.phase for plan in served.plans(compiled)] == ["forward", "backward"]
 
 
-def test_nothing_that_is_not_known_to_be_faster_runs() -> None:
+def test_kernels_not_known_to_be_faster_do_not_run() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), torch.no_grad():
@@ -462,7 +462,7 @@ def test_nothing_that_is_not_known_to_be_faster_runs() -> None:
     assert {call.by for call in calls} <= {"torch"}
 
 
-def test_parameters_that_change_are_seen() -> None:
+def test_changed_parameters_are_used() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
     model = model.to(memory_format=CL)
     x = torch.randn(2, 4, 3, 3).contiguous(memory_format=CL)
@@ -476,14 +476,14 @@ def test_parameters_that_change_are_seen() -> None:
     assert not torch.allclose(first, second)
 
 
-def test_torch_knows_the_backend_by_name() -> None:
+def test_backend_is_registered_by_name() -> None:
     model = Perceptron()
     with torch.no_grad():
         y = torch.compile(model, backend="tunebench")(x := torch.randn(2, 4, 8))
         assert torch.equal(y, model(x))
 
 
-def test_a_model_is_timed_by_each_way_and_so_are_its_groups() -> None:
+def test_time_model_times_each_implementation_and_group() -> None:
     model, x = Perceptron().train(), torch.randn(2, 4, 8)
     with served.prefer("tunebench"):
         times = served.time_model(model, x, rounds=2, torch_compile=False)
@@ -494,12 +494,12 @@ def test_a_model_is_timed_by_each_way_and_so_are_its_groups() -> None:
     assert len(times.groups) == 3
     assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
     assert "epilogue=bias+relu" in str(times)
-    with pytest.raises(InputError, match="a round or more"):
+    with pytest.raises(InputError, match="at least one round"):
         served.time_model(model, rounds=2)
 
 
 class Clock:
-    """Time that goes on only while a group runs, by so much for whoever runs it."""
+    """A clock that advances only while a group runs, by a fixed time per implementation."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **us: float) -> None:
         self.now_us, self.us = 0.0, us
@@ -514,7 +514,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("ours_us", "torch_us", "winner"), [(2.0, 3.0, "tunebench"), (3.0, 2.0, "torch")])
-def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
+def test_comparison_alternates_and_keeps_the_faster(
     ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, comparison = (
@@ -531,7 +531,7 @@ def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
     assert comparison.ratio == pytest.approx(torch_us / ours_us)
 
 
-def test_groups_are_held_against_torch_inside_the_model() -> None:
+def test_groups_are_compared_with_torch_inside_the_model() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     compiled = served.compile(model, benchmark=True)
     with torch.no_grad(), served.prefer("tunebench"):
@@ -550,7 +550,7 @@ def test_groups_are_held_against_torch_inside_the_model() -> None:
     assert "torch takes 0.50 times as long" in calls[1].reason
 
 
-def test_the_backend_by_name_takes_its_option_and_no_other() -> None:
+def test_backend_by_name_accepts_only_its_option() -> None:
     with torch.no_grad():
         assert backend_by_name({"benchmark": True}).shape == (2, 4, 8)
         with pytest.raises(Exception, match="one option, benchmark"):
@@ -562,7 +562,7 @@ def backend_by_name(options: dict[str, bool]) -> Any:
     return torch.compile(Perceptron(), backend="tunebench", options=options)(torch.zeros(2, 4, 8))
 
 
-def test_a_training_step_is_timed_and_the_model_stays_what_it_was() -> None:
+def test_timing_a_training_step_leaves_the_model_unchanged() -> None:
     model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), torch.randn(2, 4, 6, 6)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     before = copy.deepcopy(model.eval().state_dict())
@@ -577,7 +577,9 @@ def test_a_training_step_is_timed_and_the_model_stays_what_it_was() -> None:
         served.time_model(nn.ReLU(), x, training=True)
 
 
-def test_time_prints_every_way_and_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_command_prints_implementations_and_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "model.py"
     file.write_text(
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())\n"
@@ -606,7 +608,7 @@ def test_time_prints_every_way_and_every_group(tmp_path: Path, capsys: pytest.Ca
     assert "not in this machine" in capsys.readouterr().err
 
 
-def test_sizes_that_change_are_left_to_torch() -> None:
+def test_dynamic_sizes_are_left_to_torch() -> None:
     made, model = Backend(), Perceptron()
     compiled = torch.compile(model, backend=made, dynamic=True)
     with torch.no_grad():
@@ -615,7 +617,7 @@ def test_sizes_that_change_are_left_to_torch() -> None:
     assert made.skipped == ["sizes that change between calls; compile with dynamic=False"]
 
 
-def test_only_what_was_compiled_has_plans() -> None:
+def test_plans_of_a_model_that_was_not_compiled_are_refused() -> None:
     with pytest.raises(InputError, match="compile returned"):
         served.plans(Perceptron())
 
@@ -643,7 +645,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_extract_writes_what_it_reads_again(
+def test_extract_reads_the_graph_it_wrote(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -673,7 +675,7 @@ def test_extract_writes_what_it_reads_again(
         ("absent", ["--input", "4x8"], "has no function absent"),
     ],
 )
-def test_what_cannot_be_extracted_is_told_in_a_line(
+def test_extract_reports_errors_in_one_line(
     function: str, options: list[str], says: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(["extract", f"{file}:{function}", *options, "--device", "h100-sxm"]) == 2
@@ -682,20 +684,20 @@ def test_what_cannot_be_extracted_is_told_in_a_line(
     assert "Traceback" not in error
 
 
-def test_a_model_of_another_file_is_refused(tmp_path: Path) -> None:
+def test_missing_model_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a Python file"):
         load_factory(f"{tmp_path / 'absent.py'}:make")
     with pytest.raises(InputError, match=r"is not FILE\.py:FUNCTION"):
         load_factory("model.py")
 
 
-def test_parameters_take_the_type_and_the_layout_of_the_inputs() -> None:
+def test_parameters_get_type_and_layout_of_the_inputs() -> None:
     (found,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
     assert list(texts(found)) == [
         "conv2d:n=2,c=4,h=6,w=6,k=8,r=1,s=1,stride=1,pad=0,dtype=bf16,layout=nhwc,epilogue=bias"
     ]
 
 
-def test_bert_is_read_too() -> None:
+def test_graph_of_bert() -> None:
     (found,) = (one.graph for one in capture(Bert(TINY), [WORDS]))
     assert sum(text.startswith("gemm") for text in texts(found).elements()) == 5

@@ -1,4 +1,4 @@
-"""The models that benchmarks run: shapes of what they return, and how many parameters their papers tell."""
+"""Benchmark models: result shapes, and the published numbers of parameters."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from benchmarks import models
 from benchmarks.torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
 
 
-def test_mobilenet_gives_a_logit_a_class() -> None:
+def test_mobilenet_returns_one_logit_per_class() -> None:
     model = MobileNetV2([(1, 8, 1, 1), (6, 8, 2, 2)], first=8, last=16, classes=5).eval()
     assert model(torch.zeros(2, 3, 32, 24)).shape == (2, 5)
     assert [block.adds for block in model.layers if hasattr(block, "adds")] == [True, False, True]
 
 
-def test_mobilenet_has_as_many_parameters_as_published() -> None:
+def test_mobilenet_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         count = sum(weight.numel() for weight in MobileNetV2().parameters())
     assert count == 3_504_872
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_unet_gives_a_logit_a_class_and_pixel(levels: int) -> None:
+def test_unet_returns_one_logit_per_class_and_pixel(levels: int) -> None:
     model = UNet(width=4, levels=levels, channels=2, classes=3).eval()
     assert model(torch.zeros(2, 2, 16, 8)).shape == (2, 3, 16, 8)
 
 
-def test_unet_keeps_what_was_there_on_the_way_down() -> None:
+def test_unet_uses_its_skip_connections() -> None:
     model = UNet(width=4, levels=2).eval()
     images = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     whole = model(images)
@@ -43,7 +43,7 @@ def test_unet_keeps_what_was_there_on_the_way_down() -> None:
     assert not torch.equal(model(images), whole)
 
 
-def test_the_benchmark_of_models_has_a_row_for_each_step_on_each_device() -> None:
+def test_models_benchmark_has_one_row_per_step_and_device() -> None:
 
     tiny = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
     case = models.Case(make=lambda: Gpt2(tiny), large="2x8:i64", small=(1, 8), words=50)

@@ -1,4 +1,4 @@
-"""`tunebench.torch.patch`: what is served, that it computes the same, and that it goes away again."""
+"""`tunebench.torch.patch`: dispatched modules, equal results, and restoring the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = Size(layers=2, width=32, heads=2, inner=32, words=96, longest=16)
 
 
 class Heard(Counter[str]):
-    """Counts served calls, by function, and keeps who ran them."""
+    """Counter of dispatched calls by function, with their implementations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Heard(Counter[str]):
 
 
 def run(model: Any, *inputs: Any, mode: Any = None) -> tuple[Any, list[Any], Heard]:
-    """Return what a model gives for a loss that weighs its outputs, its gradients, and what was served."""
+    """Return a model's outputs, the gradients of their weighted sum, and the dispatched calls."""
     heard = Heard()
     model.zero_grad(set_to_none=True)
     with watching(heard):
@@ -104,7 +104,7 @@ MODULES: dict[str, tuple[Callable[[], Any], tuple[Any, ...], set[str]]] = {
 
 
 class _Attends(nn.Module):
-    """Attention to itself, and to something else if that is given."""
+    """Self-attention, or attention to another input."""
 
     def __init__(self, *, is_causal: bool = False, batch_first: bool = True, **how: Any) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _Attends(nn.Module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_computes_the_same_and_is_served(name: str) -> None:
+def test_patched_module_computes_the_same(name: str) -> None:
     make, inputs, functions = MODULES[name]
     torch.manual_seed(1)
     model = make()
@@ -137,7 +137,7 @@ def test_a_module_computes_the_same_and_is_served(name: str) -> None:
     assert torch.equal(again[0], before[0])
 
 
-def test_a_loss_is_served() -> None:
+def test_loss_module_is_dispatched() -> None:
     loss, x, target = (
         nn.CrossEntropyLoss(ignore_index=1, reduction="sum"),
         _x(4, 5),
@@ -149,7 +149,7 @@ def test_a_loss_is_served() -> None:
     assert heard == {"cross_entropy": 1}
 
 
-def test_attention_to_something_else_is_served_and_other_kinds_are_torchs() -> None:
+def test_cross_attention_is_dispatched_and_torch_runs_other_kinds() -> None:
     torch.manual_seed(1)
     model, x, memory = _Attends(), _x(2, 5, 8), _x(2, 3, 8)
     before = run(model, x, memory)
@@ -168,7 +168,7 @@ def test_attention_to_something_else_is_served_and_other_kinds_are_torchs() -> N
             model.inner(x, x, x, need_weights=False, is_causal=True)
 
 
-# -- what is done together -------------------------------------------------------------------------
+# -- fusion of neighbours ---------------------------------------------------------------------------
 
 
 def _conv_norm() -> Any:
@@ -190,7 +190,7 @@ def _fused(model: Any, x: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_normalisation_is_folded_in_eval_mode_alone(has_bias: bool) -> None:
+def test_batch_norm_is_folded_only_in_eval_mode(has_bias: bool) -> None:
     model, x = _conv_norm(), _x(2, 4, 7, 7)
     if has_bias:
         model[0].bias = nn.Parameter(_x(6))
@@ -208,7 +208,7 @@ def test_a_normalisation_is_folded_in_eval_mode_alone(has_bias: bool) -> None:
         assert "scale+bias+relu" not in _fused(model, x)
 
 
-def test_a_normalisation_is_folded_only_for_a_kernel_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_is_folded_only_for_a_tuned_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = _conv_norm().eval(), _x(2, 4, 7, 7)
     folded = Counter[bool]()
     conv2d = served.served.conv2d
@@ -226,7 +226,7 @@ def test_a_normalisation_is_folded_only_for_a_kernel_of_ours(monkeypatch: pytest
         assert not served._is_tuned(model[0], x.double(), "scale+bias+relu")
 
 
-def test_running_statistics_are_kept_as_torch_keeps_them() -> None:
+def test_running_statistics_are_updated_as_in_torch() -> None:
     ours, theirs, x = _conv_norm(), _conv_norm(), _x(2, 4, 7, 7)
     patch(ours)
     agree(run(ours, x), run(theirs, x))
@@ -239,7 +239,7 @@ HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backwar
 
 @pytest.mark.parametrize("kind", HOOKS)
 @pytest.mark.parametrize("place", [0, 1])
-def test_hooks_see_what_they_saw(kind: str, place: int) -> None:
+def test_hooks_get_the_same_arguments(kind: str, place: int) -> None:
     model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), _x(4, 8).requires_grad_()
     assert _fused(model, x) == ["bias+relu"]
     seen: list[Any] = []
@@ -255,7 +255,7 @@ def test_hooks_see_what_they_saw(kind: str, place: int) -> None:
     torch.testing.assert_close(seen[-1], seen[0])
 
 
-def test_hooks_on_all_modules_see_what_they_saw() -> None:
+def test_global_hooks_prevent_fusion() -> None:
     model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), _x(4, 8)
     handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
@@ -266,22 +266,22 @@ def test_hooks_on_all_modules_see_what_they_saw() -> None:
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(approximate="tanh"), nn.Tanh()])
-def test_other_activations_are_modules_of_their_own(activation: Any) -> None:
+def test_other_activations_are_not_fused(activation: Any) -> None:
     assert _fused(nn.Sequential(nn.Linear(8, 6), activation), _x(4, 8)) == ["bias"]
     assert _fused(nn.Sequential(nn.Linear(8, 6, bias=False), nn.ReLU()), _x(4, 8)) == ["none"]
 
 
-# -- a patched model is the model it was -----------------------------------------------------------
+# -- parameters, copies and restoring ---------------------------------------------------------------
 
 
 def _model() -> Any:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.LayerNorm(6), nn.Dropout(0.5), nn.Linear(6, 6))
-    model.append(model[4])  # twice the same
+    model.append(model[4])  # the same module twice
     return model
 
 
-def test_parameters_state_and_identity_are_as_before() -> None:
+def test_parameters_state_and_identity_are_unchanged() -> None:
     model = _model()
     parts, parameters, keys = list(model), list(model.parameters()), list(model.state_dict())
     report = patch(model)
@@ -296,7 +296,7 @@ def test_parameters_state_and_identity_are_as_before() -> None:
     assert not model[3].training
 
 
-def test_copies_and_pickles_are_patched_too_and_can_be_given_back() -> None:
+def test_copies_and_pickles_are_patched_and_can_be_restored() -> None:
     model = _model().eval()
     expected = model(_x(2, 8))
     report = patch(model)
@@ -316,14 +316,14 @@ def test_copies_and_pickles_are_patched_too_and_can_be_given_back() -> None:
     assert type(model) is nn.Sequential
 
 
-def test_it_is_undone_after_exceptions() -> None:
+def test_patch_is_undone_after_exceptions() -> None:
     model = _model()
     with pytest.raises(ZeroDivisionError), patch(model):
         1 / 0  # noqa: B018
     assert type(model[0]) is nn.Linear
 
     class Flaky(dict[type, type]):
-        """Has a class for the second module that no module can have."""
+        """A mapping whose second lookup returns a class that no module can have."""
 
         count = 0
 
@@ -340,7 +340,7 @@ def test_it_is_undone_after_exceptions() -> None:
     assert [type(part) for part in model] == [type(part) for part in _model()]
 
 
-def test_patching_twice_changes_nothing_more() -> None:
+def test_patching_twice_changes_nothing() -> None:
     model = _model()
     first, second = patch(model), patch(model)
     assert second.swapped == ()
@@ -358,7 +358,7 @@ class _Own(nn.Linear):
 LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "own class": (lambda: _Own(8, 6), "a subclass of Linear"),
     "double": (lambda: nn.Linear(8, 6).double(), "torch.float64"),
-    "lazy": (lambda: nn.LazyLinear(6), "no sizes before its first call"),
+    "lazy": (lambda: nn.LazyLinear(6), "sizes are unknown before its first call"),
     "stride": (lambda: nn.Conv2d(4, 6, 3, stride=(1, 2)), "stride differs"),
     "padding": (lambda: nn.Conv2d(4, 6, 3, padding=(1, 2)), "padding differs"),
     "dilation": (lambda: nn.Conv2d(4, 6, 3, dilation=(1, 2)), "dilation differs"),
@@ -369,7 +369,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "axis": (lambda: nn.Softmax(), "axis is not given"),
     "weights": (lambda: nn.CrossEntropyLoss(weight=torch.ones(3)), "classes have weights"),
     "smoothing": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), "smoothed"),
-    "keys": (lambda: nn.MultiheadAttention(8, 2, kdim=4), "sizes of their own"),
+    "keys": (lambda: nn.MultiheadAttention(8, 2, kdim=4), "different sizes than its queries"),
     "added": (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "adds keys"),
     "elsewhere": (lambda: nn.BatchNorm2d(4), "no kernel of tunebench"),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2), "set_fastpath_enabled"),
@@ -377,7 +377,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_is_told_with_the_reason(name: str) -> None:
+def test_unchanged_modules_are_reported_with_reasons(name: str) -> None:
     make, reason = LEFT[name]
     model = make()
     kind = type(model)
@@ -389,12 +389,12 @@ def test_what_is_left_is_told_with_the_reason(name: str) -> None:
     assert report.to_json()["left"][0]["reason"] == report.left[0].reason
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_patch_refuses_what_is_not_a_module() -> None:
     with pytest.raises(InputError, match="not list"):
         patch([nn.Linear(2, 2)])
 
 
-def test_a_patched_model_is_compiled() -> None:
+def test_patched_model_compiles() -> None:
     model, x = _model().eval(), _x(4, 8)
     expected = run(model, x)
     torch._dynamo.reset()
@@ -404,10 +404,10 @@ def test_a_patched_model_is_compiled() -> None:
     torch._dynamo.reset()
 
 
-# -- calls of a program's own ----------------------------------------------------------------------
+# -- patched calls ----------------------------------------------------------------------------------
 
 
-def test_calls_within_are_served_and_those_without_are_not() -> None:
+def test_calls_are_dispatched_only_inside_the_block() -> None:
     x, w = _x(4, 8).requires_grad_(), _x(6, 8)
     image, filters = _x(1, 4, 5, 5), _x(6, 4, 3, 3)
 
@@ -448,11 +448,11 @@ def test_calls_within_are_served_and_those_without_are_not() -> None:
         assert torch.matmul(w, x.detach().t(), out=result) is result
 
 
-# -- what is recorded ------------------------------------------------------------------------------
+# -- profiles of patched models ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["resnet", "bert", "gpt2"])
-def test_a_patched_model_is_recorded_as_the_model_it_was(name: str) -> None:
+def test_patched_model_has_the_same_profile(name: str) -> None:
     case = _case(name)
 
     def recorded() -> dict[str, int]:
@@ -480,7 +480,7 @@ def _case(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", ["resnet", "bert", "gpt2"])
-def test_models_give_the_same_by_whoever_is_faster(name: str) -> None:
+def test_patched_models_have_the_same_outputs(name: str) -> None:
     case = _case(name)
     modules = [type(module) for module in case.model.modules()]
     steps = dict(case.run(kernels=False))
@@ -494,8 +494,8 @@ def test_models_give_the_same_by_whoever_is_faster(name: str) -> None:
     assert [type(module) for module in case.model.modules()] == modules
 
 
-def test_layers_are_trained_by_our_kernels() -> None:
-    """Each distinct kernel costs seconds of compiling, so these are the parts of a model that are alike."""
+def test_tuned_kernels_train_layers() -> None:
+    """Every distinct kernel takes seconds to compile, so the model repeats the same layers."""
     torch.manual_seed(5)
     layers, x = Gpt2(TINY).layers, torch.randn(1, 16, 32)
     model = nn.Sequential(*(part for layer in layers for part in (layer.norm2, layer.inner)))

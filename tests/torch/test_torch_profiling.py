@@ -1,4 +1,4 @@
-"""`tunebench.torch.record`: which problems are seen, how they are timed, and that they reach the database."""
+"""`tunebench.torch.profile`: observed workloads, their times, and saving them to the database."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def product() -> Any:
     return torch.ones(4, 8) @ torch.ones(8, 6)
 
 
-# -- which problems --------------------------------------------------------------------------------
+# -- workloads --------------------------------------------------------------------------------------
 
 
-def test_a_training_step_is_seen_with_its_gradients() -> None:
+def test_training_step_is_profiled_with_its_gradients() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 10))
     x, target = torch.randn(2, 3, 8), torch.zeros(6, dtype=torch.long)
 
@@ -149,7 +149,7 @@ KNOWN: dict[str, tuple[Callable[[], Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_operators_are_seen_as_the_problems_they_are(name: str) -> None:
+def test_operators_are_profiled_as_workloads(name: str) -> None:
     program, workloads = KNOWN[name]
     assert counts(seen(program)) == dict.fromkeys(workloads, 1)
 
@@ -192,7 +192,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_cannot_be_tuned_is_told_with_the_reason(name: str) -> None:
+def test_other_operators_have_a_reason(name: str) -> None:
     program, said = UNKNOWN[name]
     profile = seen(program)
     assert profile.workloads == ()
@@ -200,13 +200,13 @@ def test_what_cannot_be_tuned_is_told_with_the_reason(name: str) -> None:
     assert profile.coverage == 0.0
 
 
-def test_a_product_of_nothing_is_no_problem() -> None:
+def test_empty_product_is_not_a_workload() -> None:
     profile = seen(lambda: torch.ones(0, 8) @ torch.ones(8, 6))
     assert profile.workloads == ()
     assert any(line.name.startswith("aten.mm (") for line in profile.others)
 
 
-def test_a_causal_mask_from_the_first_key_on_is_none_of_ours() -> None:
+def test_causal_mask_aligned_with_the_first_key_is_not_a_workload() -> None:
     q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 3, 8)
     profile = seen(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True))
     assert not any(line.name.startswith("attention") for line in profile.workloads)
@@ -214,11 +214,11 @@ def test_a_causal_mask_from_the_first_key_on_is_none_of_ours() -> None:
 
 
 @pytest.mark.parametrize("how", [{"scale": 0.5}, {"dropout_p": 0.5}, {"attn_mask": torch.zeros(3, 3)}])
-def test_attention_of_another_kind_is_none_of_ours(how: dict[str, Any]) -> None:
+def test_unsupported_attention_is_not_a_workload(how: dict[str, Any]) -> None:
     assert not any(line.name.startswith("attention") for line in seen(lambda: _attend(**how)).workloads)
 
 
-def test_inference_mode_shows_the_same_problems() -> None:
+def test_inference_mode_has_the_same_workloads() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16))
     x = torch.randn(2, 3, 8)
 
@@ -230,7 +230,7 @@ def test_inference_mode_shows_the_same_problems() -> None:
     assert len(under(torch.inference_mode())) == 3
 
 
-def test_a_loss_that_does_not_follow_is_not_joined() -> None:
+def test_unrelated_loss_is_not_merged() -> None:
     target = torch.zeros(4, dtype=torch.long)
 
     def apart() -> None:
@@ -242,7 +242,7 @@ def test_a_loss_that_does_not_follow_is_not_joined() -> None:
     assert counts(seen(apart)) == {"softmax:rows=4,cols=5,dtype=f32,log=true": 2}
 
 
-def test_served_calls_are_the_problems_they_tell() -> None:
+def test_dispatched_calls_are_profiled_as_their_workloads() -> None:
     x, w, b = _grad(4, 8), _grad(6, 8), _grad(6)
     profile = seen(lambda: served.linear(x, w, b).sum().backward())
     double = seen(lambda: served.matmul(torch.ones(2, 2).double(), torch.ones(2, 2).double()))
@@ -255,7 +255,7 @@ def test_served_calls_are_the_problems_they_tell() -> None:
     assert [line.calls for line in double.others if "mm" in line.name] == [1]
 
 
-# -- with other machinery --------------------------------------------------------------------------
+# -- with modes, subclasses and torch.compile -------------------------------------------------------
 
 
 class _Counting(TorchDispatchMode):
@@ -268,7 +268,7 @@ class _Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_recordings_and_other_modes_nest() -> None:
+def test_profiles_and_other_modes_nest() -> None:
     with served.profile(save=False) as outer, _Counting() as mode:
         product()
         with served.profile(save=False) as inner:
@@ -277,11 +277,11 @@ def test_recordings_and_other_modes_nest() -> None:
             product()
     assert mode.count >= 9
     assert counts(outer) == {MM: 3}
-    assert counts(inner) == {MM: 3}  # twice entered, it sees a call twice
+    assert counts(inner) == {MM: 3}  # entered twice, it observes a call twice
 
 
 class _Wrapper(torch.Tensor):
-    """A tensor with a dispatch of its own around another one."""
+    """A tensor subclass with its own dispatch around another tensor."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -295,12 +295,12 @@ class _Wrapper(torch.Tensor):
         return func(*plain, **(kwargs or {})) + func(*plain, **(kwargs or {}))
 
 
-def test_what_a_tensor_of_another_class_does_is_seen() -> None:
+def test_operators_of_tensor_subclasses_are_profiled() -> None:
     assert counts(seen(lambda: _Wrapper(torch.ones(4, 8)) @ torch.ones(8, 6))) == {MM: 2}
 
 
 @pytest.mark.parametrize("compiled_before", [False, True])
-def test_compiled_programs_run_as_they_are(compiled_before: bool) -> None:
+def test_compiled_programs_stay_compiled(compiled_before: bool) -> None:
     def program(x: Any, w: Any) -> Any:
         return torch.sin(x @ w).sum()
 
@@ -316,10 +316,10 @@ def test_compiled_programs_run_as_they_are(compiled_before: bool) -> None:
     torch._dynamo.reset()
 
 
-# -- how long --------------------------------------------------------------------------------------
+# -- times ------------------------------------------------------------------------------------------
 
 
-def test_times_are_of_the_wall_and_shared_by_two_gradients() -> None:
+def test_wall_time_is_divided_between_two_gradients() -> None:
     began = time.perf_counter()
     profile = seen(lambda: _convolve(torch.contiguous_format))
     wall_us = 1e6 * (time.perf_counter() - began)
@@ -331,7 +331,7 @@ def test_times_are_of_the_wall_and_shared_by_two_gradients() -> None:
 
 
 class _Event:
-    """A CUDA event that happens when the test lets it."""
+    """A CUDA event that happens when the test says so."""
 
     happened = 0
     made: list[_Event] = []
@@ -370,7 +370,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return torch.device("cuda", 0)
 
 
-def test_calls_on_a_gpu_are_timed_by_events_that_nobody_waits_for(gpu: Any) -> None:
+def test_gpu_calls_are_timed_by_events_without_waiting(gpu: Any) -> None:
     ledger = DemandCounter(None)
     stopwatch = CallTimer(ledger)
     entries = [ProfiledOperation(gpu, name, is_workload=True) for name in "abc"]
@@ -381,7 +381,7 @@ def test_calls_on_a_gpu_are_timed_by_events_that_nobody_waits_for(gpu: Any) -> N
     last = TimedCall((entries[2], 1, 1.0))
     stopwatch.time(last, gpu, lambda: None)
     assert [(entry.name, calls, us) for entry, calls, us in ledger.entries()] == [("a", 1, 10.0)]
-    last.shares = ((entries[1], 2, 0.5),)  # of the last calls, what they are may still change
+    last.shares = ((entries[1], 2, 0.5),)  # the shares of the last call may still change
     assert not any(event.waited for event in _Event.made)
     stopwatch.finish()
     assert {entry.name: (calls, us) for entry, calls, us in ledger.entries()} == {
@@ -391,10 +391,10 @@ def test_calls_on_a_gpu_are_timed_by_events_that_nobody_waits_for(gpu: Any) -> N
     for _ in range(10):
         stopwatch.time(TimedCall((entries[0], 1, 1.0)), gpu, lambda: None)
         stopwatch.finish()
-    assert len(_Event.made) == 6  # they are used again
+    assert len(_Event.made) == 6  # events are reused
 
 
-def test_what_a_graph_captures_takes_no_time(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_calls_take_no_time(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_call_timer.torch.cuda, "is_current_stream_capturing", lambda: True)
     ledger = DemandCounter(None)
     CallTimer(ledger).time(
@@ -404,10 +404,10 @@ def test_what_a_graph_captures_takes_no_time(gpu: Any, monkeypatch: pytest.Monke
     assert _Event.made == []
 
 
-# -- the database ----------------------------------------------------------------------------------
+# -- saving -----------------------------------------------------------------------------------------
 
 
-def test_problems_are_saved_at_the_end_whatever_happens_and_add_up() -> None:
+def test_demand_is_saved_after_exceptions_and_adds_up() -> None:
     with served.profile() as profile:
         product()
     assert stored() == {MM: 1}
@@ -424,16 +424,14 @@ def test_problems_are_saved_at_the_end_whatever_happens_and_add_up() -> None:
     assert stored() == {MM: 2}
 
 
-def test_a_bad_database_is_told_before_the_program_runs(tmp_path: Path) -> None:
+def test_unusable_database_is_reported_before_the_program_runs(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="folder"), served.profile(db=tmp_path):
         pytest.fail("it ran")
     with pytest.raises(InputError, match="positive"):
         served.profile(interval_s=0)
 
 
-def test_trouble_with_the_database_is_a_warning_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_is_a_warning_and_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db = tmp_path / "a.db"
 
     def refuse(self: Any, device: Any, demands: list[Demand]) -> None:
@@ -466,7 +464,7 @@ with tunebench.torch.profile(interval_s=0.1) as seen:
 """
 
 
-def test_what_is_killed_has_saved_before_and_a_fork_saves_nothing(tmp_path: Path) -> None:
+def test_killed_program_has_saved_and_fork_saves_nothing(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     program = subprocess.Popen(
         [sys.executable, "-c", KILLED],
@@ -485,10 +483,10 @@ def test_what_is_killed_has_saved_before_and_a_fork_saves_nothing(tmp_path: Path
     assert stored(db) == {MM: 2}
 
 
-# -- what it shows ---------------------------------------------------------------------------------
+# -- printing ---------------------------------------------------------------------------------------
 
 
-def test_it_prints_what_can_be_tuned_and_what_cannot() -> None:
+def test_profile_prints_workloads_and_other_operators() -> None:
     profile = seen(lambda: (product(), F.gelu(torch.ones(4))))
     text = str(profile)
     assert text.startswith("1 tunable workloads, ")
