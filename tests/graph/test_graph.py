@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+import tunebench.graph
 from tunebench.device import described
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph import FusedGroup, Graph, Node, NodeOperand, Value, groups, load_factory, plan, suite_of
 from tunebench.workloads import parse
+
+pytest.importorskip("highspy", reason="the extra `torch` is not installed")
 
 GEMM = "gemm:m=64,n=32,k=16,dtype=f32,trans=nt"
 NORM = "layernorm:rows=64,cols=32,dtype=f32"
@@ -498,3 +501,25 @@ def test_missing_torch_is_reported_before_the_model_file_runs(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="torch"):
         load_factory(f"{file}:make")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Candidate", "PartitionCandidate"),
+        ("Group", "FusedGroup"),
+        ("Offer", "PricedGroup"),
+        ("Operand", "NodeOperand"),
+        ("Plan", "PartitionPlan"),
+    ],
+)
+def test_deprecated_names_warn(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"use tunebench.graph.{new}"):
+        assert getattr(tunebench.graph, old) is getattr(tunebench.graph, new)
+
+
+def test_deprecated_attributes_of_plans_warn() -> None:
+    found = plan(chain(), described()["h100-sxm"])
+    for old, new in (("problems", "workloads"), ("library_us", "torch_us"), ("library", "torch_prices")):
+        with pytest.warns(FutureWarning, match=f"PartitionPlan.{new}"):
+            assert getattr(found, old) == getattr(found, new)

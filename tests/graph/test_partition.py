@@ -15,6 +15,8 @@ from benchmarks import partition as benchmark
 from tunebench.errors import InputError
 from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
 
+pytest.importorskip("highspy", reason="the extra `torch` is not installed")
+
 Graph = Sequence[Sequence[int]]
 
 

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import tunebench.torch as served  # noqa: E402
-from tunebench.dispatch import DispatchedCall, cpu, forget
+from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.operators import _custom_op
+from tunebench.torch.operators import _custom_op  # noqa: E402
 
 functional = torch.nn.functional
 EMPTY = "an empty tensor"
@@ -79,7 +79,7 @@ EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
         SDPA,
     ),
 }
-"""Of each operator: the stride of the samples that run by default, and the implementations of these and of all."""
+"""Of each operator: stride of the samples run by default, who runs these, and who runs all samples."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,7 @@ def by(calls: list[DispatchedCall]) -> Counter[str]:
 # -- OpInfo samples ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_opinfo_samples(name: str, request: pytest.FixtureRequest) -> None:
@@ -116,6 +117,7 @@ def test_opinfo_samples(name: str, request: pytest.FixtureRequest) -> None:
     assert Counter(opinfo.run(name, sample) for sample in samples) == some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softmax", "nn.functional.layer_norm", "nn.functional.cross_entropy"])
 def test_opinfo_samples_of_short_types(name: str, dtype: Any, request: pytest.FixtureRequest) -> None:
@@ -241,6 +243,7 @@ def test_reductions(reduce: Any, axis: Any, problem: str) -> None:
     assert (call.by, str(call.workload)) == ("tunebench", f"reduction:{problem}")
 
 
+@pytest.mark.slow
 def test_reductions_of_vectors_and_columns() -> None:
     x, b, m = drawn(2, 3, 16).detach(), drawn(16).detach(), drawn(2, 3, 1).detach()
     for axis in (-1, (0, 1)):
@@ -268,6 +271,7 @@ def test_reductions_that_torch_runs() -> None:
         served.reduce("x", then="x+y", x=plain)
 
 
+@pytest.mark.slow
 def test_transposed_operands_are_not_copied() -> None:
     a, b = drawn(8, 8).detach(), drawn(16, 8).detach()
     (call,) = called(served.matmul, a, b.T)[1]
@@ -280,6 +284,7 @@ def test_transposed_operands_are_not_copied() -> None:
     torch.testing.assert_close(y, functional.conv2d(last, filters, groups=16), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_operands_that_torch_does_not_copy_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = torch.randn(2, 4, 2, 8).transpose(1, 2)
     calls: list[DispatchedCall] = []
@@ -295,6 +300,7 @@ def test_operands_that_torch_does_not_copy_are_left_to_torch(monkeypatch: pytest
 TANH_GELU = "0.5*x*(1+tanh(0.7978845608028654*(x+0.044715*x*x*x)))"
 
 
+@pytest.mark.slow
 def test_layers_with_expression_as_activation() -> None:
     x, w, b = (t.detach() for t in (drawn(8, 8), drawn(16, 8), drawn(16)))
     y, calls = called(served.linear, x, w, b, activation=TANH_GELU)
@@ -423,6 +429,7 @@ def test_every_operator_has_a_check() -> None:
     assert set(_cases()) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preferred", ["tunebench", "torch"])
 def test_operators_pass_opcheck(preferred: Any, request: pytest.FixtureRequest) -> None:
     every = preferred == "torch" or request.config.getoption("--every-sample")
@@ -518,15 +525,16 @@ def test_second_gradients(function: Any, shapes: Any, monkeypatch: pytest.Monkey
     # The formulas do not depend on the implementation; torch's needs no compilation.
     with served.prefer("torch"):
         found = second(*[drawn(*shape) for shape in shapes])
-        monkeypatch.setattr(_custom_op.CachedDispatch, "is_ours_backward", lambda _: True)
-        through_ours = second(*[drawn(*shape) for shape in shapes])
+        monkeypatch.setattr(_custom_op.CachedDispatch, "has_tuned_gradient", lambda _: True)
+        by_tuned = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.undo()
         wanted = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
-    for plain, one, other in zip(found, through_ours, wanted, strict=True):
+    for plain, one, other in zip(found, by_tuned, wanted, strict=True):
         torch.testing.assert_close(plain.double(), other, rtol=1e-4, atol=1e-3)
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -553,6 +561,7 @@ def test_missing_second_gradients_raise(call: Any) -> None:
         called(twice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 def test_autocast_returns_the_same_types_as_torch(given: Any) -> None:
     x, w, v = (drawn(*shape).detach().to(given) for shape in ((8, 8), (16, 8), (8,)))
@@ -639,6 +648,7 @@ def test_eight_concurrent_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_number_of_torch_threads_is_unchanged() -> None:
     """Numba sets the number of OpenMP threads at its first kernel, and torch may share that OpenMP."""
     script = (
@@ -677,3 +687,15 @@ def test_forked_child_runs_kernels_without_numba_threads() -> None:
     right, ran, gone = told.split()
     assert right == "True"
     assert ran == ("torch" if gone == "True" else "tunebench")
+
+
+# -- deprecated names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("record", "profile"), ("Recording", "DemandProfile"), ("explain", "dispatch_report")]
+)
+def test_deprecated_names_warn(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"torch.{old} is deprecated .* use tunebench.torch.{new}"):
+        found = getattr(served, old)
+    assert found is getattr(served, new)

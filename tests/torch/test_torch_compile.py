@@ -19,12 +19,12 @@ from torch.nn import functional  # noqa: E402
 import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
-from tunebench.dispatch import DispatchedCall
+from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
-from tunebench.torch.compiler import _torch_comparison, _translation
-from tunebench.torch.compiler.backend import Backend, backend_of
-from tunebench.torch.compiler.capture import capture
+from tunebench.torch.compiler import _torch_comparison, _translation  # noqa: E402
+from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
+from tunebench.torch.compiler.capture import capture  # noqa: E402
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
 WORDS = torch.arange(16).view(2, 8)
@@ -149,6 +149,7 @@ def test_convolution_of_concatenated_images_is_a_sum_of_convolutions() -> None:
     assert joined.role(2, "y") == found.nodes[-1].writes[0]
 
 
+@pytest.mark.slow
 def test_parts_of_concatenated_images_run_by_tuned_kernels() -> None:
     # With many channels and few filters, the saving exceeds the cost of three kernels.
     model = Join(nn.ReLU(), sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
@@ -267,7 +268,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] =
 
 
 def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
-    """Run a function with tuned kernels preferred; return its result and the number of calls of each function."""
+    """Run a function with tuned kernels preferred; return its result and its calls by function."""
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         result = function()
@@ -275,6 +276,7 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
     return result, Counter(call.function for call in calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_model_has_the_same_outputs(name: str, request: pytest.FixtureRequest) -> None:
     if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
@@ -323,6 +325,7 @@ def grown(model: nn.Module, x: Any) -> Any:
     return y
 
 
+@pytest.mark.slow
 def test_batch_statistics_run_by_tuned_kernels_forward_and_backward() -> None:
     model, x = Norms(), torch.randn(2, 8, 6, 6).contiguous(memory_format=CL).requires_grad_()
     exact = copy.deepcopy(model).double()
@@ -358,6 +361,7 @@ class Pooled(nn.Module):
         return self.act(self.norm(self.conv(x))).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_input_with_another_layout_than_traced_is_copied() -> None:
     model, x = Pooled().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
     exact = copy.deepcopy(model).double()
@@ -437,6 +441,7 @@ def test_batch_norm_and_relu_run_as_prologue_of_a_convolution(layout: str) -> No
     assert f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)" in texts
 
 
+@pytest.mark.slow
 def test_compiled_model_has_the_same_gradients() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     exact = copy.deepcopy(model).double()
@@ -462,6 +467,7 @@ def test_kernels_not_known_to_be_faster_do_not_run() -> None:
     assert {call.by for call in calls} <= {"torch"}
 
 
+@pytest.mark.slow
 def test_changed_parameters_are_used() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
     model = model.to(memory_format=CL)
@@ -494,6 +500,8 @@ def test_time_model_times_each_implementation_and_group() -> None:
     assert len(times.groups) == 3
     assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
     assert "epilogue=bias+relu" in str(times)
+    with pytest.warns(FutureWarning, match="torch_compile"), pytest.raises(InputError, match="one round"):
+        served.time_model(model, x, rounds=0, library=False)
     with pytest.raises(InputError, match="at least one round"):
         served.time_model(model, rounds=2)
 
@@ -602,6 +610,9 @@ def test_time_command_prints_implementations_and_groups(
         assert [group["by"] in ("tunebench", "torch") for group in found["groups"]] == [True]
         assert run_cli(arguments) == 0
         assert "epilogue=bias+relu" in capsys.readouterr().out
+    with pytest.warns(FutureWarning, match="--torch-compile"):
+        assert run_cli([*arguments[:4], "--no-library", "--device", "h100-sxm"]) == 2
+    capsys.readouterr()
     assert run_cli([*arguments[:2], "--device", "cpu"]) == 2
     assert "--input SHAPE:TYPE" in capsys.readouterr().err
     assert run_cli([*arguments[:4], "--device", "h100-sxm"]) == 2

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
 
-from benchmarks import models
+from benchmarks import models  # noqa: E402
 from benchmarks.torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
 
 

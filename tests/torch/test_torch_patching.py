@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from benchmarks.patched_models import Case  # noqa: E402
-from tunebench.dispatch import DispatchedCall
+from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import patch, patched_calls, prefer, profile, unpatch, watching  # noqa: E402
-from tunebench.torch.patching import modules as served
+from tunebench.torch.patching import modules as served  # noqa: E402
 
 TINY = Size(layers=2, width=32, heads=2, inner=32, words=96, longest=16)
 
@@ -494,6 +494,7 @@ def test_patched_models_have_the_same_outputs(name: str) -> None:
     assert [type(module) for module in case.model.modules()] == modules
 
 
+@pytest.mark.slow
 def test_tuned_kernels_train_layers() -> None:
     """Every distinct kernel takes seconds to compile, so the model repeats the same layers."""
     torch.manual_seed(5)

@@ -22,10 +22,10 @@ import tunebench.torch as served  # noqa: E402
 from tunebench.db import Demand, open_store  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import DatabaseError, InputError  # noqa: E402
-from tunebench.torch.profiling import _call_timer
-from tunebench.torch.profiling._call_timer import CallTimer, TimedCall
-from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOperation
-from tunebench.torch.profiling.profiler import DemandProfile
+from tunebench.torch.profiling import _call_timer  # noqa: E402
+from tunebench.torch.profiling._call_timer import CallTimer, TimedCall  # noqa: E402
+from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOperation  # noqa: E402
+from tunebench.torch.profiling.profiler import DemandProfile  # noqa: E402
 
 MM = "gemm:m=4,n=6,k=8,dtype=f32"
 
@@ -464,6 +464,7 @@ with tunebench.torch.profile(interval_s=0.1) as seen:
 """
 
 
+@pytest.mark.slow
 def test_killed_program_has_saved_and_fork_saves_nothing(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     program = subprocess.Popen(
