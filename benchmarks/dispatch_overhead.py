@@ -85,7 +85,7 @@ def _ways(
         "kernel alone": lambda: kernel.run(*arrays),
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
         "choice alone": found.bound_choice,
-        "key and choice": lambda: _custom_op._cached_dispatch(*asked).problem.bound_choice(),  # type: ignore[union-attr]
+        "key and choice": lambda: _custom_op._cached_dispatch(*asked).dispatcher.bound_choice(),  # type: ignore[union-attr]
         "served": preferring("tunebench", ours),
         "passed to torch": preferring("torch", ours),
     }

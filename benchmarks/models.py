@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 import tunebench.torch as served
-from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from benchmarks.patched_models import AT_KINKS, SLACK, Step, step
+from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan
 from tunebench.torch import prefer

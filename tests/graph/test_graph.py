@@ -462,8 +462,8 @@ def test_measured_group_time_is_divided_and_beats_predictions(
     )
     found = plan(chain(), device := described()["h100-sxm"], measured_only=True)
     assert known.asked
-    assert sum(price.us for price in found.library[:3]) == pytest.approx(250.0)
-    assert {price.how for price in found.library[:3]} == {"measured"}
+    assert sum(price.us for price in found.torch_prices[:3]) == pytest.approx(250.0)
+    assert {price.how for price in found.torch_prices[:3]} == {"measured"}
     assert [offer.price.us for offer in found.fused] == [50.0]
     assert {price.by for price in found.fused[0].alone} == {"torch"}
     believed = plan(chain(), device)  # groups without measurements are still offered for tuning

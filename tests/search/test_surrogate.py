@@ -11,7 +11,7 @@ import pytest
 from tunebench.outcome import Aborted, CompileFailed, Measured, Verification
 from tunebench.search.sampler import Prospects
 from tunebench.search.study_space import StudySpace
-from tunebench.search.surrogate import Posterior, Coordinates, GaussianProcess, _Scales, expected_improvement
+from tunebench.search.surrogate import Coordinates, GaussianProcess, Posterior, _Scales, expected_improvement
 from tunebench.search.surrogate_sampler import CANDIDATES, DESIGN, OBSERVED_US, SurrogateSampler
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Parameter, Space, Table

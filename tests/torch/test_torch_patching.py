@@ -221,7 +221,7 @@ def test_batch_norm_is_folded_only_for_a_tuned_kernel(monkeypatch: pytest.Monkey
     with patch(model):
         model(x)
         assert folded == {False: 2}
-        monkeypatch.setattr(served.Problem, "made", lambda problem: SimpleNamespace(kernel=problem))
+        monkeypatch.setattr(served.Dispatcher, "bound_choice", lambda chosen: SimpleNamespace(kernel=chosen))
         assert served._is_tuned(model[0], x, "scale+bias+relu")
         assert not served._is_tuned(model[0], x.double(), "scale+bias+relu")
 

@@ -48,7 +48,7 @@ def device_of(device: torch.device) -> tuple[Device, int] | str:
     return (gpus[ordinal], ordinal) if ordinal < len(gpus) else f"the driver does not list {device}"
 
 
-def launch(kernel: Kernel, tensors: Sequence[Any]) -> None:
+def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     """Run a kernel on its inputs and outputs, whose memory has the workload's layout; scalars are numbers."""
     if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
         _launch_on_gpu(kernel, tensors)
@@ -70,7 +70,7 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     return array.reshape(shape)
 
 
-def _launch_on_gpu(kernel: Kernel, tensors: Sequence[Any]) -> None:
+def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     """Launch on the current stream of the tensors' device; torch's allocator provides the scratch memory."""
     first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
     index = first.device.index

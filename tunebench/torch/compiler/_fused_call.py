@@ -23,7 +23,7 @@ __all__ = ["FusedCall", "GroupKernel"]
 class GroupKernel:
     """A workload of a group, and how to obtain its tensors."""
 
-    problem: Dispatcher
+    dispatcher: Dispatcher
     inputs: tuple[KernelInput, ...]
     outputs: tuple[KernelOutput, ...]
 
@@ -78,7 +78,7 @@ class FusedCall:
         preferred = preference()
         if preferred == "faster" and self._is_weighed:
             preferred = "tunebench"
-        return [kernel.problem.bound_choice(preferred) for kernel in self._kernels]
+        return [kernel.dispatcher.bound_choice(preferred) for kernel in self._kernels]
 
     def _is_run_by_torch(self, made: Sequence[BoundChoice]) -> bool:
         is_lost = self.comparison is not None and self.comparison.winner == "torch"
@@ -89,10 +89,10 @@ class FusedCall:
         for kernel, one in zip(self._kernels, made, strict=True):
             if self.comparison is not None and self.comparison.winner == "torch" and one.kernel is not None:
                 reason = f"in this model torch takes {self.comparison.ratio:.2f} times as long"
-                lost = Choice(workload=kernel.problem.workload, reason=reason)
-                kernel.problem.tell(BoundChoice(one.generation, lost, None))
+                lost = KernelChoice(workload=kernel.dispatcher.workload, reason=reason)
+                kernel.dispatcher.notify(BoundChoice(one.generation, lost, None))
             else:
-                kernel.problem.notify(one)
+                kernel.dispatcher.notify(one)
 
     def _by_kernels(self, made: Sequence[BoundChoice], given: Sequence[Tensor]) -> Any:
         results: list[Any] = [None] * self._count

@@ -30,7 +30,8 @@ from tunebench.torch.compiler._aten_expression import expression_of, is_pointwis
 from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
 from tunebench.torch.compiler._derived_tensor import DerivedTensor, FilterSlice, FoldedBatchNorm, ZeroBias
 from tunebench.workload import Workload
-from tunebench.workloads import parse, workload
+from tunebench.workloads import parse
+from tunebench.workloads import workload as make_workload
 
 __all__ = ["Translation", "translate"]
 
@@ -226,7 +227,7 @@ class _Translator:
         rows, cols = (kept, x.numel() // kept) if axis == "cols" else (x.numel() // kept, kept)
         sizes = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype]}
         try:
-            found = workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
+            found = make_workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
         except InputError as error:
             return {"reason": str(error)}
         roles = {"x0": self._value_of[given["self"]]}
@@ -242,21 +243,21 @@ class _Translator:
         texts = tuple(_with_statistics(text, node) for text in seen.workloads)
         if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
             texts += _sums_of_channels(_tensor(given["grad_output"]))
-        problems = [parse(text) for text in texts]
-        roles = {name: value for one in problems for name, value in self._roles(one, given).items()}
+        workloads = [parse(text) for text in texts]
+        roles = {name: value for one in workloads for name, value in self._roles(one, given).items()}
         results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
-        made = [one for one in problems for _ in one.outputs()]
+        made = [one for one in workloads for _ in one.outputs()]
         relaid = [
             tensor
-            for problem, tensor in zip(made, results, strict=False)
-            if isinstance(tensor, Tensor) and not has_workload_layout(problem, tensor)
+            for workload, tensor in zip(made, results, strict=False)
+            if isinstance(tensor, Tensor) and not has_workload_layout(workload, tensor)
         ]
         copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
         copied += sum(tensor.numel() * tensor.element_size() for tensor in relaid)
         if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
             return self._with_bias(node, texts, roles, given["bias"], copied)
         if roles.get("x") in self._concatenations and not copied:
-            self._split(node, problems[0], roles)
+            self._split(node, workloads[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied}
 
     def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
@@ -269,12 +270,12 @@ class _Translator:
         self._concatenations[node.name] = tuple(self._value_of[part] for part in parts)
         return self._concatenations[node.name]
 
-    def _split(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
+    def _split(self, node: fx.Node, workload: Any, roles: dict[str, str]) -> None:
         """Add the values that convolutions of parts of concatenated images read and write.
 
         See `tunebench.graph._split_convolution`.
         """
-        if problem.operator != "conv2d" or problem.direction != "fprop" or problem.groups > 1:
+        if workload.operator != "conv2d" or workload.direction != "fprop" or workload.groups > 1:
             return
         filters, first = self._sources[roles["w"]], 0
         for part, value in enumerate(self._concatenations[roles["x"]]):
@@ -296,7 +297,7 @@ class _Translator:
             return {"workloads": texts, "copied": copied}
         sums = self._add_value(None, f"{node.name}~sums", result)
         dimensions = {"rows": result.numel() // result.shape[1], "cols": result.shape[1]}
-        adding = workload(
+        adding = make_workload(
             "elementwise", **dimensions, dtype=parse(texts[0]).dtype, expression="t0+t1", vectors="t1"
         )
         return {
@@ -305,20 +306,20 @@ class _Translator:
             "copied": copied,
         }
 
-    def _roles(self, problem: Workload, given: dict[str, Any]) -> dict[str, str]:
+    def _roles(self, workload: Workload, given: dict[str, Any]) -> dict[str, str]:
         """Return the value of each input of a workload; inputs that need a copy get a separate value."""
-        is_transposed = given.get("transposed") and problem.operator == "conv2d"
-        names = _ROLES["transposed" if is_transposed else problem.operator]
+        is_transposed = given.get("transposed") and workload.operator == "conv2d"
+        names = _ROLES["transposed" if is_transposed else workload.operator]
         roles = {}
-        for tensor in problem.inputs():
+        for tensor in workload.inputs():
             found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
             if found:
-                roles[tensor.name] = self._role(problem, found[0])
+                roles[tensor.name] = self._role(workload, found[0])
         return roles
 
-    def _role(self, problem: Workload, node: fx.Node) -> str:
+    def _role(self, workload: Workload, node: fx.Node) -> str:
         shown = self._value_of[node]
-        if has_workload_layout(problem, _tensor(node)):
+        if has_workload_layout(workload, _tensor(node)):
             return shown
         name = f"{node.name}~copy"
         if name not in self._values:
@@ -488,7 +489,7 @@ def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
     sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
     of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
     try:
-        return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
+        return (str(make_workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
     except InputError:  # sums that overflow a 16-bit type
         return ()
 

@@ -101,16 +101,20 @@ class OpCall:
 class CachedDispatch:
     """The operator call of one kind of function call, its workload, and the workloads of its gradients."""
 
-    __slots__ = ("_gradients", "_op", "call", "problem")
+    __slots__ = ("_gradients", "_op", "call", "dispatcher")
 
     def __init__(self, op: CustomOp, call: OpCall, found: Dispatcher) -> None:
-        self.call, self.problem, self._op = call, found, op
+        self.call, self.dispatcher, self._op = call, found, op
         self._gradients: tuple[Dispatcher, ...] | None = None
 
     def has_tuned_gradient(self) -> bool:
         """Return whether a tuned kernel computes one of the gradients."""
         if self._gradients is None:
-            workload, device, ordinal = self.problem.workload, self.problem.device, self.problem.ordinal
+            workload, device, ordinal = (
+                self.dispatcher.workload,
+                self.dispatcher.device,
+                self.dispatcher.ordinal,
+            )
             self._gradients = tuple(dispatcher(one, device, ordinal) for one in self._op.gradients(workload))
         return any(gradient.bound_choice().kernel is not None for gradient in self._gradients)
 
@@ -167,7 +171,7 @@ class CustomOp:
     key: Callable[..., tuple[Any, ...]] = lambda *attributes: attributes
     name: str = field(init=False)
     op: Any = field(init=False)
-    _problems: dict[Any, Dispatcher | str] = field(default_factory=dict, init=False)
+    _dispatchers: dict[Any, Dispatcher | str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.name = self.schema.partition("(")[0]
@@ -207,7 +211,7 @@ class CustomOp:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def problem(self, arguments: Sequence[Any]) -> Dispatcher | str:
+    def find_dispatcher(self, arguments: Sequence[Any]) -> Dispatcher | str:
         """Return the workload of a call on its device, or why no kernel runs it."""
         first = arguments[0]
         key = (
@@ -216,11 +220,11 @@ class CustomOp:
             first.device,
             may_use_tf32() if first.is_cuda else None,
         )
-        found = self._problems.get(key)
+        found = self._dispatchers.get(key)
         if found is None:
-            if len(self._problems) >= _CACHE_SIZE:
-                self._problems.clear()
-            found = self._problems[key] = self._find(arguments)
+            if len(self._dispatchers) >= _CACHE_SIZE:
+                self._dispatchers.clear()
+            found = self._dispatchers[key] = self._find(arguments)
         return found
 
     def _find(self, arguments: Sequence[Any]) -> Dispatcher | str:
@@ -242,7 +246,7 @@ class CustomOp:
 
     def _implement(self, *arguments: Any) -> Any:
         """Run the operator by the chosen implementation: a tuned kernel or torch."""
-        found = self.problem(arguments)
+        found = self.find_dispatcher(arguments)
         if isinstance(found, str):
             _report_torch_call(self.name, found)
             return self.fallback(*arguments)
@@ -308,17 +312,17 @@ def dispatch(
         return run_by_torch(function, route, fallback)
     if route.call.copy_reason is not None and preference() != "tunebench":
         return run_by_torch(function, route.call.copy_reason, fallback)
-    made = route.problem.bound_choice()
+    made = route.dispatcher.bound_choice()
     differentiated = is_differentiated(operands)
     if made.kernel is None and not (differentiated and route.has_tuned_gradient()):
         if is_watched():
-            route.problem.notify(made)
+            route.dispatcher.notify(made)
         return fallback()
     if made.kernel is None or differentiated or not route.call.is_direct:
         result = route.call.result(op(*route.call.arguments(operands)))
     else:
         if is_watched():
-            route.problem.notify(made)
+            route.dispatcher.notify(made)
         result = op.run(made, (*operands, *route.call.attributes), route.call.shape)
     return result if pick is None else pick(result)
 
@@ -353,8 +357,8 @@ def _find_dispatch(
     found = call_of(*operands, *attributes)
     if isinstance(found, str):
         return found
-    problem = op.problem(found.arguments(operands))
-    return problem if isinstance(problem, str) else CachedDispatch(op, found, problem)
+    chosen = op.find_dispatcher(found.arguments(operands))
+    return chosen if isinstance(chosen, str) else CachedDispatch(op, found, chosen)
 
 
 def _is_traced() -> bool:

@@ -263,7 +263,7 @@ def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Ten
     return _fresh(x, (dy.shape[1], x.shape[1] // attributes[3], r, s), attributes[-1])
 
 
-def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
+def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
     """Return memory for the result, with axes in torch's order (n, c, h, w) and the workload's layout."""
     w: Conv2d = kernel.workload  # type: ignore[assignment]
     shapes = {"fprop": (w.n, w.k, w.p, w.q), "dgrad": (w.n, w.c, w.h, w.w)}

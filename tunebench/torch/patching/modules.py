@@ -244,8 +244,8 @@ def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedModules | None, in
     return run, 1 + (norm is not None) + (relu is not None)
 
 
-_problems: dict[Any, Dispatcher | None] = {}
-_MOST_PROBLEMS = 4096
+_dispatchers: dict[Any, Dispatcher | None] = {}
+_CACHE_SIZE = 4096
 
 
 def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
@@ -261,13 +261,13 @@ def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
     placed = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
     tf32 = torch.backends.cudnn.allow_tf32
     key = (*signature(x), *signature(conv.weight), *placed.values(), epilogue, tf32)
-    if key not in _problems:
-        if len(_problems) >= _MOST_PROBLEMS:
-            _problems.clear()
+    if key not in _dispatchers:
+        if len(_dispatchers) >= _CACHE_SIZE:
+            _dispatchers.clear()
         text, where = convolution(x, conv.weight, placed, epilogue), device_of(x.device)
         is_there = text is not None and not isinstance(where, str)
-        _problems[key] = dispatcher(parse(text or ""), *where) if is_there else None
-    found = _problems[key]
+        _dispatchers[key] = dispatcher(parse(text or ""), *where) if is_there else None
+    found = _dispatchers[key]
     return found is not None and found.bound_choice().kernel is not None
 
 
