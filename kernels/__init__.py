@@ -1,6 +1,12 @@
-"""How it can be done: every variant, found by walking this package, entry points and users' files.
+"""Registry of kernel variants: the implementations of each operator.
 
-One variant a module in a folder named as its operator; the module defines `VARIANT`.
+How a variant is found: each folder has the name of an operator, and each of its modules whose name does not
+start with `_` defines one variant as `VARIANT`. `variants` also returns the variants of installed packages
+(entry points of the group `tunebench.variants`) and of files that `load_file` loaded.
+
+How to add one: create `kernels/<operator>/<name>.py` with a subclass of `CudaVariant`, `NumbaCudaVariant` or
+`NumbaCpuVariant` (`tunebench.variant`) and `VARIANT = <subclass>()`. No other file changes: the contract
+tests of `tests/kernels` pick it up. Code that several operators share is in `common`.
 """
 
 from __future__ import annotations
@@ -33,17 +39,17 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "tunebench.variants"
-"""Entry-point group under which a package offers modules that define `VARIANT`."""
+"""Entry-point group of packages that offer modules with a `VARIANT`."""
 
 _USER = "tunebench_user_"
-"""Begins the names of modules that users' files are loaded as."""
+"""Prefix of the names under which users' files are imported."""
 
 _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
 
 
 def _folders() -> tuple[str, ...]:
-    """Return the operators that have a folder here; `common` holds what several of them share."""
+    """Return the operators that have a folder here; `common` is not an operator."""
     return tuple(
         folder.name for folder in pkgutil.iter_modules(__path__) if folder.ispkg and folder.name != "common"
     )
@@ -51,7 +57,7 @@ def _folders() -> tuple[str, ...]:
 
 @functools.cache
 def _shipped(folder: str) -> dict[str, Variant[Any]]:
-    """Import the variants of one operator, and no others: a lookup pays for what it names."""
+    """Import the variants of one operator only, since a lookup must stay fast."""
     found: dict[str, Variant[Any]] = {}
     package = importlib.import_module(f"{__name__}.{folder}")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -75,7 +81,9 @@ def _add(found: dict[str, Variant[Any]], module: ModuleType) -> Variant[Any]:
     if not isinstance(variant, Variant):
         raise InputError(f"{module.__name__} must define VARIANT, an instance of a Variant subclass")
     if found.setdefault(variant.key, variant) is not variant:
-        raise InputError(f"{module.__name__}: variant {variant.key!r} exists already; choose another name")
+        raise InputError(
+            f"{module.__name__}: a variant named {variant.key!r} exists already; choose another name"
+        )
     return variant
 
 
@@ -87,16 +95,20 @@ def _known(operator: str | None = None) -> dict[str, Variant[Any]]:
 
 
 def variants(workload: Workload | str | None = None) -> tuple[Variant[Any], ...]:
-    """Return the variants of an operator (given by name or by a workload), or all there are."""
+    """Return the registered variants.
+
+    Args:
+        workload: A workload, or the name of an operator, to select variants by; None for all.
+    """
     name = workload.operator if isinstance(workload, Workload) else workload
     return tuple(_known(name).values())
 
 
 def variant(key: str) -> Variant[Any]:
-    """Return a variant by its key `operator/name`.
+    """Return the variant with the key `operator/name`.
 
     Raises:
-        UnknownName: listing the variants there are.
+        UnknownName: if there is no such variant; the message lists the keys.
     """
     known = _known(key.partition("/")[0])
     if key not in known:
@@ -105,19 +117,23 @@ def variant(key: str) -> Variant[Any]:
 
 
 def load_file(path: str | Path) -> Variant[Any]:
-    """Load a user's variant, and the operator beside it if the file defines one.
+    """Import a variant from a user's file, and its operator if the file defines one.
 
-    The same file loads once a process; workers load it by the same name, so that its objects travel.
+    A file is imported once in each process, under a name derived from its path. Worker processes use the same
+    name, so that objects of the file can be pickled.
+
+    Args:
+        path: Python file that defines `VARIANT`.
 
     Raises:
-        InputError: if it cannot be imported or defines no `VARIANT`.
+        InputError: if the file cannot be imported, defines no `VARIANT`, or uses a name that exists already.
     """
     file = Path(path).resolve()
     name = module_name(file)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None or not file.is_file():
-            raise InputError(f"variant file {path}: not a Python file")
+            raise InputError(f"variant file {path}: expected a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -125,10 +141,10 @@ def load_file(path: str | Path) -> Variant[Any]:
             register_operator(module)
             given = getattr(module, "VARIANT", None)
             if isinstance(given, Variant) and given.key in _known(given.operator.operator):
-                raise InputError(f"variant {given.key!r} exists already; choose another name")
+                raise InputError(f"a variant named {given.key!r} exists already; choose another name")
             _add(_loaded, module)
             _files.append(str(file))
-        except Exception as error:  # a user's file may raise anything; the reason is kept
+        except Exception as error:  # a user's file may raise any exception; the message keeps it
             del sys.modules[name]
             raise InputError(f"variant file {path}: {type(error).__name__}: {error}") from error
     loaded: Variant[Any] = sys.modules[name].VARIANT
@@ -136,9 +152,9 @@ def load_file(path: str | Path) -> Variant[Any]:
 
 
 def module_name(path: str | Path) -> str:
-    """Return the name that a user's file is loaded by, which objects of it travel under.
+    """Return the module name under which a user's file is imported.
 
-    A copy on another machine, whose file has that name, is loaded by the same.
+    A copy of the file on another machine keeps this name if the copy's file name starts with it.
     """
     file = Path(path).resolve()
     if file.stem.startswith(_USER):
@@ -147,19 +163,19 @@ def module_name(path: str | Path) -> str:
 
 
 def loaded_files() -> tuple[str, ...]:
-    """Return the users' files loaded in this process; its workers must load the same."""
+    """Return the users' files that this process has loaded; its workers must load them too."""
     return tuple(_files)
 
 
 @functools.cache
 def headers() -> dict[str, str]:
-    """Return the folder of every CUDA C++ header of this package by the header's file name."""
+    """Return the folder of each CUDA C++ header of this package, by file name."""
     found: dict[str, str] = {}
     for folder in ("common", *_folders()):
         for file in resources.files(f"{__name__}.{folder}").iterdir():
             if file.name.endswith(".cuh") and found.setdefault(file.name, folder) != folder:
                 raise InputError(
-                    f"two CUDA headers are named {file.name}: in {found[file.name]} and in {folder}"
+                    f"found {file.name} in {found[file.name]} and {folder}: CUDA headers need unique names"
                 )
     return found
 
@@ -169,10 +185,10 @@ def include(name: str) -> str:
     """Return the text of a CUDA C++ header of this package, without its `#pragma once`.
 
     Args:
-        name: File name, such as ``types.cuh``; names are unique among the folders.
+        name: File name, such as ``types.cuh``; names are unique in the package.
 
     Raises:
-        UnknownName: if no folder has such a header.
+        UnknownName: if no folder contains such a header.
     """
     folder = headers().get(name)
     if folder is None:

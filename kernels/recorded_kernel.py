@@ -1,8 +1,8 @@
-"""What kernels of other tuners must execute, so that the bound can be held against their recorded spaces.
+"""Cost models of the kernels in Kernel Tuner's recorded tuning spaces (cache files), for their lower bounds.
 
-A description is matched by what a recording tells of itself: kernel, parameters and their values, problem. A
-kernel that is not described here has no bound, and neither has one with a parameter or a value that the
-description does not know: it might do something else under the same name.
+A model applies if the recorded space has the kernel name, the problem size, and only parameters and values
+that the model knows. Without a model a recorded space has no lower bound, because an unknown parameter may
+change the work of the kernel.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 __all__ = ["RECORDED_KERNELS", "RecordedKernel", "find_recorded_kernel"]
 
 BANKS = 32
-"""Banks of shared memory, each of which gives one word of 4 bytes a clock.
+"""Banks of shared memory; each transfers one word of 4 bytes per clock.
 
 Source: CUDA C++ Programming Guide, "Shared Memory".
 """
 
 HARNESS = frozenset(("nvml_pwr_limit", "nvml_gr_clock", "nvml_mem_clock"))
-"""Parameters of Kernel Tuner that set the device, not the kernel, and within the device's limits."""
+"""Parameters of Kernel Tuner that set clocks and power of the device. They do not change the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedKernel:
-    """A kernel of another project, as its source says.
+    """Cost model of a kernel in a recorded tuning space, derived from the kernel's source.
 
     Attributes:
-        kernel: Its name.
-        parameters: Names of parameters it must have, of any value.
-        known: Parameters it may have, each with the values that are described.
-        problem: The size that is described.
-        costs: What its configurations must execute on a device, from their columns.
-        traffic: Bytes that it must move.
-        minimum_cc: Lowest compute capability that `costs` holds for.
+        kernel: Name of the kernel.
+        parameters: Names of required parameters, of any value.
+        known: Parameters that may occur, each with the values that the model covers.
+        problem: Problem size that the model covers.
+        costs: Function from the columns of configurations and a device to their costs.
+        traffic: Compulsory memory traffic, in bytes.
+        minimum_cc: Lowest compute capability that `costs` is valid for.
     """
 
     kernel: str
@@ -53,19 +53,28 @@ class RecordedKernel:
     problem: tuple[int, ...]
     costs: Callable[[Columns, Device], Costs]
     traffic: Traffic
-    minimum_cc: tuple[int, int] = (7, 0)  # from then on L1 and shared memory are one
+    minimum_cc: tuple[int, int] = (7, 0)  # from then on, L1 and shared memory are one unit
 
     def mismatch(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> str | None:
-        """Return in what a space of this kernel is not as described, or None if it is."""
+        """Return why the model does not apply to a recorded tuning space, or None if it does.
+
+        Args:
+            values: All values of each parameter of the space, by parameter name.
+            problem: Problem size of the space; empty if unknown.
+        """
         if problem != self.problem:
-            return f"{self.kernel} is described for problem {_sizes(self.problem)}, not {_sizes(problem)}"
+            known, given = _sizes(self.problem), _sizes(problem)
+            return f"{self.kernel} has a cost model for problem size {known}, not {given}"
         if lacking := sorted(self.parameters - values.keys()):
-            return f"{self.kernel} is described with {', '.join(lacking)}"
+            return f"the cost model of {self.kernel} needs the parameter {', '.join(lacking)}"
         for name in sorted(values.keys() - HARNESS):
             if name in self.known and (unknown := set(values[name]) - self.known[name]):
-                return f"{self.kernel} is not described with {name}={'|'.join(map(str, sorted(unknown)))}"
+                return (
+                    f"the cost model of {self.kernel} does not cover "
+                    f"{name}={'|'.join(map(str, sorted(unknown)))}"
+                )
             if name not in self.known and name not in self.parameters:
-                return f"{self.kernel} is not described with {name}"
+                return f"the cost model of {self.kernel} does not cover the parameter {name}"
         return None
 
 
@@ -79,7 +88,9 @@ def find_recorded_kernel(
         values: All values of each parameter of the space, by parameter name.
         problem: Problem size of the space; empty if unknown.
     """
-    reason = f"its kernel is not described; {' and '.join(known.kernel for known in RECORDED_KERNELS)} are"
+    reason = (
+        f"its kernel has no cost model; {' and '.join(known.kernel for known in RECORDED_KERNELS)} have one"
+    )
     for known in RECORDED_KERNELS:
         if known.kernel == kernel:
             mismatch = known.mismatch(values, problem)
@@ -90,11 +101,11 @@ def find_recorded_kernel(
 
 
 def _sizes(problem: tuple[int, ...]) -> str:
-    return "x".join(map(str, problem)) or "untold"
+    return "x".join(map(str, problem)) or "unknown"
 
 
 SIZE = 4096
-"""Rows, columns and terms of the products; height and width of the convolutions' results."""
+"""Matrix size m = n = k of the products; height and width of the results of convolutions."""
 
 
 # -- Xgemm -------------------------------------------------------------------------------------------------
@@ -102,13 +113,13 @@ SIZE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MatrixReads:
-    """What a block does with one matrix for each of the terms: columns.
+    """Reads of one matrix by a block for each index k of the product, as columns over configurations.
 
     Attributes:
-        loads: Loads of a thread, each at most 16 bytes wide, from shared memory or L1.
-        load_bytes: Bytes that those of a warp take there: passes of 128.
-        staged_bytes: Bytes that the block puts into shared memory.
-        moves: Lanes of the loads and stores by which it does so.
+        loads: Loads of a thread from shared memory or L1, each up to 16 bytes wide.
+        load_bytes: Bytes that the loads of a warp transfer, in passes of 128 bytes.
+        staged_bytes: Bytes that the block copies to shared memory.
+        moves: Lane accesses, loads and stores, of that copy.
     """
 
     loads: Any
@@ -118,24 +129,24 @@ class _MatrixReads:
 
 
 def _matrix_reads(columns: Columns, letter: str) -> _MatrixReads:
-    """Count the reads of A, whose values differ along the first dimension of a block's threads, or of B."""
+    """Count the reads of A, which differ along the first dimension of a block's threads, or of B."""
     of_a = letter == "A"
     tile, across = columns["MWG" if of_a else "NWG"], columns["MDIMC" if of_a else "NDIMC"]
     vector, inner = columns["VWM" if of_a else "VWN"], columns["MDIMA" if of_a else "NDIMB"]
     strided = columns.get("STRM" if of_a else "STRN", np.zeros_like(tile)) == 1
     staged, each = columns[f"S{letter}"] == 1, tile // across
-    lanes = np.minimum(32, columns["MDIMC"])  # of a warp, with different values
+    lanes = np.minimum(32, columns["MDIMC"])  # lanes of a warp that read different values
     lanes = lanes if of_a else 32 // lanes
-    # A vector is one access, or several of four values. In shared memory, where the compiler chooses the
-    # alignment, neighbouring vectors may become one; of an argument it knows no more than its type's.
+    # A vector takes one access, or several of four values each. The compiler aligns shared memory, so that
+    # adjacent vectors may become one access there. An argument has only the alignment of its type.
     narrow = np.minimum(4, vector)
     width = np.where(staged & ~strided, np.minimum(4, each), narrow)
     loads = ceil_div(each, width)
-    # Lanes read the same part of what is theirs, which lies so many words apart: few banks have all of it.
+    # Lanes read at a constant stride, so that all accesses may fall into few banks.
     apart = np.where(strided, vector, each)
     reached = np.minimum(BANKS, width * (BANKS // np.gcd(apart, BANKS)))
     conflicting = loads * np.maximum(1, lanes * width / reached)
-    distinct = np.maximum(loads, lanes * each / BANKS)  # nothing is known of the banks of L1
+    distinct = np.maximum(loads, lanes * each / BANKS)  # the banks of L1 are not documented
     stores = tile / np.where(strided, narrow, np.minimum(4, tile // inner))
     return _MatrixReads(
         loads=loads,
@@ -148,8 +159,8 @@ def _matrix_reads(columns: Columns, letter: str) -> _MatrixReads:
 def _xgemm(columns: Columns, device: Device) -> Costs:
     """Count a product of f32 matrices, C = A^T B, through shared memory (SA, SB) or through L1.
 
-    A thread holds MWI x NWI sums, each of which adds up all terms in their order, and reads MWI and NWI
-    values for each term: neighbours, or vectors of VWM and VWN that are strided (STRM, STRN).
+    A thread holds MWI x NWI sums. Each adds its products in the order of k. For each k the thread reads MWI
+    and NWI values: adjacent ones, or strided vectors of VWM and VWN values (STRM, STRN).
 
     Source: CLBlast, "xgemm" kernels; Nugteren, "CLBlast: a tuned OpenCL BLAS library", 2018.
     """
@@ -167,7 +178,7 @@ def _xgemm(columns: Columns, device: Device) -> Costs:
         smem_bytes=columns["KWG"] * staged_bytes,
         registers=np.minimum(255, mwg * nwg / threads),
         fma=mwg * nwg * SIZE,
-        # What is staged passes L1 too, or may be handed on by it: that is not counted.
+        # Staged values also pass through L1, or bypass it; neither is counted.
         smem_traffic_bytes=SIZE * (warps * (a.load_bytes + b.load_bytes) + staged_bytes),
         accesses=SIZE * (threads * loads + moves),
         instructions=SIZE * (mwg * nwg / 32 + warps * loads + moves / 32),
@@ -184,8 +195,8 @@ XGEMM = RecordedKernel(
         "STRM": frozenset((0, 1)),
         "STRN": frozenset((0, 1)),
         "PRECISION": frozenset((32,)),
-        "GEMMK": frozenset((0,)),  # 1 is another kernel
-        "KREG": frozenset((1,)),  # of the other kernel
+        "GEMMK": frozenset((0,)),  # 1 selects another kernel
+        "KREG": frozenset((1,)),  # a parameter of that other kernel
     },
     problem=(SIZE, SIZE),
     costs=_xgemm,
@@ -197,7 +208,7 @@ XGEMM = RecordedKernel(
 
 
 def _bank_passes(width: int, height: int, pitch: int) -> int:
-    """Return the passes in which the warps of a block read one word a lane from lines `pitch` words apart."""
+    """Return the bank passes of a block that reads one word per lane, from lines `pitch` words apart."""
     lane = np.arange(width * height)
     bank = (lane // width * pitch + lane % width) % BANKS
     of_warps = np.zeros((ceil_div(len(lane), 32), BANKS), dtype=np.int64)
@@ -211,22 +222,22 @@ def _elements(steps: int, count: int, taps: int) -> int:
 
 
 def _each(function: Callable[..., int], *columns: Any) -> NDArray[np.float64]:
-    """Return a function of some columns, computed once for each combination of their values."""
+    """Apply a function to columns, evaluating it once for each combination of values."""
     rows, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     found: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
     return found[which.reshape(-1)]
 
 
 def _convolution(columns: Columns, device: Device) -> Costs:
-    """Count a convolution of one f32 image with one filter from constant memory.
+    """Count a convolution of one f32 image with one filter in constant memory.
 
-    The image passes through shared memory, in lines that padding may make longer, or through L1
-    (`use_shmem` 0). A thread reads every element that its outputs need once, and no two lanes of a warp read
-    the same. A thread's elements begin at any multiple of 4 bytes and its outputs lie a block apart, so that
-    an access is of one element, unless the block has one column. A sum adds up all taps in their order.
+    The image passes through shared memory, in lines that padding may lengthen, or through L1 (`use_shmem` 0).
+    A thread reads each element that its outputs need once, and no two lanes of a warp read the same element.
+    The elements of a thread start at any multiple of 4 bytes, and its outputs are a block apart. An access is
+    therefore one element wide, unless the block has one column. A sum adds its taps in their order.
 
-    Source: van Werkhoven et al., "Optimizing convolution operations on GPUs using adaptive tiling", 2014; its
-    kernel as the examples of Kernel Tuner have it.
+    Source: van Werkhoven et al., "Optimizing convolution operations on GPUs using adaptive tiling", 2014, and
+    the kernel in the examples of Kernel Tuner.
     """
     bx, by, tx, ty = (
         columns[name].astype(np.int64)
@@ -236,7 +247,7 @@ def _convolution(columns: Columns, device: Device) -> Costs:
     out_x, out_y, threads = bx * tx, by * ty, bx * by
     warps, shared = ceil_div(threads, 32), columns.get("use_shmem", np.ones_like(bx))
     wide, high = out_x + taps_x // 2 * 2, out_y + taps_y // 2 * 2
-    # Padding columns put lines of a block that is narrower than the banks side by side in them.
+    # Padding columns place the lines of a block narrower than the banks into different banks.
     pads = (columns["use_padding"] == 1) & (bx % BANKS != 0)
     pitch = wide + pads * (-(wide - bx) % BANKS)
     needed = _each(_elements, bx, tx, taps_x) * _each(_elements, by, ty, taps_y)
@@ -270,7 +281,7 @@ CONVOLUTION = RecordedKernel(
             *("filter_height", "filter_width", "use_padding"),
         )
     ),
-    # Without constant memory, the filter is loaded too: more, and not counted.
+    # Without constant memory, loads of the filter come on top and are not counted.
     known={"read_only": SWITCH, "use_padding": SWITCH, "use_shmem": SWITCH, "use_cmem": SWITCH},
     problem=(SIZE, SIZE),
     costs=_convolution,
@@ -278,4 +289,4 @@ CONVOLUTION = RecordedKernel(
 )
 
 RECORDED_KERNELS = (XGEMM, CONVOLUTION)
-"""Every kernel that is described."""
+"""All cost models."""

@@ -188,7 +188,7 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
   const u32 column = own_column<COL_THREADS, V>(), line = threadIdx.x / COL_THREADS;
   const Shares parts(rows, gridDim.y);
   const u32 there = parts.rows(blockIdx.y);
-  // Columns that are missing have no rows; their threads still come to the barrier.
+  // Columns beyond the end have no rows; their threads still reach the barrier.
   const u32 count = column < u32(cols) ? there : 0;
   const size_t start = size_t(parts.begin(blockIdx.y)) * cols + column;
   u32 seen = 0;

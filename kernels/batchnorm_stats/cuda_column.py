@@ -1,11 +1,10 @@
-"""batchnorm_stats in CUDA C++, both directions: threads go down the rows of their columns, side by side.
+"""Batch statistics and their gradients in CUDA C++: threads own columns and iterate over rows.
 
-Threads of a block lie `col_threads` along a row and `row_threads` down; a thread keeps two figures of each of
-its `vector` columns, goes down the rows and has `unroll` of them in flight. Figures of threads below each
-other meet in shared memory. Rows fall into `split` parts, so that few columns keep the device busy: each part
-leaves its figures in scratch memory, and a second launch puts these together, in an order that is always the
-same. Forward, the figures are a mean and the squared deviations from it, found in one pass; see
-batchnorm_stats.cuh.
+A block has `col_threads` threads along a row and `row_threads` down the rows. A thread keeps two numbers for
+each of its `vector` columns, and loads `unroll` rows at a time. Threads of a column exchange their numbers
+through shared memory. Rows are split into `split` parts, so that few columns keep the device busy: each part
+stores its numbers in scratch memory, and a second launch joins them in a fixed order. Forward, the numbers
+are a mean and the squared deviations from it, computed in one pass; see batchnorm_stats.cuh.
 
 Source: NVIDIA, "CUDA Pro Tip: Increase Performance with Vectorized Memory Access"; Chan, Golub and LeVeque,
 "Algorithms for Computing the Sample Variance: Analysis and Recommendations", 1983.
@@ -27,22 +26,22 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 OTHER_REGISTERS = 40
-"""What a thread needs besides loaded vectors and the figures of its columns: addresses, loop state."""
+"""Registers of a thread in addition to loaded vectors and the numbers of its columns."""
 STATIC_BYTES = 48 * 1024
-"""Most shared memory that a kernel may have without asking for more."""
+"""Most shared memory of a kernel without an explicit request for more."""
 COLUMNS_AT_END, LINES_AT_END = 32, 8
-"""Threads along and down in the launch that puts parts together."""
+"""Threads along and down in the launch that joins parts."""
 OPERATIONS = 3.0
-"""Instructions of an element: a difference, a sum, and a product that is added up."""
+"""Instructions of an element: a difference, a sum, and a product that is added."""
 
 
 def _read(workload: BatchNormStats) -> int:
-    """Return how many matrices are read."""
+    """Return the number of matrices that are read."""
     return 2 + workload.has_relu if workload.is_backward else 1
 
 
 def _fit(threads: Any, vector: Any, unroll: Any, workload: BatchNormStats, device: Device) -> Any:
-    """Tell whether a thread can hold what it has in flight, and four figures of each of its columns."""
+    """Return whether registers suffice for loaded vectors and four numbers of each column."""
     loaded = ceil_div(vector * unroll * _read(workload) * itemsize(workload.dtype), 4)
     words = loaded + 4 * vector + OTHER_REGISTERS
     return words <= np.minimum(255, device.registers_per_sm // threads)
@@ -52,7 +51,7 @@ SPACE = Space(
     column_block.PARAMETERS,
     (
         *column_block.CONSTRAINTS,
-        # Both figures of all threads meet in shared memory.
+        # Both numbers of all threads must fit in shared memory.
         lambda col_threads, row_threads, vector: (
             (row_threads == 1) | (8 * col_threads * row_threads * vector <= STATIC_BYTES)
         ),
@@ -64,42 +63,42 @@ SPACE = Space(
 
 
 class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
-    """Serves every size and type, both directions."""
+    """Variant for every size and type, both directions."""
 
     name = "cuda_column"
     operator = BatchNormStats
     space = SPACE
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
-        """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
+        """Return wide accesses, up to a warp along a row, 256 threads, and two blocks per SM if possible."""
         return column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: BatchNormStats, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut columns, and rows, if they do."""
+        """Return the tiles of columns and of rows."""
         return column_block.tiles(workload, config)
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
-        """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
+        """Count a part of a block's columns: operations, loads, and bytes that no other block reads."""
         split, vector, down = table["split"], table["vector"], table["row_threads"]
         tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
         elements, whole, met = 1.0 * part * tile, _read(workload), down > 1
         moved = whole + workload.has_relu
-        # A sector at either end of each row may have come with a neighbour's tile.
+        # One sector at either end of each row may be shared with another tile.
         row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
         left_behind = np.where(met, 2.0 * down * tile, 0.0)
         adds = part // down + np.where(met, down - 1, 0) - 1.0
         return Costs(
-            # Some parts have a row more than others.
+            # Some parts have one more row.
             blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
             full_blocks=split * (workload.cols // tile),
             threads=table["col_threads"] * down,
             smem_bytes=4.0 * left_behind,
             fma=OPERATIONS * elements,
-            # Written once and read once, four bytes a lane.
+            # Written once and read once, four bytes per lane.
             smem_traffic_bytes=8.0 * left_behind,
             fill_bytes=whole * part * row_bytes,
             accesses=moved * elements / vector + 2.0 * left_behind,
-            # The first load, one addition after the other, and what threads below each other leave.
+            # The first load, sequential additions, and the exchange between threads of a column.
             chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
             + np.maximum(0.0, adds) * device.fma_latency
             + met * device.smem_latency,
@@ -107,21 +106,21 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         )
 
     def scratch(self, workload: BatchNormStats, config: Config) -> tuple[Tensor, ...]:
-        """Return memory for both figures of each part, if there are parts."""
+        """Return memory for both numbers of each part, if there are parts."""
         if config["split"] == 1:
             return ()
         return (Tensor(name="partial", shape=(2, config["split"], workload.cols), dtype="f32"),)
 
     def claims(self, workload: BatchNormStats, config: Config) -> tuple[str, ...]:
-        """Return the loads and stores, and the multiply-add that takes an element in."""
+        """Return loads and stores, and the multiply-add of an element."""
         return ("LDG", "STG", "FFMA")
 
     def source(self, workload: BatchNormStats, config: Config) -> str:
-        """Return all kernels; the entries say which are instantiated."""
+        """Return all kernels; the entries select those that are instantiated."""
         return helpers("types", "reduce", "row_block", "batchnorm_stats")
 
     def launches(self, workload: BatchNormStats, config: Config) -> tuple[Launch, ...]:
-        """Launch a block for every part of some columns, and one more kernel if there are parts."""
+        """Launch a block for every part of some columns, and a second kernel if there are parts."""
         split, col_threads, row_threads = (config[name] for name in ("split", "col_threads", "row_threads"))
         shape = ", ".join(str(config[name]) for name in ("col_threads", "row_threads", "vector", "unroll"))
         read, kept, written, factors = _arguments(workload)
@@ -149,15 +148,15 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         return (first, last)
 
     def emulation_workload(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
-        """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
+        """Return 2 tiles of columns and 3 iterations over rows, the last of each partial."""
         rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 
 def _arguments(workload: BatchNormStats) -> tuple[tuple[Argument, ...], ...]:
-    """Return what is for elements, what is read for results, what is written, and numbers for results.
+    """Return the arguments for elements, for results, the outputs, and the numbers for results.
 
-    Without relu x stands for what there is not; it is not touched.
+    Without relu, x replaces the missing tensors and is not accessed.
     """
     written = tuple(tensor.name for tensor in workload.outputs() if len(tensor.shape) == 1)
     if workload.is_backward:

@@ -1,10 +1,10 @@
-"""batchnorm_stats on the CPU, both directions: parts of the rows in parallel, then what parts have together.
+"""Batch statistics and their gradients on the CPU: parts of the rows in parallel, then a join of results.
 
-A task takes `block` columns side by side and goes down the rows of its part, `unroll` at once; what columns
-come to waits in memory, which stays in the cache. Forward, differences from the first row are added up, with
-their squares, and after some rows those from the mean of all so far: one pass will do, however far means are
-from zero and the first row from them. Means and squared deviations of parts are joined in an order that is
-always the same.
+A task has `block` adjacent columns and processes `unroll` rows of its part at a time. Its results are in
+memory that stays in the cache. Forward, it sums differences from the first row, and their squares; after some
+rows it continues with differences from the mean so far. One pass therefore suffices, however far means are
+from zero, and the first row from the means. Means and squared deviations of parts are joined in a fixed
+order.
 
 Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", 1983.
@@ -24,34 +24,34 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 LEAST_PART = 64
-"""Rows that are worth a part of their own."""
+"""Least rows of a part."""
 BESIDE = 64
-"""Columns that are worth a task of their own: fewer waste what is fetched with them."""
+"""Least columns of a task; fewer columns would waste fetched bytes."""
 AT_FIRST, AT_ONCE = 8, 64
-"""Rows that differences are taken of from the first, and then from one mean: many beside what that costs."""
+"""Rows whose differences are relative to the first row, and then to one mean; enough to hide its update."""
 
 
 def _most_rows(workload: BatchNormStats) -> int:
-    """Return the rows that are taken in at once at most."""
+    """Return the most rows that are processed at a time."""
     return (1 if workload.has_relu else 4) if workload.is_backward else 8
 
 
 SPACE = Space(
     (
-        Parameter("block", tuple(2**n for n in range(6, 15)), "columns that a task takes together"),
-        Parameter("parts", tuple(2**n for n in range(11)), "pieces that rows fall into"),
-        Parameter("unroll", (1, 2, 4, 8), "rows that are taken in at once"),
+        Parameter("block", tuple(2**n for n in range(6, 15)), "columns of a task"),
+        Parameter("parts", tuple(2**n for n in range(11)), "parts that the rows are split into"),
+        Parameter("unroll", (1, 2, 4, 8), "rows that are processed at a time"),
     ),
     (
         lambda parts, workload: (parts == 1) | (parts * LEAST_PART <= workload.rows),
         lambda block, workload: (block == BESIDE) | (block < 2 * workload.cols),
-        # More rows of several matrices are more arrays than LLVM checks for what overlaps.
+        # More rows of several matrices would need more overlap checks than LLVM generates.
         lambda unroll, workload: (unroll == 1) | (unroll <= min(workload.rows, _most_rows(workload))),
     ),
 )
 
-# Lines of `figures`, `block` columns each, follow one another: distances that are known need no check of what
-# overlaps, and LLVM vectorises a loop with few of these only.
+# The lines of `figures`, of `block` columns each, are consecutive. Known distances need no overlap checks,
+# and LLVM vectorises only loops with few checks.
 SEE = """
 def take(x_at, begin, cols, count, figures, to):
     for j in range(count):
@@ -93,15 +93,15 @@ ADD_WHERE_POSITIVE = """
 
 
 class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
-    """Serves every size and type, both directions."""
+    """Variant for every size and type, both directions."""
 
     name = "numba_cpu"
     operator = BatchNormStats
     space = SPACE
-    fastmath = frozenset({"contract", "nsz"})  # another order would add up what differences are taken of
+    fastmath = frozenset({"contract", "nsz"})  # reordering would add values before the difference is taken
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
-        """Return up to 1024 columns a task, parts where these are not 16 tasks, and several short rows."""
+        """Return up to 1024 columns per task, parts if tasks are fewer than 16, and several short rows."""
         block = max(b for b in (64, 256, 1024) if b == BESIDE or b < 2 * workload.cols)
         blocks, parts = -(-workload.cols // block), 1
         while parts < 1024 and parts * blocks < 16 and 8 * parts * LEAST_PART <= workload.rows:
@@ -111,19 +111,19 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
         return Config({"block": block, "parts": parts, "unroll": unroll})
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
-        """Count a difference and a sum of each element: its product may be of another pipe."""
+        """Count a difference and a sum of each element; the product may use another pipe."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def scratch(self, workload: BatchNormStats, config: Config) -> tuple[Tensor, ...]:
-        """Return what columns come to in each part: (parts, blocks, lines, columns of a block)."""
+        """Return memory for the numbers of columns: (parts, blocks, lines, columns of a block)."""
         blocks = -(-workload.cols // config["block"])
         shape = (config["parts"], blocks, _lines(workload), config["block"])
         return (Tensor(name="figures", shape=shape, dtype="f32"),)
 
     def arguments(self, workload: BatchNormStats, config: Config) -> tuple[Argument, ...]:
-        """Pass all tensors in order, then the shape, then eps and momentum if it is forward.
+        """Return all tensors in order, then the shape, then eps and momentum in the forward direction.
 
-        Without relu x stands for what there is not; it is not touched.
+        Without relu, x replaces the missing tensors and is not accessed.
         """
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         factors = (Scalar("float", workload.eps), Scalar("float", workload.momentum))
@@ -133,11 +133,11 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
         return (*super().arguments(workload, config), *sizes, *factors)
 
     def generated(self, workload: BatchNormStats, config: Config) -> str:
-        """Return the loop over columns that takes in so many rows."""
+        """Return the loop over columns, with its rows unrolled."""
         return _unrolled(workload, config["unroll"])
 
     def kernel(self, workload: BatchNormStats, config: Config) -> Callable[..., None]:
-        """Return the kernel of this direction, which takes `arguments`."""
+        """Return the kernel of the workload's direction, which takes `arguments`."""
         import numpy as np
 
         read, block = load(workload.dtype), config["block"]
@@ -153,7 +153,7 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
 
 
 def _lines(workload: BatchNormStats) -> int:
-    """Return the lines of figures: means, sums, products; or a shift, sums, squares, and squares put by."""
+    """Return the lines of numbers: mean, sum, products; or shift, sum, squares, accumulated squares."""
     return 3 if workload.is_backward else 4
 
 
@@ -168,7 +168,7 @@ def _unrolled(workload: BatchNormStats, rows: int) -> str:
 
 
 def _gradients(config: Config, several: Callable[..., Any], one: Callable[..., Any]) -> Callable[..., None]:
-    """Return the kernel of the sums over rows."""
+    """Return the backward kernel, which sums over rows."""
     import numba
     import numpy as np
 
@@ -207,7 +207,7 @@ def _gradients(config: Config, several: Callable[..., Any], one: Callable[..., A
 
 
 def _end_of_gradients(config: Config) -> Callable[..., Any]:
-    """Return what adds up the parts of some columns, `part` apart, and writes their results."""
+    """Return the function that adds the parts of some columns, `part` apart, and writes their results."""
     block, parts = config["block"], config["parts"]
 
     @jitted()
@@ -230,7 +230,7 @@ def _end_of_gradients(config: Config) -> Callable[..., Any]:
 def _passing(
     config: Config, several: Callable[..., Any], one: Callable[..., Any], read: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return what goes down some rows, and leaves means as the first line, squared deviations as the last."""
+    """Return the function that processes rows: means in the first line, squared deviations in the last."""
     import numpy as np
 
     block, unroll, zero = config["block"], config["unroll"], np.float32(0)
@@ -271,13 +271,13 @@ def _passing(
                 one(x, i * cols + column, cols, count, figures, to)
             centre(bottom - first, figures, to, count)
         for j in range(to + 3 * block, to + 3 * block + count):
-            figures[j] = zero if figures[j] < 0 else figures[j]  # a NaN stays one
+            figures[j] = zero if figures[j] < 0 else figures[j]  # NaN is kept
 
     return go_down
 
 
 def _statistics(config: Config, go_down: Callable[..., Any]) -> Callable[..., None]:
-    """Return the kernel of the statistics."""
+    """Return the forward kernel, which computes the statistics."""
     import numba
 
     block, parts = config["block"], config["parts"]
@@ -308,7 +308,7 @@ def _statistics(config: Config, go_down: Callable[..., Any]) -> Callable[..., No
 
 
 def _ends_of_statistics(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what joins a part to those before it, and what writes the results of all rows."""
+    """Return the functions that join a part to those before it, and write the results."""
     import numpy as np
 
     block, f32, unit = config["block"], np.float32, np.float32(1)

@@ -1,8 +1,8 @@
-"""batchnorm_stats in Numba-CUDA, both directions: threads go down a column and meet in shared memory.
+"""Batch statistics and their gradients in Numba-CUDA: threads share a column, reduced in shared memory.
 
-A block has `others` columns side by side, and `threads` go down each. Nothing is split among blocks: few
-columns leave a large device idle. Forward, a thread takes differences from the first value that it meets, and
-later from the mean of all so far; see batchnorm_stats.cuh.
+A block has `others` adjacent columns, with `threads` threads each. Nothing is split among blocks, so that few
+columns leave a large device idle. Forward, a thread sums differences from its first value, and later from the
+mean so far; see batchnorm_stats.cuh.
 
 Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", 1983.
@@ -14,90 +14,48 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.kernels.common.numba_cuda_results import NumbaCudaResults, result_space
+from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, Launch, Scalar, ceil_div
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 AT_FIRST, AT_ONCE = 8, 32
-"""Rows that a thread takes differences of from its first value, and then from one mean."""
-
-SPACE = Space(
-    (
-        Parameter("threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a column"),
-        Parameter("others", (1, 2, 4, 8, 16, 32, 64, 128, 256), "columns of a block"),
-    ),
-    (
-        lambda threads, others: (threads * others >= 64) & (threads * others <= 1024),
-        # Threads without an element are of no use, nor are those of columns that there are not.
-        lambda threads, others, workload: (
-            ((threads * others == 64) & (others <= 2))
-            | ((threads < 2 * workload.rows) & (others < 2 * workload.cols))
-        ),
-        # Less than two sectors side by side waste what is fetched, unless rows are so short.
-        lambda threads, others, workload: (
-            (others * itemsize(workload.dtype) >= 64)
-            | (others >= workload.cols)
-            | ((threads * others == 64) & (others <= 2))
-        ),
-    ),
-)
+"""Rows whose differences a thread takes from its first value, and then from one mean."""
 
 
-class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
-    """Serves every size of f32 and f16, both directions."""
+class NumbaCudaBatchNormStats(NumbaCudaResults[BatchNormStats]):
+    """Variant for every size of f32 and f16, both directions."""
 
-    name = "numba_cuda"
     operator = BatchNormStats
-    space = SPACE
+    space = result_space(NumbaCudaResults.reduces_rows, "column")
 
     def limits(self, workload: BatchNormStats, device: Device) -> str | None:
-        """Refuse bf16: Numba-CUDA converts it by functions that only a driver can link."""
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
-
-    def default(self, workload: BatchNormStats, device: Device) -> Config:
-        """Return 32 columns side by side, and 8 threads down each."""
-        pairs = [(t, others) for others in (32, 64, 16, 8, 4, 2, 1) for t in (8, 16, 4, 32, 64, 2, 1)]
-        choices = [Config({"threads": t, "others": others}) for t, others in [*pairs, (64, 1)]]
-        return self.space.first_valid(choices, workload=workload, device=device)
-
-    def tiles(self, workload: BatchNormStats, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut columns, and threads rows."""
-        return (
-            Tiling(dimension="cols", extent=workload.cols, tile=config["others"]),
-            Tiling(dimension="rows", extent=workload.rows, tile=config["threads"]),
-        )
+        """Refuse bf16, whose conversions only a driver can link."""
+        return f"{self.key} does not support bf16" if workload.dtype == "bf16" else None
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
-        """Count a difference, a sum and a multiply-add an element, and the bytes that nobody else reads."""
-        threads, others, size = table["threads"], table["others"], float(itemsize(workload.dtype))
-        elements, whole = 1.0 * others * workload.rows, 2 + workload.has_relu if workload.is_backward else 1
-        own_bytes = workload.rows * np.maximum(0.0, others * size - 64.0)
-        return Costs(
-            blocks=workload.cols / others,
-            full_blocks=workload.cols // others,
-            threads=threads * others,
-            smem_bytes=(8.0 if workload.is_backward else 12.0) * threads * others,
+        """Count a difference, a sum and a multiply-add per element, and bytes that no other block reads."""
+        matrices = 2 + workload.has_relu if workload.is_backward else 1
+        shared = self.result_costs(workload, table, device, matrices=matrices)
+        elements = 1.0 * table["others"] * workload.rows
+        return dataclasses.replace(
+            shared,
+            smem_bytes=(8.0 if workload.is_backward else 12.0) * table["threads"] * table["others"],
             fma=3.0 * elements,
-            fill_bytes=whole * own_bytes,
-            accesses=(whole + workload.has_relu) * elements,
-            # The first load, one addition after the other, and what threads leave each other.
-            chain_clocks=np.where(own_bytes > 0, device.l2_latency, device.l1_latency)
-            + (ceil_div(workload.rows, threads) - 1) * device.fma_latency
-            + device.smem_latency,
+            accesses=shared.accesses + workload.has_relu * elements,
         )
 
     def kernel(self, workload: BatchNormStats, config: Config) -> Callable[..., None]:
-        """Return the kernel of this direction."""
+        """Return the kernel of the workload's direction."""
         threads, others = config["threads"], config["others"]
         if workload.is_backward:
             return _gradients(threads, others, workload.has_relu)
         return _statistics(threads, others)
 
     def launches(self, workload: BatchNormStats, config: Config) -> tuple[Launch, ...]:
-        """Launch a block for every few columns; without relu x stands for what there is not."""
+        """Launch one block for every `others` columns; without relu, x replaces the missing tensors."""
         factors = (Scalar("float", workload.eps), Scalar("float", workload.momentum))
         tensors = tuple(tensor.name for tensor in (*workload.inputs(), *workload.outputs()))
         if workload.is_backward:
@@ -112,13 +70,13 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
         )
 
     def emulation_workload(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
-        """Return a full block of columns and a cut one, and more rows a thread than it takes at once."""
+        """Return a full and a partial block of columns, and more rows per thread than it takes at once."""
         rows = min(workload.rows, (AT_ONCE + 2) * config["threads"] + 1)
         return dataclasses.replace(workload, rows=rows, cols=min(workload.cols, config["others"] + 1))
 
 
 def _statistics(threads: int, others: int) -> Callable[..., None]:
-    """Return the kernel of the statistics."""
+    """Return the forward kernel, which computes the statistics."""
     import math
 
     import numpy as np
@@ -126,15 +84,27 @@ def _statistics(threads: int, others: int) -> Callable[..., None]:
 
     f32, zero, one = np.float32, np.float32(0), np.float32(1)
 
+    @device_function
+    def join(met: Any, c: int, t: int, other: int) -> None:
+        if met[0, other, c] > zero:
+            mine, theirs = met[0, t, c], met[0, other, c]
+            apart = met[1, other, c] - met[1, t, c]
+            share = theirs / (mine + theirs)
+            met[0, t, c] = mine + theirs
+            met[1, t, c] += apart * share
+            met[2, t, c] += met[2, other, c] + apart * apart * (mine * share)
+
+    reduce = block_reduction(threads, join)
+
     def statistics(
         x: Any, running_mean: Any, running_var: Any, mean: Any, rstd: Any, new_mean: Any, new_var: Any,
         eps: Any, momentum: Any,
     ) -> None:  # fmt: skip
-        # Numbers of rows, their means, and squared deviations from them.
+        # Counts of rows, their means, and squared deviations from the means.
         met = cuda.shared.array((3, threads, others), float32)
         c, t = cuda.threadIdx.x, cuda.threadIdx.y
         column = cuda.blockIdx.x * others + c
-        # A column that is missing has no rows; its threads still come to every barrier.
+        # A column beyond the end has no rows; its threads still reach every barrier.
         rows = x.shape[0] if column < x.shape[1] else 0
         shift, total, squares, kept, seen = zero, zero, zero, zero, 0
         if t < rows:
@@ -154,18 +124,7 @@ def _statistics(threads: int, others: int) -> Callable[..., None]:
         met[0, t, c] = f32(seen)
         met[1, t, c] = shift
         met[2, t, c] = kept
-        cuda.syncthreads()
-        half = threads // 2
-        while half > 0:
-            if t < half and met[0, t + half, c] > zero:
-                mine, theirs = met[0, t, c], met[0, t + half, c]
-                apart = met[1, t + half, c] - met[1, t, c]
-                share = theirs / (mine + theirs)
-                met[0, t, c] = mine + theirs
-                met[1, t, c] += apart * share
-                met[2, t, c] += met[2, t + half, c] + apart * apart * (mine * share)
-            cuda.syncthreads()
-            half //= 2
+        reduce(met, c, t)
         if t == 0 and rows > 0:
             found = met[2, 0, c]
             if found < zero:
@@ -180,17 +139,24 @@ def _statistics(threads: int, others: int) -> Callable[..., None]:
 
 
 def _gradients(threads: int, others: int, has_relu: bool) -> Callable[..., None]:
-    """Return the kernel of the sums over rows."""
+    """Return the backward kernel, which sums over rows."""
     import numpy as np
     from numba import cuda, float32
 
     f32, zero = np.float32, np.float32(0)
 
+    @device_function
+    def join(met: Any, c: int, t: int, other: int) -> None:
+        met[0, t, c] += met[0, other, c]
+        met[1, t, c] += met[1, other, c]
+
+    reduce = block_reduction(threads, join)
+
     def gradients(dy: Any, x: Any, mean: Any, rstd: Any, y: Any, dgamma: Any, dbeta: Any, dz: Any) -> None:
         met = cuda.shared.array((2, threads, others), float32)
         c, t = cuda.threadIdx.x, cuda.threadIdx.y
         column = cuda.blockIdx.x * others + c
-        # A column that is missing has no rows; its threads still come to every barrier.
+        # A column beyond the end has no rows; its threads still reach every barrier.
         rows = x.shape[0] if column < x.shape[1] else 0
         centre, products, total = zero, zero, zero
         if rows > 0:
@@ -205,14 +171,7 @@ def _gradients(threads: int, others: int, has_relu: bool) -> Callable[..., None]
             total += d
         met[0, t, c] = products
         met[1, t, c] = total
-        cuda.syncthreads()
-        half = threads // 2
-        while half > 0:
-            if t < half:
-                met[0, t, c] += met[0, t + half, c]
-                met[1, t, c] += met[1, t + half, c]
-            cuda.syncthreads()
-            half //= 2
+        reduce(met, c, t)
         if t == 0 and rows > 0:
             dgamma[column] = met[0, 0, c] * rstd[column]
             dbeta[column] = met[1, 0, c]

@@ -1,1 +1,1 @@
-"""Code that kernels of several operators share, by topic."""
+"""Code that the kernels of several operators share, by topic."""

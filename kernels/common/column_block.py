@@ -1,4 +1,4 @@
-"""Blocks of threads that go down the rows of some columns: their parameters, and how they cut a matrix."""
+"""Parameters, constraints and tiles of CUDA kernels whose threads own columns and iterate over rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tunebench.variant import Tiling, ceil_div
 __all__ = ["CONSTRAINTS", "PARAMETERS", "along", "default_config", "small", "tiles"]
 
 SIDE_BY_SIDE = 64
-"""Bytes of a row that threads of a block cover at least."""
+"""Least bytes of a row that the threads of a block cover."""
 
 
 class Columns(Protocol):
-    """A workload whose results are one or more for each column."""
+    """A workload with one or more results for each column."""
 
     @property
     def rows(self) -> int:
@@ -35,25 +35,25 @@ class Columns(Protocol):
 
 
 def along(workload: Columns, col_threads: Any, vector: Any) -> Any:
-    """Return the blocks that lie side by side, for columns too."""
+    """Return the number of blocks along a row; the arguments may be columns of a table."""
     return ceil_div(workload.cols, col_threads * vector)
 
 
 PARAMETERS = (
     Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256), "threads along a row"),
-    Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
+    Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows of a column"),
     Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-    Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
-    Parameter("split", SPLITS, "parts that rows fall into"),
+    Parameter("unroll", (1, 2, 4, 8), "rows that a thread has in flight"),
+    Parameter("split", SPLITS, "parts that the rows are split into"),
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     lambda col_threads, row_threads: (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024),
-    # Every row must begin at a multiple of an access.
+    # Every row must start at a multiple of an access.
     lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-    # Threads without an element are of no use.
+    # Threads without an element are useless.
     lambda col_threads, vector, workload: (col_threads == 1) | (col_threads * vector < 2 * workload.cols),
-    # Less than two sectors side by side waste what is fetched, unless rows are so short.
+    # Less than two adjacent sectors waste fetched bytes, unless rows are that short.
     lambda col_threads, vector, workload: (
         (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
         | (col_threads * vector >= workload.cols)
@@ -62,7 +62,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         ((col_threads * row_threads == 64) & (unroll * split == 1))
         | (row_threads * unroll * split < 2 * workload.rows)
     ),
-    # Parts are not more than keep the device busy.
+    # No more parts than keep the device busy.
     lambda col_threads, vector, split, workload, device: (
         (split == 1)
         | (
@@ -74,7 +74,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 def default_config(space: Space, workload: Columns, device: Device) -> Config:
-    """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
+    """Return wide accesses, up to a warp along a row, 256 threads, and two blocks per SM if rows allow it.
+
+    Args:
+        space: Space of the variant; the result is valid in it.
+        workload: The workload.
+        device: The device to choose for.
+    """
     vector = widest_vector(workload)
     col_threads = min(32, threads_along(workload.cols // vector))
     row_threads = max(64 // col_threads, 1)
@@ -89,7 +95,7 @@ def default_config(space: Space, workload: Columns, device: Device) -> Config:
 
 
 def tiles(workload: Columns, config: Config) -> tuple[Tiling, ...]:
-    """Return how blocks cut columns, and rows, if they do."""
+    """Return the tiles of columns and of rows that a block processes."""
     return (
         Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
         Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
@@ -97,13 +103,13 @@ def tiles(workload: Columns, config: Config) -> tuple[Tiling, ...]:
 
 
 def small(workload: Columns, config: Config) -> tuple[int, int]:
-    """Return rows and columns of a miniature.
+    """Return the rows and columns of the emulation workload.
 
-    They are two full turns down the rows and a cut one, of one full tile of columns and a cut one.
+    It has one full and one partial tile of columns, and two full and one partial iteration over rows.
     """
     turn = config["split"] * config["row_threads"] * config["unroll"]
     tile = config["col_threads"] * config["vector"]
     cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
-    # Many parts have fewer turns, but some rows each.
+    # With many parts there are fewer iterations, but each part keeps some rows.
     most = max(2 * config["split"] + 1, SMALL // cols)
     return min(workload.rows, 2 * turn + workload.rows % turn, most), cols

@@ -1,10 +1,10 @@
-"""Expressions in CUDA C++: their operations, and one in x as an activation like those of epilogue.cuh."""
+"""Expressions as CUDA C++: operations, device functions, loads of operands, and activations in x."""
 
 from __future__ import annotations
 
 from tunebench.expression import Node, parse, steps
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.expression import CodePrinter, variable
+from tunebench.kernels.common.expression import CodePrinter, filled, operands, variable
 from tunebench.variant import ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
@@ -12,6 +12,7 @@ from tunebench.workloads.operators._expression_workload import ExpressionWorkloa
 __all__ = [
     "INJECTED",
     "PRINTER",
+    "column_loads",
     "filled",
     "function",
     "function_of",
@@ -44,14 +45,14 @@ PRINTER = CodePrinter(
         **{name: f"{name.capitalize()}()({{0}})" for name in ("gelu", "relu", "sigmoid", "silu")},
     },
 )
-"""Needs types.cuh, reduce.cuh and epilogue.cuh."""
+"""Printer for CUDA C++; the code needs types.cuh, reduce.cuh and epilogue.cuh."""
 
 INJECTED = "Injected"
-"""What the activation is called that an expression becomes."""
+"""Name of the struct that `injected` generates."""
 
 _SHORT = frozenset({"neg", "add", "sub", "mul", "max", "min", "abs", "relu", "square", "step"})
 _FEW = 8
-"""Operations of an instruction or two each that may be repeated wherever an element is finished."""
+"""Most operations of an activation that kernels may repeat, of an instruction or two each."""
 
 _ACTIVATION = """
 struct @NAME@ {
@@ -65,7 +66,7 @@ struct @NAME@ {
 
 
 def injected(expression: str) -> str:
-    """Return the struct `Injected` that applies an expression in x, with the helpers that it needs."""
+    """Return the struct `Injected` that applies an expression in x, together with the headers it needs."""
     tree = parse(expression)
     assignments, result = PRINTER.write(tree)
     operations = [step.operation for step in steps(tree)]
@@ -82,7 +83,7 @@ def injected(expression: str) -> str:
 
 # -- an expression as a function of inputs -------------------------------------------------------------------
 
-# Words between @ stand for what the expression decides.
+# Words between @ are replaced by text that depends on the expression.
 FUNCTION = r"""
 __device__ __forceinline__ float @NAME@(@VALUES@) {
 @ASSIGNMENTS@
@@ -91,20 +92,19 @@ __device__ __forceinline__ float @NAME@(@VALUES@) {
 """
 
 
-def filled(text: str, **pieces: str) -> str:
-    """Return text with each word between @ replaced by its piece."""
-    for word, piece in pieces.items():
-        text = text.replace(f"@{word}@", piece)
-    return text
-
-
 def function(workload: ExpressionWorkload) -> str:
-    """Return the device function `chain`, of an element of each input in order."""
+    """Return the device function `chain`, whose arguments are one element of each input in order."""
     return function_of(workload.tree, tuple(tensor.name for tensor in workload.inputs()))
 
 
 def function_of(tree: Node, inputs: tuple[str, ...], name: str = "chain") -> str:
-    """Return the device function that computes an expression of f32 values."""
+    """Return the device function that computes an expression of f32 values.
+
+    Args:
+        tree: The expression.
+        inputs: Names of the parameters, in order.
+        name: Name of the function.
+    """
     assignments, result = PRINTER.write(tree)
     return filled(
         FUNCTION,
@@ -116,7 +116,7 @@ def function_of(tree: Node, inputs: tuple[str, ...], name: str = "chain") -> str
 
 
 def parameters(workload: ExpressionWorkload) -> str:
-    """Return the parameters of a kernel that stand for the inputs: pointers, and numbers."""
+    """Return the kernel parameters for the inputs: pointers for tensors, floats for scalars."""
 
     def parameter(tensor: Tensor) -> str:
         if not tensor.shape:
@@ -127,14 +127,49 @@ def parameters(workload: ExpressionWorkload) -> str:
     return ", ".join(map(parameter, workload.inputs()))
 
 
+def column_loads(workload: ExpressionWorkload, row_exists: str, column_exists: str = "") -> dict[str, str]:
+    """Return the template pieces of a kernel whose threads own columns and load several rows at once.
+
+    The kernel holds vectors of whole inputs in ``held[n]``. The pieces are ``PARAMETERS``, ``LOAD_VECTORS``
+    (before the loop over rows), ``EACH``, ``LOAD_EACH`` and ``WHOLE`` (within it), and ``ARGUMENTS`` of
+    `chain`.
+
+    Args:
+        workload: The workload whose expression the kernel computes.
+        row_exists: C++ condition under which the row ``row`` exists.
+        column_exists: Text before the loads of vectors, such as an ``if``; empty if all columns exist.
+    """
+    vectors, columns = workload.vector_names, workload.column_names
+    held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
+    held |= {name: f"line_{name}[i]" for name in vectors}
+    held |= {name: f"each_{name}[n]" for name in columns}
+    return {
+        "PARAMETERS": parameters(workload),
+        "LOAD_VECTORS": "\n".join(
+            f"  float line_{name}[V];\n  {column_exists}load_floats({variable(name)} + column, line_{name});"
+            for name in vectors
+        ),
+        "EACH": "".join(f"\n    float each_{name}[N];" for name in columns),
+        "LOAD_EACH": "".join(
+            f"\n      if ({row_exists}) each_{name}[n] = to_float({variable(name)}[row]);" for name in columns
+        ),
+        "WHOLE": ", ".join(map(variable, workload.whole_names)),
+        "ARGUMENTS": operands(workload, held),
+    }
+
+
 def special(functions: dict[str, int]) -> int:
-    """Return the results of the special-function unit that functions take."""
+    """Return the results of the special-function unit that functions need.
+
+    Args:
+        functions: Calls of each function, by name.
+    """
     each = {"exp": 1, "rsqrt": 1, "sigmoid": 2, "silu": 2}
     return sum(count * functions.get(name, 0) for name, count in each.items())
 
 
 def threads_along(vectors: int) -> int:
-    """Return a warp or more along a row, of which the fewest threads are idle at its end."""
+    """Return a warp or more along a row, such that the fewest threads are idle at its end."""
     useful = [threads for threads in (32, 64, 128, 256) if threads < 2 * vectors]
     used = {threads: vectors / (ceil_div(vectors, threads) * threads) for threads in useful}
     fewer = max(threads for threads in (1, 2, 4, 8, 16) if threads == 1 or threads < 2 * vectors)

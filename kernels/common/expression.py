@@ -1,4 +1,4 @@
-"""From an expression to program text: one assignment for each different operation, in C++ or in Python."""
+"""Code generation from expressions: one assignment for each distinct operation, in C++ or Python."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from typing import Any
 from tunebench.expression import Apply, Name, Node, Number, names, steps
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
-__all__ = ["CodePrinter", "compiled", "least_operations", "lines", "variable"]
+__all__ = [
+    "CodePrinter",
+    "compiled",
+    "filled",
+    "function_text",
+    "least_operations",
+    "lines",
+    "operands",
+    "variable",
+]
 
 LONGEST = 4096
-"""Elements of a line that rows are joined to where nothing tells them apart."""
+"""Length up to which rows are joined if no input depends on the row or the column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodePrinter:
-    """How a language writes an expression.
+    """Syntax of a language for expressions.
 
     Attributes:
-        assign: An assignment, of ``{0}`` and its value ``{1}``.
-        number: A constant ``{0}``.
-        operations: Each operation, of its arguments ``{0}`` and ``{1}``.
+        assign: Assignment to ``{0}`` of the value ``{1}``.
+        number: Constant ``{0}``.
+        operations: Text of each operation, with the arguments ``{0}`` and ``{1}``.
     """
 
     assign: str
@@ -32,7 +41,7 @@ class CodePrinter:
     operations: Mapping[str, str]
 
     def write(self, tree: Node) -> tuple[list[str], str]:
-        """Return the assignments, and what stands for the result; inputs are called as `variable` says."""
+        """Return the assignments and the text of the result; inputs are named by `variable`."""
         known: dict[Node, str] = {}
 
         def text(node: Node) -> str:
@@ -49,17 +58,45 @@ class CodePrinter:
 
 
 def variable(name: str) -> str:
-    """Return what an input is called in generated text, so that it meets no word of the language."""
+    """Return the name of an input in generated code; the prefix avoids reserved words."""
     return f"in_{name}"
 
 
-def compiled(source: str, function: str, scope: dict[str, Any]) -> Callable[..., None]:
-    """Compile generated Python, so that tracebacks and Numba's messages show its lines.
+def filled(text: str, **pieces: str) -> str:
+    """Return a template with each ``@WORD@`` replaced by the piece of that name."""
+    for word, piece in pieces.items():
+        text = text.replace(f"@{word}@", piece)
+    return text
+
+
+def operands(workload: ExpressionWorkload, texts: Mapping[str, str]) -> str:
+    """Return the inputs as a list of parameters or arguments, in the order of the workload.
 
     Args:
-        source: Its text.
-        function: The name of the function that it defines.
-        scope: Its globals; `__name__` must be that of a module, which Numba looks for in other processes.
+        workload: The workload whose inputs are listed.
+        texts: Text for an input, by the input's name; other inputs are written as their `variable`.
+    """
+    return ", ".join(texts.get(tensor.name, variable(tensor.name)) for tensor in workload.inputs())
+
+
+def function_text(source: str, function: str) -> str:
+    """Return one of the functions that generated Python code defines.
+
+    Args:
+        source: The generated code.
+        function: Name of the function.
+    """
+    (found,) = (piece for piece in source.split("\ndef ") if piece.startswith(f"{function}("))
+    return f"def {found}"
+
+
+def compiled(source: str, function: str, scope: dict[str, Any]) -> Callable[..., None]:
+    """Compile generated Python code; tracebacks and Numba's messages show its lines.
+
+    Args:
+        source: The generated code.
+        function: Name of the function that it defines.
+        scope: Globals; `__name__` must name a module that other processes can import.
     """
     name = f"<{function} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -69,10 +106,10 @@ def compiled(source: str, function: str, scope: dict[str, Any]) -> Callable[...,
 
 
 def lines(workload: ExpressionWorkload) -> tuple[int, int]:
-    """Return rows and columns as a kernel sees them.
+    """Return the rows and columns that a kernel processes.
 
-    Without vectors and columns a matrix is but one long line: rows are joined, two by two, until lines are
-    long enough for many threads, and a multiple of an access.
+    Without vectors and columns the matrix is one long line: pairs of rows are joined until lines are long
+    enough for many threads, and a multiple of an access.
     """
     rows, cols = workload.rows, workload.cols
     while not workload.vectors and not workload.columns and rows % 2 == 0 and cols < LONGEST:
@@ -81,11 +118,11 @@ def lines(workload: ExpressionWorkload) -> tuple[int, int]:
 
 
 def least_operations(workload: ExpressionWorkload) -> tuple[float, dict[str, int]]:
-    """Return what must be executed for each element at least: multiply-adds, and functions by name.
+    """Return the least multiply-adds of an element, and the least calls of each function by name.
 
-    One instruction may be a product and a sum. What depends on no element may be computed once for many, what
-    differs by signs or by the order of terms once for both, and a compiler may know better than to add or
-    multiply a number.
+    One instruction may compute a product and a sum. Steps that depend on no element may be computed once for
+    many elements. Steps that differ in signs or in the order of terms may be computed once. A compiler may
+    avoid additions and multiplications of constants.
     """
     whole, seen = set(workload.whole_names), set[Any]()
     counts: dict[str, int] = {}
@@ -103,7 +140,7 @@ _ALIKE = {"sub": "add", "square": "mul"}
 
 
 def _likeness(node: Node) -> Any:
-    """Return what is equal for all that a compiler may compute as one."""
+    """Return a value that is equal for steps that a compiler may compute as one."""
     if not isinstance(node, Apply):
         return node
     if node.operation in ("neg", "abs"):

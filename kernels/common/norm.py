@@ -1,6 +1,6 @@
-"""What CUDA C++ kernels of layernorm and rmsnorm share on the Python side: see norm.cuh.
+"""Forward variant of layernorm and rmsnorm in CUDA C++ (norm.cuh): threads share a row.
 
-Kernels are templates over the problem, so that an operator's file says which norm it is, and no more.
+The kernels are templates over the norm, so that the file of an operator only names the workload.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
+from tunebench.kernels.common.row_block import (
+    SPACE,
+    RowWork,
+    batch,
+    default_config,
+    row_costs,
+    smem_bytes,
+    tiles,
+)
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._norm import Norm
@@ -21,23 +29,23 @@ N = TypeVar("N", bound=Norm)
 
 
 def rows_of(workload: N, rows: int) -> N:
-    """Return the problem with so many rows at most."""
+    """Return the workload with at most `rows` rows."""
     return dataclasses.replace(workload, rows=min(workload.rows, rows))
 
 
 def is_centred(workload: Norm) -> bool:
-    """Return whether a mean is taken off: of layernorm, and of what users derive from it."""
+    """Return whether the mean is subtracted, as in layernorm and in operators derived from it."""
     return "mean" in workload.statistics
 
 
 def problem(workload: Norm) -> str:
-    """Return the C++ type that says what is computed (`Norm` of norm.cuh)."""
+    """Return the C++ type `Norm` of norm.cuh, which selects what is computed."""
     flags = (is_centred(workload), workload.has_bias, workload.has_residual, workload.stats)
     return f"Norm<{ctype(workload.dtype)}, {', '.join(str(flag).lower() for flag in flags)}>"
 
 
 def forward_arguments(workload: Norm) -> tuple[Argument, ...]:
-    """Return what forward kernels take: x or y in place of a tensor that there is not, and not touched."""
+    """Return the arguments of forward kernels; x or y replaces a missing tensor and is not accessed."""
     there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
     inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
     outputs = [name if name in there else "y" for name in ("y", "z", "mean", "rstd")]
@@ -45,11 +53,11 @@ def forward_arguments(workload: Norm) -> tuple[Argument, ...]:
     return (*inputs, *outputs, *sizes)
 
 
-# -- a block, or a part of one, has a row (see _row_block) --------------------------------------------------
+# -- a block, or a part of it, has a row (see row_block) ----------------------------------------------------
 
 
 def sums_leave_room(cache: Any, row_threads: Any, rows: Any, vector: Any, workload: Norm) -> Any:
-    """In blocks of 1024, wide vectors of a sum under way leave registers for 16 elements a thread."""
+    """In blocks of 1024 threads, wide vectors of a sum leave registers for 16 elements per thread."""
     roomy = (row_threads * rows < 1024) | (workload.cols <= 16 * row_threads)
     return (cache != "registers") | (not workload.has_residual) | (vector == 1) | roomy
 
@@ -58,36 +66,33 @@ FORWARD_SPACE = dataclasses.replace(SPACE, constraints=(*SPACE.constraints, sums
 
 
 class CudaBlockNorm(CudaVariant[N]):
-    """Serves every size, type and prologue, forward."""
+    """Forward variant for every size, type and prologue."""
 
     name = "cuda_block"
     space = FORWARD_SPACE
 
     def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does not compute gradients" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: N, device: Device) -> Config:
-        """Return wide accesses and about 16 elements a thread; a row waits where there is room."""
+        """Return wide accesses and about 16 elements per thread; the row is kept where there is room."""
         usual = default_config(workload, device)
         elsewhere = ({**usual, "cache": cache} for cache in ("shared", "online"))
         return FORWARD_SPACE.first_valid((usual, *elsewhere), workload=workload, device=device)
 
     def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return tiles(workload, config)
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
-        """Count what is done of each element, in case two are done by one instruction.
+        """Count the operations of an element, at two per instruction.
 
-        Of layernorm, the sum, deviation, square and affine map; of rmsnorm, the square and two products.
+        For layernorm: sum, deviation, square and affine map. For rmsnorm: square and two products.
         """
         added = 0.5 * (workload.has_bias + workload.has_residual)
         once, twice = (2.5, 3.0) if is_centred(workload) else (1.5, 1.5)
-        return row_costs(
-            workload,
-            table,
-            device,
+        work = RowWork(
             row_tensors=1 + workload.has_residual,
             fma=(once + added, twice + 2 * added),
             sfu=(0.0, 0.0),
@@ -95,9 +100,10 @@ class CudaBlockNorm(CudaVariant[N]):
             row_outputs=1 + workload.has_residual,
             reductions=2 if is_centred(workload) else 1,
         )
+        return row_costs(workload, table, device, work)
 
     def source(self, workload: N, config: Config) -> str:
-        """Return all three kernels; the entry says which is instantiated."""
+        """Return all three kernels; the entry selects the one that is instantiated."""
         return helpers("types", "reduce", "row_block", "norm")
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
@@ -115,5 +121,5 @@ class CudaBlockNorm(CudaVariant[N]):
         )
 
     def emulation_workload(self, workload: N, config: Config) -> N:
-        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
         return rows_of(workload, 2 * config["rows"] + 1)

@@ -1,11 +1,11 @@
-"""What variants for gradients of layernorm and rmsnorm in CUDA C++ are: see norm_backward.cuh.
+"""Backward variant of layernorm and rmsnorm in CUDA C++ (norm_backward.cuh).
 
-As in forward kernels (`tunebench.kernels.common.row_block`), threads share a row. Blocks stay: each takes one group
-of rows after the other, and adds up the gradients of the weights on the way. `sums` says where these wait:
+As in forward kernels (`tunebench.kernels.common.row_block`), threads share a row. Blocks are persistent: each
+processes several groups of rows, and sums the gradients of the weights. `sums` selects where the sums are:
 
-- ``registers``: with the thread that has those columns, as long as its share fits.
-- ``shared``: one row at a time, as long as a row of each gradient fits.
-- ``apart``: nowhere; another kernel reads everything again and goes by columns.
+- ``registers``: of the thread that has the columns, if its elements fit.
+- ``shared``: in shared memory, if a row of each gradient fits; one row at a time.
+- ``apart``: in a separate kernel, which reads everything again and owns columns.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ N = TypeVar("N", bound=Norm)
 
 BLOCKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 HELD_ELEMENTS = 32
-"""Most elements of a row that a thread has."""
+"""Most elements of a row per thread."""
 OTHER_REGISTERS, WIDE_REGISTERS = 32, 20
-"""What a thread needs besides elements and sums: addresses, constants of a row; and vectors under way."""
+"""Registers of a thread for addresses and constants of a row; and for vectors in flight."""
 MAX_SCRATCH_BYTES = 2**28
-"""Most memory that parts of sums may take."""
+"""Most scratch memory for partial sums."""
 LEAST_TURNS = 8
-"""Groups of rows that are worth a part of their own, where there are blocks enough."""
+"""Least groups of rows per block, if there are enough blocks."""
 COLUMN_LINES, FINISH_LINES, LANES = 8, 16, 32
-"""Shapes of the blocks that go by columns: lines of as many threads as a warp has."""
+"""Shapes of the blocks that own columns, in lines of a warp's threads."""
 
 
 def _sums(workload: Norm) -> int:
-    """Return how many gradients of weights there are."""
+    """Return the number of gradients of weights."""
     return 2 if is_centred(workload) else 1
 
 
 def _held(workload: Norm, row_threads: Any, vector: Any) -> Any:
-    """Return the elements of a row that each of its threads has, for columns too."""
+    """Return the elements of a row per thread; the arguments may be columns of a table."""
     return ceil_div(workload.cols, row_threads * vector) * vector
 
 
 def fits_registers(
     sums: Any, reads: Any, row_threads: Any, rows: Any, vector: Any, workload: Norm, device: Device
 ) -> Any:
-    """A thread that reads its share once, or sums it in registers, must have room for it."""
+    """A thread that reads its elements once, or sums them in registers, must have room for them."""
     held = _held(workload, row_threads, vector)
     each = 2 * (reads == 1) + _sums(workload) * (sums == "registers")
     room = np.minimum(255, device.registers_per_sm // (row_threads * rows))
@@ -62,7 +62,7 @@ def fits_registers(
 
 
 def fits_shared(sums: Any, row_threads: Any, rows: Any, workload: Norm, device: Device) -> Any:
-    """Rows of sums must fit shared memory, and one line of threads alone may add to them."""
+    """Rows of sums must fit in shared memory, and only one line of threads may add to them."""
     scratch = 8 * ceil_div(row_threads, LANES)
     fits = 4.0 * _sums(workload) * workload.cols + scratch <= device.smem_per_block_bytes
     return (sums != "shared") | ((rows == 1) & fits)
@@ -71,13 +71,13 @@ def fits_shared(sums: Any, row_threads: Any, rows: Any, workload: Norm, device: 
 def unroll_is_of_use(
     sums: Any, reads: Any, row_threads: Any, vector: Any, unroll: Any, workload: Norm
 ) -> Any:
-    """Vectors in flight are a choice where a thread's share is not unrolled anyway."""
+    """Vectors in flight are a choice only where the elements of a thread are not unrolled."""
     loops = (reads == 2) & (sums != "registers") & (row_threads * vector * unroll < 2 * workload.cols)
     return (unroll == 1) | loops
 
 
 def parts_are_of_use(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
-    """Each block must have rows to take, and parts of sums must fit the scratch."""
+    """Each block must have rows, and partial sums must fit in the scratch memory."""
     groups = ceil_div(workload.rows, np.where(sums == "apart", COLUMN_LINES, rows))
     across = np.where(sums == "apart", ceil_div(workload.cols, LANES * vector), 1)
     parts = np.where(sums == "apart", ceil_div(blocks, across), np.minimum(blocks, groups) * rows)
@@ -87,20 +87,24 @@ def parts_are_of_use(sums: Any, rows: Any, vector: Any, blocks: Any, workload: N
 
 SPACE = Space(
     (
-        Parameter("sums", ("registers", "shared", "apart"), "where gradients of the weights add up"),
-        Parameter("reads", (1, 2), "1: a row is kept in registers until its means are known; 2: read again"),
+        Parameter("sums", ("registers", "shared", "apart"), "where gradients of the weights are summed"),
+        Parameter(
+            "reads", (1, 2), "1: a row stays in registers until its means are known; 2: it is read again"
+        ),
         Parameter("row_threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16), "rows of a block at a time"),
+        Parameter("rows", (1, 2, 4, 8, 16), "rows that a block processes at a time"),
         Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight where its share is not unrolled"),
-        Parameter("blocks", BLOCKS, "blocks that stay, or that go by columns"),
+        Parameter(
+            "unroll", (1, 2, 4), "vectors that a thread has in flight where its elements are not unrolled"
+        ),
+        Parameter("blocks", BLOCKS, "persistent blocks, or blocks that own columns"),
     ),
     (
         lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
         lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must begin at a multiple of an access.
+        # Every row must start at a multiple of an access.
         lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use.
+        # Threads without a vector are useless.
         lambda row_threads, vector, workload: (row_threads == 8) | (row_threads * vector < 2 * workload.cols),
         fits_registers,
         fits_shared,
@@ -118,20 +122,20 @@ def _groups(workload: Norm, config: Config) -> int:
 
 
 def _grid(workload: Norm, config: Config) -> int:
-    """Return the blocks that go by rows: they stay if they add up anything."""
+    """Return the blocks that own rows; they are persistent if they sum gradients."""
     groups = _groups(workload, config)
     return groups if config["sums"] == "apart" else min(config["blocks"], groups)
 
 
 def _column_grid(workload: Norm, config: Config) -> tuple[int, int]:
-    """Return the blocks that go by columns: tiles of columns, and shares of the rows."""
+    """Return the blocks that own columns: tiles of columns, and parts of the rows."""
     across = int(ceil_div(workload.cols, LANES * config["vector"]))
     most = int(ceil_div(workload.rows, COLUMN_LINES))
     return across, max(1, min(most, int(ceil_div(config["blocks"], across))))
 
 
 def _parts(workload: Norm, config: Config) -> int:
-    """Return how many parts of the sums are left to be added."""
+    """Return the number of partial sums that the last kernel adds."""
     if config["sums"] == "apart":
         return _column_grid(workload, config)[1]
     return _grid(workload, config) * int(config["rows"])
@@ -184,24 +188,25 @@ def _finish(workload: Norm, config: Config) -> Launch:
 
 
 class CudaBackwardNorm(CudaVariant[N]):
-    """Serves every size and type, backward."""
+    """Backward variant for every size and type."""
 
     name = "cuda_backward"
     space = SPACE
 
     def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse what is no gradient."""
-        return None if workload.is_backward else f"{self.key} computes gradients alone"
+        """Refuse the forward direction."""
+        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: N, device: Device) -> Config:
-        """Return sums in registers where they fit, about 16 elements a thread, some blocks for each SM."""
+        """Return sums in registers where they fit, about 16 elements per thread, and some blocks per SM."""
         vector = widest_vector(workload)
         row_threads = next((t for t in (8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
         while row_threads > 8 and row_threads * vector >= 2 * workload.cols:
             row_threads //= 2
         rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
         shape = {"row_threads": row_threads, "rows": rows, "vector": vector}
-        # As many as an SM has registers for, but no fewer than some turns each: every block leaves a part.
+        # As many blocks as an SM has registers for, but several groups each: every block leaves a partial
+        # sum.
         resident = device.sm_count * max(2, 512 // (row_threads * rows))
         turns = ceil_div(workload.rows, LEAST_TURNS * rows)
         most = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
@@ -218,33 +223,31 @@ class CudaBackwardNorm(CudaVariant[N]):
         )
 
     def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
             Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
         )
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
-        """Count what goes by rows, in case two operations are done by one instruction.
+        """Count the kernel that owns rows, at two operations per instruction.
 
-        Of each element the normal form, g, its means, dx and, if they are summed here, the gradients of the
-        weights. A full block is one that takes as many groups of rows as any.
+        An element takes the normalised value, g, its means, dx and, if they are summed here, the gradients of
+        the weights. A full block processes the maximum number of groups.
         """
-        # A block with room for more rows than there are is as full as any.
+        # A block with room for more rows than there are counts as full.
         rows, sums = np.minimum(table["rows"], workload.rows), table["sums"]
         groups = ceil_div(workload.rows, rows)
         grid = np.where(sums == "apart", groups, np.minimum(table["blocks"], groups))
         turns = ceil_div(groups, grid)
-        # The last group is cut if it is not full; it belongs to the last block of those with as many as any.
+        # The last group may be partial; it belongs to the last of the blocks with the most groups.
         full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
         elements, own = turns * rows * float(workload.cols), _sums(workload)
         summed, shared, again = sums != "apart", sums == "shared", table["reads"] == 2
         each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
-        far = (
-            workload.cols * itemsize(workload.dtype) > 64
-        )  # else a neighbour's row may have brought it to L1
+        far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1
         met = turns * (table["row_threads"] > LANES)
-        # A thread adds the products g n of a row one to the other; rows may overlap.
+        # A thread adds the products g n of a row sequentially; rows may overlap.
         adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
         return Costs(
             blocks=workload.rows / (rows * turns),
@@ -252,12 +255,12 @@ class CudaBackwardNorm(CudaVariant[N]):
             threads=table["row_threads"] * table["rows"],
             smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
             fma=each * elements,
-            # Each sum is read and written; four bytes a lane, without conflicts.
+            # Each sum is read and written: four bytes per lane, without bank conflicts.
             smem_traffic_bytes=np.where(shared, 8.0 * own * elements, 0.0),
-            # A sector at either end of a row may have come with a neighbour's.
+            # One sector at either end of a row may be shared with another row.
             fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
             accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
-            # Nobody else reads a row; the means of each are met by way of shared memory.
+            # No other block reads a row; its means are exchanged through shared memory.
             chain_clocks=(device.l2_latency if far else device.l1_latency)
             + met * device.smem_latency
             + adds * device.fma_latency,
@@ -265,19 +268,19 @@ class CudaBackwardNorm(CudaVariant[N]):
         )
 
     def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
-        """Return the parts of the gradients of weights."""
+        """Return the partial sums of the gradients of weights."""
         shape = (_parts(workload, config), _sums(workload), workload.cols)
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def source(self, workload: N, config: Config) -> str:
-        """Return all kernels; the entries say which are instantiated."""
+        """Return all kernels; the entries select those that are instantiated."""
         return helpers("types", "reduce", "row_block", "norm", "norm_backward")
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
-        """Launch what goes by rows, perhaps what goes by columns, and what adds the parts up."""
+        """Launch the kernel that owns rows, then the one for columns if needed, then the final sum."""
         by_columns = (_columns(workload, config),) if config["sums"] == "apart" else ()
         return (_rows(workload, config), *by_columns, _finish(workload, config))
 
     def emulation_workload(self, workload: N, config: Config) -> N:
-        """Return rows for a second turn of two blocks, the last one cut; their length decides the rest."""
+        """Return rows for a second iteration of two blocks, the last of them partial."""
         return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)

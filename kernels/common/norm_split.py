@@ -1,7 +1,7 @@
-"""What variants of layernorm and rmsnorm are that share long rows among blocks: see norm_split.cuh.
+"""Forward variant of layernorm and rmsnorm for few long rows in CUDA C++ (norm_split.cuh).
 
-Where rows are fewer than a GPU has blocks at a time, each is cut into parts: one launch finds the moments of
-each part, and a second merges those of a row and normalises its parts.
+If a GPU can run more blocks at a time than there are rows, each row is split into parts. One launch computes
+the moments of each part. A second merges the moments of a row, and normalises its parts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ N = TypeVar("N", bound=Norm)
 LEAST_COLS = 2048
 """Shorter rows are not worth two launches."""
 ROWS_PER_SM = 4
-"""More rows than these keep each SM busy without being cut."""
+"""More rows keep each SM busy without a split."""
 
 
 def rows_are_few(parts: Any, workload: Norm, device: Device) -> Any:
-    """Blocks beyond eight for each SM are of no use."""
+    """More than eight blocks per SM are useless."""
     return workload.rows * (parts // 2) <= 8 * device.sm_count
 
 
@@ -40,13 +40,13 @@ SPACE = Space(
         Parameter("threads", (64, 128, 256, 512, 1024), "threads that share a part"),
         Parameter("parts", (2, 4, 8, 16, 32, 64, 128, 256, 512), "parts of a row"),
         Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight"),
+        Parameter("unroll", (1, 2, 4), "vectors that a thread has in flight"),
     ),
     (
         rows_are_few,
-        # Every row must begin at a multiple of an access.
+        # Every row must start at a multiple of an access.
         lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use.
+        # Threads without a vector are useless.
         lambda threads, parts, vector, unroll, workload: (
             (unroll * threads * vector) * parts < 2 * workload.cols
         ),
@@ -55,14 +55,14 @@ SPACE = Space(
 
 
 def _cut(workload: Norm, vector: Any, parts: Any) -> tuple[Any, Any]:
-    """Return the vectors of a part, and the parts that have any, for columns too."""
+    """Return the vectors of a part, and the number of parts that have any; the arguments may be columns."""
     vectors = workload.cols // vector
     chunk = ceil_div(vectors, parts)
     return chunk, ceil_div(vectors, chunk)
 
 
 class CudaSplitNorm(CudaVariant[N]):
-    """Serves long rows where they are few, of every type and prologue, forward."""
+    """Forward variant for few long rows of every type and prologue."""
 
     name = "cuda_split"
     space = SPACE
@@ -70,13 +70,13 @@ class CudaSplitNorm(CudaVariant[N]):
     def limits(self, workload: N, device: Device) -> str | None:
         """Refuse gradients, short rows and many rows."""
         if workload.is_backward:
-            return f"{self.key} does not compute gradients"
+            return f"{self.key} supports direction=forward only"
         if workload.cols < LEAST_COLS or workload.rows > ROWS_PER_SM * device.sm_count:
-            return f"{self.key} is for rows of {LEAST_COLS} elements or more, up to {ROWS_PER_SM} for each SM"
+            return f"{self.key} needs rows of {LEAST_COLS} or more elements, up to {ROWS_PER_SM} per SM"
         return None
 
     def default(self, workload: N, device: Device) -> Config:
-        """Return wide accesses, and as many parts as give each SM two blocks whose threads have work."""
+        """Return wide accesses, and as many parts as give each SM two blocks of busy threads."""
         vector = widest_vector(workload)
         usual = [
             {"threads": threads, "parts": parts, "vector": vector, "unroll": unroll}
@@ -88,7 +88,7 @@ class CudaSplitNorm(CudaVariant[N]):
         return SPACE.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and their elements."""
+        """Return the row of a block, and the elements of a part."""
         chunk, _ = _cut(workload, config["vector"], config["parts"])
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=1),
@@ -96,9 +96,9 @@ class CudaSplitNorm(CudaVariant[N]):
         )
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
-        """Count what blocks of both launches do of each element, in case two operations are done at once.
+        """Count the operations of both launches for an element, at two per instruction.
 
-        Of layernorm the sum, deviation and square, or the affine map; of rmsnorm the square alone, which is
+        For layernorm: sum, deviation and square, or the affine map. For rmsnorm: the square only, which is
         less than the two products of the second launch.
         """
         chunk, parts = _cut(workload, table["vector"], table["parts"])
@@ -112,9 +112,9 @@ class CudaSplitNorm(CudaVariant[N]):
             * np.where(parts * chunk * table["vector"] == workload.cols, parts, parts - 1),
             threads=table["threads"],
             fma=elements * ((1.5 if is_centred(workload) else 0.5) + 0.5 * added),
-            # What the first launch has brought may still be there when the second asks for it.
+            # The second launch may find in a cache what the first one loaded.
             fill_bytes=0.5 * tensors * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
-            # The first launch writes the sum, if there is one, and the second the result.
+            # The first launch writes the sum of inputs, if any, and the second the result.
             accesses=elements * (tensors + workload.has_residual) / table["vector"],
             chain_clocks=device.l2_latency,
             serial_launches=2,
@@ -126,7 +126,7 @@ class CudaSplitNorm(CudaVariant[N]):
         return (Tensor(name="moments", shape=(workload.rows * parts, 2), dtype="f32"),)
 
     def source(self, workload: N, config: Config) -> str:
-        """Return both kernels; the entries say how they are instantiated."""
+        """Return both kernels; the entries select the instantiations."""
         return helpers("types", "reduce", "row_block", "norm", "norm_split")
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
@@ -145,7 +145,7 @@ class CudaSplitNorm(CudaVariant[N]):
         )
 
     def emulation_workload(self, workload: N, config: Config) -> N:
-        """Return up to two rows whose parts have a batch of vectors a thread, all but the last one more."""
+        """Return up to two rows, whose parts have a batch of vectors per thread or one more."""
         batches = config["parts"] * config["threads"] * config["unroll"]
         cols = max(LEAST_COLS, (batches + config["parts"] - 1) * config["vector"])
         return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, cols))

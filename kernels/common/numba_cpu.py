@@ -1,11 +1,11 @@
-"""What Numba lacks on the CPU: half-precision arrays, bare addresses, and functions that vectorise.
+"""Extensions of Numba on the CPU: half-precision arrays, raw addresses and functions that vectorise.
 
-f16 and bf16 arrays arrive as uint16 (see `NumbaCpuVariant`); `load` and `store` convert to and from f32,
-rounding to nearest even, and are inlined and vectorised.
+f16 and bf16 arrays are passed as uint16 (see `NumbaCpuVariant`). `load` and `store` convert to and from f32,
+rounding to nearest even; they are inlined and vectorised.
 
-Below a kernel's parallel loop arrays are bare addresses, indexed flat, and innermost loops are functions of
-their own: reference counts, shapes and negative indices of arrays keep LLVM from vectorising a loop that
-writes one array while it reads another, and cost much of the compile time.
+Within a kernel's parallel loop, arrays are raw addresses with flat indices, and innermost loops are separate
+functions. Reference counts, shapes and negative indices of arrays would keep LLVM from vectorising a loop
+that writes one array and reads another, and take much of the compile time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["address", "exp2", "exponential", "inlined", "jitted", "load", "rank"
 
 @functools.cache
 def load(dtype: DType) -> Callable[..., Any]:
-    """Return a jitted function that turns one stored element into f32."""
+    """Return the jitted function that converts a stored element to f32."""
     import numpy as np
 
     if dtype == "f16":
@@ -44,7 +44,7 @@ def load(dtype: DType) -> Callable[..., Any]:
 
 @functools.cache
 def store(dtype: DType) -> Callable[..., Any]:
-    """Return a jitted function that rounds an f32 to one stored element."""
+    """Return the jitted function that rounds an f32 to a stored element."""
     import numpy as np
 
     if dtype == "f16":
@@ -68,10 +68,13 @@ def store(dtype: DType) -> Callable[..., Any]:
 
 
 def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator for functions that only jitted code calls: without entries for Python and C.
+    """Return the decorator of functions that only jitted code calls; they have no entries for Python and C.
 
-    Each entry costs as much compile time as a small function, and LLVM takes twice as long over a nest of
-    loops that comes to it in one piece.
+    Each entry takes as much compile time as a small function. LLVM takes twice as long for a loop nest in one
+    function than for one split into several.
+
+    Args:
+        fastmath: LLVM fast-math flags.
     """
     import numba
 
@@ -82,7 +85,7 @@ def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., An
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that becomes part of its only caller: it costs no optimisation of its own."""
+    """Decorate a function that is inlined into its callers, and not optimised separately."""
     import numba
 
     made: Callable[..., Any] = numba.njit(inline="always")(function)
@@ -91,7 +94,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def address() -> Callable[[Any], Any]:
-    """Return the intrinsic that gives the address of an array's first element; the caller keeps the array."""
+    """Return the intrinsic for the address of an array's first element; the caller keeps the array alive."""
     from numba import types
     from numba.extending import intrinsic
 
@@ -107,10 +110,10 @@ def address() -> Callable[[Any], Any]:
 
 @functools.cache
 def exp2() -> Callable[..., Any]:
-    """Return a jitted function for 2**t of an f32 of at most 127; results below 2**-126 become 0, NaN stays.
+    """Return the jitted function 2**t for f32 t up to 127; results below 2**-126 become 0, NaN is kept.
 
-    t is split into the nearest whole number, which becomes the exponent, and a rest in [-1/2, 1/2], whose
-    power is a polynomial of degree 6: its relative error is below 1.2e-7, two roundings of an f32.
+    t is split into the nearest integer, which becomes the exponent, and a remainder in [-1/2, 1/2], whose
+    power is a polynomial of degree 6. Its relative error is below 1.2e-7, two roundings of f32.
 
     Source: Taylor coefficients ln(2)**k / k!; the first one left out, ln(2)**7 / 7! / 2**7, bounds the error.
     """
@@ -134,7 +137,11 @@ def exp2() -> Callable[..., Any]:
 
 
 def exponential(form: str) -> tuple[Callable[..., Any], Any]:
-    """Return an exponential function (`poly` or `libm`), and what its argument is multiplied by."""
+    """Return an exponential function, and the factor that its argument must be multiplied by.
+
+    Args:
+        form: ``poly`` or ``libm``.
+    """
     import numpy as np
 
     return (exp2(), np.float32(np.log2(np.e))) if form == "poly" else (np.exp, np.float32(1))
@@ -142,10 +149,11 @@ def exponential(form: str) -> tuple[Callable[..., Any], Any]:
 
 @functools.cache
 def rank() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return inlined functions from an f32 to an int32 that is ordered alike, and back.
+    """Return inlined functions from f32 to an int32 of the same order, and back.
 
-    LLVM vectorises the maximum of integers; that of floats only under a promise that no NaN occurs.
-    Source: IEEE 754 orders magnitudes as integers; all but the sign of negative ones is inverted.
+    LLVM vectorises the maximum of integers, but that of floats only if NaN is excluded.
+
+    Source: IEEE 754: magnitudes are ordered as integers; negative values need all bits but the sign inverted.
     """
     import numpy as np
 
@@ -167,7 +175,7 @@ def rank() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _convert(direction: str) -> Callable[..., Any]:
-    """Return an intrinsic that converts between uint16 bits of f16 and f32 by one instruction."""
+    """Return an intrinsic that converts between f32 and the uint16 bits of f16 by one instruction."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic

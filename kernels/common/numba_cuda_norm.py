@@ -1,6 +1,6 @@
-"""layernorm and rmsnorm in Numba-CUDA, forward: what both share besides what kernels of rows do.
+"""Forward kernel of layernorm and rmsnorm in Numba-CUDA.
 
-What is normalised may be a sum, which is made again in each pass: the one that is written is rounded.
+The normalised value may be a sum of inputs. Each pass computes it again, since the stored sum is rounded.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tunebench.kernels.common.numba_cuda_rows import row_reduction
 from tunebench.variant import Argument
 from tunebench.workloads.operators._norm import Norm
 
@@ -15,7 +16,7 @@ __all__ = ["arguments", "kernel"]
 
 
 def arguments(workload: Norm) -> tuple[Argument, ...]:
-    """Return what the kernel takes; another tensor of its rank stands for what there is not."""
+    """Return the arguments of the kernel; another tensor of its rank replaces a missing one."""
     there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
     others = {"beta": "gamma", "bias": "gamma", "residual": "x", "z": "x", "mean": "gamma", "rstd": "gamma"}
     names = ("x", "gamma", "beta", "bias", "residual", "y", "z", "mean", "rstd")
@@ -23,12 +24,20 @@ def arguments(workload: Norm) -> tuple[Argument, ...]:
 
 
 def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..., None]:  # noqa: C901 - may call nothing
-    """Return the kernel that takes `arguments`; `online`: mean and variance are found together."""
+    """Return the kernel that takes `arguments`.
+
+    Args:
+        workload: The workload.
+        threads: Threads that share a row.
+        rows: Rows of a block.
+        online: Whether one pass computes both mean and variance.
+    """
     import math
 
     import numpy as np
     from numba import cuda, float32
 
+    total_of = row_reduction(threads)
     centred, stats = "mean" in workload.statistics, workload.stats
     has_bias, has_residual = workload.has_bias, workload.has_residual
     zero, one, eps = np.float32(0), np.float32(1), np.float32(workload.eps)
@@ -39,7 +48,7 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
         shared = cuda.shared.array((rows, threads), float32)
         t, r = cuda.threadIdx.x, cuda.threadIdx.y
         i = cuda.blockIdx.x * rows + r
-        # A missing row has no columns; its threads still come to every barrier.
+        # A row beyond the end has no columns; its threads still reach every barrier.
         cols = x.shape[1] if i < x.shape[0] else 0
         seen, total, squares, mine, mean = zero, zero, zero, zero, zero
         for j in range(t, cols, threads):
@@ -60,15 +69,7 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
                 total += value
 
         if centred:
-            shared[r, t] = seen * mine if online else total
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] += shared[r, t + half]
-                cuda.syncthreads()
-                half //= 2
-            mean = shared[r, 0] / np.float32(x.shape[1])
+            mean = total_of(shared, r, t, seen * mine if online else total) / np.float32(x.shape[1])
             cuda.syncthreads()
             if online:
                 squares += seen * (mine - mean) * (mine - mean)
@@ -81,15 +82,8 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
                         value += np.float32(residual[i, j])
                     squares += (value - mean) * (value - mean)
 
-        shared[r, t] = squares
-        cuda.syncthreads()
-        half = threads // 2
-        while half > 0:
-            if t < half:
-                shared[r, t] += shared[r, t + half]
-            cuda.syncthreads()
-            half //= 2
-        rstd = one / np.float32(math.sqrt(shared[r, 0] / np.float32(x.shape[1]) + eps))
+        squares = total_of(shared, r, t, squares)
+        rstd = one / np.float32(math.sqrt(squares / np.float32(x.shape[1]) + eps))
         if stats and t == 0 and cols > 0:
             rstd_of[i] = rstd
             if centred:

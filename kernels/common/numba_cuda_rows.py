@@ -1,11 +1,14 @@
-"""Kernels of rows in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Row kernels in Numba-CUDA: the threads along x of a block share a row and reduce through shared memory.
 
-Variants derive from `NumbaCudaRows` and write the kernel, and what an element of a row costs.
+Variants derive from `NumbaCudaRows`, and define the kernel and the cost of an element. `block_reduction` is
+the tree reduction of all Numba-CUDA kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from tunebench._lazy import np
@@ -15,7 +18,15 @@ from tunebench.space import Config, Constraint, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workload import Workload
 
-__all__ = ["CONSTRAINTS", "PARAMETERS", "NumbaCudaRows", "row_costs"]
+__all__ = [
+    "CONSTRAINTS",
+    "PARAMETERS",
+    "NumbaCudaRows",
+    "block_reduction",
+    "device_function",
+    "row_costs",
+    "row_reduction",
+]
 
 R = TypeVar("R", bound=Workload)
 
@@ -25,17 +36,17 @@ PARAMETERS = (
 )
 CONSTRAINTS: tuple[Constraint, ...] = (
     lambda threads, rows: (threads * rows >= 32) & (threads * rows <= 1024),
-    # Threads without an element are of no use.
+    # Threads without an element are useless.
     lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
 )
 
 
 class NumbaCudaRows(NumbaCudaVariant[R]):
-    """A variant for matrices (rows, cols) in f32 and f16, of which a block takes some rows.
+    """A variant for matrices (rows, cols) of f32 and f16, whose blocks have several rows.
 
     Attributes:
-        backward: Whether it computes gradients; it does one or the other.
-        more: Values of the default for parameters besides `PARAMETERS`.
+        backward: Whether the variant computes gradients; it supports one direction only.
+        more: Default values of parameters that `PARAMETERS` does not contain.
     """
 
     space = Space(PARAMETERS, CONSTRAINTS)
@@ -43,20 +54,20 @@ class NumbaCudaRows(NumbaCudaVariant[R]):
     more: ClassVar[dict[str, Any]] = {}
 
     def limits(self, workload: Any, device: Device) -> str | None:
-        """Refuse the other direction, and bf16, which Numba-CUDA converts by functions of a driver's."""
+        """Refuse the other direction, and bf16, whose conversions only a driver can link."""
         if workload.is_backward != self.backward:
-            return f"{self.key} does direction={'backward' if self.backward else 'forward'} only"
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
+            return f"{self.key} supports direction={'backward' if self.backward else 'forward'} only"
+        return f"{self.key} does not support bf16" if workload.dtype == "bf16" else None
 
     def default(self, workload: Any, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
+        """Return up to 256 threads for a row, and blocks of at least 128."""
         threads = next((t for t in (8, 16, 32, 64, 128) if workload.cols <= 4 * t), 256)
         while threads > 8 and threads >= 2 * workload.cols:
             threads //= 2
         return Config({"threads": threads, "rows": max(1, 128 // threads), **self.more})
 
     def tiles(self, workload: Any, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
             Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
@@ -68,7 +79,7 @@ class NumbaCudaRows(NumbaCudaVariant[R]):
         return (Launch(grid=grid, block=(config["threads"], config["rows"], 1), arguments=arguments),)
 
     def emulation_workload(self, workload: Any, config: Config) -> Any:
-        """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
+        """Return a full and a partial block; rows have up to three elements per thread and one more."""
         rows, cols = config["rows"] + 1, 3 * config["threads"] + 1
         return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
 
@@ -84,23 +95,21 @@ def row_costs(
     sums: int = 1,
     reductions: int = 1,
 ) -> Costs:
-    """Return what any such kernel must do.
-
-    Exponentials and roots are the compiler's choice of instructions and count as none.
+    """Return the costs of a row kernel, without exponentials and roots: the compiler chooses their instructions.
 
     Args:
-        workload: The matrix.
+        workload: The workload.
         table: Configurations.
-        device: Whose latencies hold.
-        row_tensors: Inputs of which every element is read by one block alone.
-        fma: Multiply-adds an element.
-        accesses: Loads and stores an element.
-        sums: Reductions of which a thread adds up its elements one after the other.
-        reductions: Reductions over a row, one after the other.
+        device: The device, for its latencies.
+        row_tensors: Inputs whose elements are each read by one block only.
+        fma: Multiply-adds of an element.
+        accesses: Loads and stores of an element.
+        sums: Reductions in which a thread adds its elements sequentially.
+        reductions: Sequential reductions over a row.
     """
     rows, threads = table["rows"], table["threads"]
     elements = rows * float(workload.cols)
-    # A short row may have come to L1 with its neighbour's.
+    # Another row may have brought a short row to L1.
     far = workload.cols * itemsize(workload.dtype) > 64
     return Costs(
         blocks=workload.rows / rows,
@@ -110,9 +119,83 @@ def row_costs(
         fma=fma * elements,
         fill_bytes=row_tensors * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
         accesses=accesses * elements,
-        # From L2, where nobody else reads the row; a thread's sums, an element after the other; then from
-        # what threads leave each other.
+        # A row comes from L2, since no other block reads it. Then a thread adds its elements sequentially,
+        # and the threads exchange their sums.
         chain_clocks=(device.l2_latency if far else device.l1_latency)
         + sums * (ceil_div(workload.cols, threads) - 1) * device.fma_latency
         + reductions * device.smem_latency,
     )
+
+
+# -- reductions in shared memory -----------------------------------------------------------------------------
+
+cuda: Any = None  # `device_function` replaces it by the module `numba.cuda`
+
+
+def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that kernels call.
+
+    It is inlined before types are inferred, since the compilation of a separate device function asks the
+    driver for the architecture. `cuda` is a global of the function: the simulator replaces globals only.
+    """
+    from numba import cuda
+
+    scope = {**function.__globals__, "cuda": cuda}
+    copied = types.FunctionType(function.__code__, scope, function.__name__, None, function.__closure__)
+    made: Callable[..., Any] = cuda.jit(device=True, inline="always")(copied)
+    return made
+
+
+def block_reduction(threads: int, join: Callable[..., None]) -> Callable[..., None]:
+    """Return the device function `(met, line, t)` that reduces the values of `threads` threads.
+
+    The thread with index 0 holds the result. All threads of the block must call the function, because it
+    contains barriers: the first precedes all reads, the last follows all writes.
+
+    Args:
+        threads: Threads that share a result, a power of two.
+        join: Device function `(met, line, t, other)` that adds the value of thread `other` to that of `t`;
+            `met` is the shared array.
+    """
+
+    @device_function
+    def reduce(met: Any, line: int, t: int) -> None:
+        cuda.syncthreads()
+        half = threads // 2
+        while half > 0:
+            if t < half:
+                join(met, line, t, t + half)
+            cuda.syncthreads()
+            half //= 2
+
+    return reduce
+
+
+def row_reduction(threads: int, operation: str = "sum") -> Callable[..., Any]:
+    """Return the device function `(met, line, t, value)` for the sum or the maximum of a row's values.
+
+    `met` is a shared array (rows, threads). A kernel must call `cuda.syncthreads()` before it uses the array
+    again.
+
+    Args:
+        threads: Threads that share a row, a power of two.
+        operation: ``sum`` or ``max``.
+    """
+
+    @device_function
+    def add(met: Any, line: int, t: int, other: int) -> None:
+        met[line, t] += met[line, other]
+
+    @device_function
+    def greater(met: Any, line: int, t: int, other: int) -> None:
+        met[line, t] = max(met[line, t], met[line, other])
+
+    reduce = block_reduction(threads, greater if operation == "max" else add)
+
+    @device_function
+    def total(met: Any, line: int, t: int, value: Any) -> Any:
+        met[line, t] = value
+        reduce(met, line, t)
+        return met[line, 0]
+
+    return total

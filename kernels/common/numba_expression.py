@@ -1,4 +1,7 @@
-"""Expressions for Numba, in f32; their functions on the CPU by polynomials, which vectorise, or by libm."""
+"""Expressions as Numba code in f32: operations, functions, and operands of generated kernels.
+
+On the CPU, functions are polynomials, which vectorise, or calls of libm.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tunebench.dtype import DType
 from tunebench.expression import parse, steps
-from tunebench.kernels.common.expression import CodePrinter, compiled
-from tunebench.kernels.common.numba_cpu import exp2, inlined
+from tunebench.kernels.common.expression import CodePrinter, compiled, operands, variable
+from tunebench.kernels.common.numba_cpu import address, exp2, inlined, load, store
 from tunebench.kernels.common.numba_epilogue import activation as named
 from tunebench.kernels.common.numba_epilogue import erf
 from tunebench.workloads.operators._activation import STEPS
@@ -20,6 +24,12 @@ __all__ = [
     "TWO_FORMS",
     "by_libm",
     "by_polynomials",
+    "cpu_elements",
+    "cpu_parameters",
+    "cpu_scope",
+    "cuda_array",
+    "cuda_load",
+    "cuda_parameters",
     "has_two_forms",
     "in_cuda",
     "on_cpu",
@@ -28,7 +38,7 @@ __all__ = [
 Functions = dict[str, Callable[..., Any]]
 
 TWO_FORMS = ("erf", "exp", "gelu", "log", "sigmoid", "silu", "tanh")
-"""Functions that may be polynomials or calls."""
+"""Functions that have a polynomial and a libm form."""
 
 _ALIKE = {
     "neg": "-{0}",
@@ -40,14 +50,14 @@ _ALIKE = {
     "step": "(f32(1) if {0} > f32(0) else f32(0))",
     "square": "{0} * {0}",
 }
-"""What is spelled alike for processors and for GPUs."""
+"""Operations with the same text for CPUs and GPUs."""
 
 PRINTER = CodePrinter(
     assign="        {0} = {1}",
     number="f32({0})",
     operations={
         **_ALIKE,
-        # Written so that a NaN stays one, and comparisons become selections.
+        # These keep NaN, and LLVM turns the comparisons into selections.
         "max": "{1} if {0} < {1} else {0}",
         "min": "{1} if {1} < {0} else {0}",
         "relu": "f32(0) if {0} < f32(0) else {0}",
@@ -75,12 +85,12 @@ NUMBA_CUDA_PRINTER = CodePrinter(
 
 
 def has_two_forms(workload: ExpressionWorkload) -> bool:
-    """Tell whether an expression has one of `TWO_FORMS`."""
+    """Return whether the expression of a workload contains one of `TWO_FORMS`."""
     return any(step.operation in TWO_FORMS for step in steps(workload.tree))
 
 
 def by_libm() -> Functions:
-    """Return the functions that have two forms, by one call of the C library an element."""
+    """Return the libm form of `TWO_FORMS`: one call of the C library per element."""
     import numpy as np
 
     one, half, root = np.float32(1), np.float32(0.5), np.float32(math.sqrt(0.5))
@@ -125,7 +135,7 @@ def by_libm() -> Functions:
 
 
 def by_polynomials() -> Functions:
-    """Return the same functions, with exponentials as powers of two (see `numba_cpu.exp2`)."""
+    """Return the polynomial form of `TWO_FORMS`; exponentials are powers of two (see `numba_cpu.exp2`)."""
     import numpy as np
 
     power, log2_e = exp2(), np.float32(math.log2(math.e))
@@ -134,7 +144,7 @@ def by_polynomials() -> Functions:
     @inlined
     def exp(x: Any) -> Any:
         t = x * log2_e
-        # One less, and twice the power: 2**127.5 is a number, and 2**129 is infinite, as it must be.
+        # An exponent less by one, then twice the power: 2**127.5 is finite, and 2**129 must be infinite.
         return power((highest if t > highest else t) - one) * two
 
     return {
@@ -147,10 +157,11 @@ def by_polynomials() -> Functions:
 
 
 def _log() -> Callable[..., Any]:
-    """Return log: x is 2**e m, m around 1, and log m = 2 artanh s, s = (m - 1) / (m + 1), by its series.
+    """Return log by the series of 2 artanh.
 
-    The first term left out is 3e-9 of the result, |s| being at most 0.1716. ln 2 is split, so that e times
-    its first part is exact.
+    With x = 2**e m and m around 1, log m = 2 artanh s for s = (m - 1) / (m + 1). The first term that is left
+    out is 3e-9 of the result, since |s| is at most 0.1716. ln 2 is split so that e times its first part is
+    exact.
     """
     import numpy as np
 
@@ -169,7 +180,7 @@ def _log() -> Callable[..., Any]:
         t = s * s
         k = np.float32(e) - (np.float32(23) if tiny else zero)
         series = two * s + s * t * (c3 + t * (c5 + t * (c7 + t * c9)))
-        # Of 0 it is minus infinity; NaN of NaN and of what is negative.
+        # log 0 is minus infinity; NaN and negative arguments give NaN.
         outside = -infinite if x == zero else (x if x > zero else np.float32(np.nan))
         return k * high + (k * low + series) if zero < x < infinite else outside
 
@@ -177,9 +188,9 @@ def _log() -> Callable[..., Any]:
 
 
 def _tanh() -> Callable[..., Any]:
-    """Return tanh: its Taylor series up to 0.5, where the other form cancels; beyond, by an exponential.
+    """Return tanh by its Taylor series up to 0.5, where the exponential form cancels, and by that form above.
 
-    The first term left out is 1e-8 of the result at 0.5.
+    The first term that is left out is 1e-8 of the result at 0.5.
     """
     import numpy as np
 
@@ -203,7 +214,7 @@ def _tanh() -> Callable[..., Any]:
 
 
 def on_cpu(activation: str) -> Callable[[Any], Any]:
-    """Return the inlined function of an f32 on the CPU that has this name, or is this expression in x."""
+    """Return the inlined f32 function of a named activation, or of an expression in x, for the CPU."""
     import numpy as np
 
     if activation in STEPS:
@@ -212,7 +223,7 @@ def on_cpu(activation: str) -> Callable[[Any], Any]:
 
 
 def in_cuda(expression: str) -> Callable[[Any], Any]:
-    """Return the same for kernels of Numba-CUDA: inlined before they are compiled: no driver is asked."""
+    """Return the inlined f32 function of an expression in x for Numba-CUDA; compiling it needs no driver."""
     return _function(expression, NUMBA_CUDA_PRINTER, {"math": math})
 
 
@@ -223,3 +234,75 @@ def _function(expression: str, spelling: CodePrinter, scope: dict[str, Any]) -> 
     lines = [f"    {line.strip()}" for line in (*assignments, f"return f32({result})")]
     source = "\n".join(["def activation(in_x):", *lines, ""])
     return inlined(compiled(source, "activation", {"__name__": __name__, "f32": np.float32, **scope}))
+
+
+# -- operands of generated kernels ---------------------------------------------------------------------------
+
+
+def cpu_parameters(workload: ExpressionWorkload, *, over_rows: bool = False) -> tuple[str, str]:
+    """Return the parameters of a CPU loop, and the arguments that its kernel passes.
+
+    Arrays are passed as addresses, named ``<variable>_at``. An input that is constant over a row is passed as
+    the f32 value of row ``i``.
+
+    Args:
+        workload: The workload whose expression the loop computes.
+        over_rows: Whether the loop processes several rows, and takes addresses of such inputs instead.
+    """
+    addresses = [*workload.whole_names, *workload.vector_names, *(workload.column_names if over_rows else ())]
+    passed = {name: f"address_of({variable(name)})" for name in addresses}
+    if not over_rows:
+        passed |= {name: f"read(address_of({variable(name)})[i])" for name in workload.column_names}
+    return operands(workload, {name: f"{variable(name)}_at" for name in addresses}), operands(
+        workload, passed
+    )
+
+
+def cpu_elements(workload: ExpressionWorkload, row: str = "") -> dict[str, str]:
+    """Return the text by which a CPU loop reads element j of each matrix and vector as f32, by input name.
+
+    Args:
+        workload: The workload whose expression the loop computes.
+        row: Text of the offset from the row at ``begin``, such as ``2 * cols + ``.
+    """
+    elements = {name: f"read({variable(name)}_at[begin + {row}j])" for name in workload.whole_names}
+    # The text names the type, so that the revision depends on it.
+    read = "read" if workload.vector_type == workload.dtype else f"read_{workload.vector_type}"
+    return elements | {n: f"{read}({variable(n)}_at[column + j])" for n in workload.vector_names}
+
+
+def cpu_scope(workload: ExpressionWorkload, out: DType, functions: str) -> dict[str, Any]:
+    """Return the globals of generated CPU kernels: conversions, `address_of` and functions.
+
+    Args:
+        workload: The workload whose inputs are read.
+        out: Type of the result.
+        functions: ``poly`` or ``libm``, the form of `TWO_FORMS`.
+    """
+    import numba
+    import numpy as np
+
+    scope: dict[str, Any] = {"__name__": __name__, "numba": numba, "np": np, "f32": np.float32}
+    scope |= {"read": load(workload.dtype), "write": store(out)}
+    scope[f"read_{workload.vector_type}"] = load(workload.vector_type)
+    return scope | {"address_of": address(), **(by_libm() if functions == "libm" else by_polynomials())}
+
+
+def cuda_array(name: str) -> str:
+    """Return the name of an array parameter of a Numba-CUDA kernel."""
+    return f"all_{name}"
+
+
+def cuda_parameters(workload: ExpressionWorkload) -> str:
+    """Return the parameters of a Numba-CUDA kernel for the inputs: arrays and scalars."""
+    return operands(workload, {t.name: cuda_array(t.name) for t in workload.inputs() if t.shape})
+
+
+def cuda_load(name: str, index: str) -> str:
+    """Return the assignment that loads an element of an input as f32.
+
+    Args:
+        name: Name of the input.
+        index: Text of the index.
+    """
+    return f"{variable(name)} = f32({cuda_array(name)}[{index}])"

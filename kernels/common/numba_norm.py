@@ -1,9 +1,9 @@
-"""Rows of layernorm and rmsnorm on the CPU: what their Numba variants share, forward and backward.
+"""Layernorm and rmsnorm in Numba on the CPU, forward and backward.
 
-Forward, a row is read for its statistics, by chunks that stay in the first cache, and again for its result.
-What is normalised may be a sum, which is written by the way. Later passes read the sum that is written, if it
-is f32; where it is rounded, and the row is not kept in f32, they make it again. Each innermost loop writes
-few arrays, so that LLVM's checks of what overlaps stay within limits.
+Forward, a row is read for its statistics, in chunks that stay in the first cache, and again for its result.
+The normalised value may be a sum of inputs, which is an output too. Later passes read the stored sum if it is
+f32. If it is rounded, and the row is not kept in f32, they compute it again. Each innermost loop writes few
+arrays, since LLVM vectorises only loops with few overlap checks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any, ClassVar, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
-from tunebench.space import Config, Constraint, Parameter, Space, Table
+from tunebench.kernels.common.numba_cpu_rows import (
+    CHUNK,
+    CONSTRAINTS,
+    ROW_BLOCK,
+    default_chunk,
+    default_row_block,
+    row_kernel,
+)
+from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
@@ -37,21 +45,20 @@ Statistics = Callable[[Norm, Config, Fastmath], Callable[..., Any]]
 N = TypeVar("N", bound=Norm)
 
 PARAMETERS = (
-    Parameter("keep", (0, 1), "1: a row is converted to f32 once and kept; 0: it is read again"),
-    Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
-    Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows a thread takes at a time"),
+    Parameter("keep", (0, 1), "1: keep the row in f32; 0: read it again"),
+    *(CHUNK, ROW_BLOCK),
 )
-CONSTRAINTS: tuple[Constraint, ...] = (
-    lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
-    lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
-)
+
+
+FORWARD_ARRAYS = ("x", "gamma", "beta", "bias", "residual", "y", "z", "mean", "rstd")
+"""Parameters of the forward kernel: inputs, then outputs."""
 
 
 class NumbaCpuForwardNorm(NumbaCpuVariant[N]):
-    """Serves every size, type and prologue, forward; `statistics` says how those of a row are found.
+    """Forward variant for every size, type and prologue; `statistics` selects the algorithm.
 
     Attributes:
-        more: Values of the default for parameters besides `PARAMETERS`.
+        more: Default values of parameters that `PARAMETERS` does not contain.
     """
 
     name = "numba_cpu"
@@ -60,67 +67,42 @@ class NumbaCpuForwardNorm(NumbaCpuVariant[N]):
 
     @abstractmethod
     def statistics(self, config: Config) -> Statistics:
-        """Return one of the functions of this module that find mean and squared deviations of a row."""
+        """Return a function of this module that computes the mean and the squared deviations of a row."""
 
     def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does not compute gradients" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: N, device: Device) -> Config:
-        """Return chunks of 1 KiB in f32, which are still in the first cache."""
-        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
-        row_block = max(b for b in (1, 2, 4, 8, 16) if b == 1 or b * 2 <= workload.rows)
+        """Return chunks of 1 KiB in f32, which stay in the first cache."""
+        chunk, row_block = default_chunk(workload), default_row_block(workload, most=16)
         return Config({**self.more, "keep": 0, "chunk": chunk, "row_block": row_block})
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
-        """Count what is least of each element.
+        """Count the least work of an element.
 
-        Of layernorm a sum, a deviation with its square, and a multiply-add for gamma and beta; of rmsnorm a
-        square and two products.
+        For layernorm that is a sum, a deviation with its square, and a multiply-add for gamma and beta. For
+        rmsnorm it is a square and two products.
         """
         elements = float(workload.rows * workload.cols)
         return Costs(blocks=1, full_blocks=0, threads=1, fma=3 * elements)
 
     def arguments(self, workload: N, config: Config) -> tuple[Argument, ...]:
-        """Pass x or y in place of a tensor that there is not; it is not touched."""
+        """Pass x or y in place of a missing tensor; the kernel does not access it."""
         there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-        inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
-        return (*inputs, *(name if name in there else "y" for name in ("y", "z", "mean", "rstd")))
+        others = {name: "x" if i < 5 else "y" for i, name in enumerate(FORWARD_ARRAYS)}
+        return tuple(name if name in there else others[name] for name in FORWARD_ARRAYS)
 
     def kernel(self, workload: N, config: Config) -> Callable[..., None]:
-        """Return the kernel for this type and prologue."""
-        return _forward_kernel(workload, config, self.fastmath, self.statistics(config))
-
-
-def _forward_kernel(
-    workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
-) -> Callable[..., None]:
-    """Return the kernel that takes the arguments of `NumbaCpuForwardNorm`."""
-    import numba
-    import numpy as np
-
-    row, address_of = _forward_row(workload, config, fastmath, statistics), address()
-    row_block = config["row_block"]
-
-    def norm(
-        x: Any, gamma: Any, beta: Any, bias: Any, residual: Any, y: Any, z: Any, mean: Any, rstd: Any
-    ) -> None:
-        rows, cols = x.shape
-        for block in numba.prange((rows + row_block - 1) // row_block):
-            kept = np.empty(cols, np.float32)
-            for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                parts = address_of(x), address_of(bias), address_of(residual)
-                weights = address_of(gamma), address_of(beta)
-                results = address_of(y), address_of(z), address_of(mean), address_of(rstd)
-                row(parts, weights, results, i, cols, address_of(kept))
-
-    return norm
+        """Return the kernel for the workload's type and prologue."""
+        row = _forward_row(workload, config, self.fastmath, self.statistics(config))
+        return row_kernel(FORWARD_ARRAYS, row, config["row_block"])
 
 
 def _forward_row(
     workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
 ) -> Callable[..., None]:
-    """Return what computes row i of `cols` elements; `kept` has room for as many f32."""
+    """Return the function that computes a row (see `row_kernel`)."""
     import numpy as np
 
     read, write = load(workload.dtype), store(workload.dtype)
@@ -130,9 +112,9 @@ def _forward_row(
 
     @jitted(fastmath)
     def normalise(
-        parts: Any, weights: Any, y: Any, z: Any, begin: int, cols: int, kept: Any, mean: Any, rstd: Any
+        parts: Any, weights: Any, outputs: Any, begin: int, cols: int, kept: Any, moments: Any
     ) -> None:
-        gamma, beta = weights
+        (gamma, beta), (y, z), (mean, rstd) = weights, outputs, moments
         for j in range(cols):
             value = again(parts, z, begin, kept, j)
             if centred:
@@ -141,8 +123,9 @@ def _forward_row(
                 y[begin + j] = write(value * rstd * read(gamma[j]))
 
     @jitted(fastmath)
-    def row(parts: Any, weights: Any, results: Any, i: int, cols: int, kept: Any) -> None:
-        y, z, mean_of, rstd_of = results
+    def row(tensors: Any, i: int, cols: int, kept: Any) -> None:
+        x, gamma, beta, bias, residual, y, z, mean_of, rstd_of = tensors
+        parts = x, bias, residual
         begin = i * cols
         mean, squared = moments(parts, z, begin, cols, kept)
         rstd = one / np.sqrt(squared / np.float32(cols) + eps)
@@ -150,16 +133,16 @@ def _forward_row(
             mean_of[i] = mean
         if stats:
             rstd_of[i] = rstd
-        normalise(parts, weights, y, z, begin, cols, kept, mean, rstd)
+        normalise(parts, (gamma, beta), (y, z), begin, cols, kept, (mean, rstd))
 
     return row
 
 
-# -- statistics: (mean, sum of squared deviations from it) of a row, whose sum is written by the way
+# -- statistics of a row: mean and sum of squared deviations; the sum of inputs is stored on the way
 
 
 def _summed(workload: Norm) -> Callable[..., Any]:
-    """Return what makes element j of the row at `begin`, in f32."""
+    """Return the function that computes element j of the row at `begin`, in f32."""
     read, has_bias, has_residual = load(workload.dtype), workload.has_bias, workload.has_residual
 
     @inlined
@@ -176,7 +159,7 @@ def _summed(workload: Norm) -> Callable[..., Any]:
 
 
 def _taken(workload: Norm, config: Config) -> Callable[..., Any]:
-    """Return what makes an element for the first time, and stores what is kept of it."""
+    """Return the function that computes an element, and stores it if a later pass needs it."""
     part, write, keep = _summed(workload), store(workload.dtype), config["keep"] == 1
     has_residual = workload.has_residual
 
@@ -193,7 +176,7 @@ def _taken(workload: Norm, config: Config) -> Callable[..., Any]:
 
 
 def _again(workload: Norm, config: Config) -> Callable[..., Any]:
-    """Return what has an element once more: as it was kept, as it was written, or made again."""
+    """Return the function that returns an element in a later pass: kept, stored, or computed again."""
     part, keep = _summed(workload), config["keep"] == 1
     written = workload.has_residual and workload.dtype == "f32"
 
@@ -211,7 +194,7 @@ def _again(workload: Norm, config: Config) -> Callable[..., Any]:
 
 
 def _first(workload: Norm, config: Config, fastmath: Fastmath, square: bool) -> Callable[..., Any]:
-    """Return what sums `count` elements, or their squares, and stores what is kept of them."""
+    """Return the function that sums `count` elements, or their squares, in the first pass."""
     import numpy as np
 
     taken, zero = _taken(workload, config), np.float32(0)
@@ -228,7 +211,7 @@ def _first(workload: Norm, config: Config, fastmath: Fastmath, square: bool) -> 
 
 
 def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return what sums the squares of a row, whose mean is taken to be 0."""
+    """Return the function that sums the squares of a row; its mean counts as 0."""
     import numpy as np
 
     first, chunk, zero = _first(workload, config, fastmath, square=True), config["chunk"], np.float32(0)
@@ -244,7 +227,7 @@ def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[...,
 
 
 def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return what finds the mean of a row, then its sum of squared deviations."""
+    """Return the function that computes the mean of a row, then its sum of squared deviations."""
     import numpy as np
 
     first, again = _first(workload, config, fastmath, square=False), _again(workload, config)
@@ -272,15 +255,16 @@ def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[...
 
 
 LEADING = 8
-"""The mean of one in so many elements of a chunk serves for the first, where there is no other yet."""
+"""A chunk has this many times the elements whose mean serves as the first estimate."""
 
 
 def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return what merges means and sums of squared deviations of a row's chunks, each read once.
+    """Return the function that merges the means and squared deviations of a row's chunks, reading each once.
 
-    Both of a chunk are found about the mean of what came before it. Where that is far from the chunk's own,
-    digits of the chunk's squares cancel, but what the distance adds to those of the row is as large. Of the
-    first chunk, the squares about that of its leading part are no more than `LEADING` + 1 times its own.
+    The statistics of a chunk are computed relative to the mean of the elements before it. If that mean is far
+    from the chunk's, digits of the chunk's squares cancel, but the distance contributes as much to the
+    squares of the row. For the first chunk, the squares relative to the mean of its leading part are at most
+    `LEADING` + 1 times its own.
     """
     import numpy as np
 
@@ -307,7 +291,7 @@ def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., 
             total, about = moments_about(parts, z, begin, kept, start, terms, mean)
             share, shift = count / (seen + count), total / count
             own = about - total * shift
-            # Of elements that are all alike rounding may leave less than nothing.
+            # With equal elements, rounding may leave a negative number.
             squared += (zero if own < zero else own) + shift * shift * seen * share
             mean, seen = mean + shift * share, seen + count
         return mean, squared
@@ -322,56 +306,61 @@ PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class NumbaCpuBackwardNorm(NumbaCpuVariant[N]):
-    """Serves every size and type, backward."""
+    """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
     space = Space(
-        (Parameter("parts", PARTS, "parts of the rows, each a thread's turn"),),
+        (Parameter("parts", PARTS, "parts of the rows, one task each"),),
         (lambda parts, workload: (parts == 1) | (parts <= workload.rows),),
     )
 
     def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse what is no gradient."""
-        return None if workload.is_backward else f"{self.key} computes gradients alone"
+        """Refuse the forward direction."""
+        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: N, device: Device) -> Config:
-        """Return two parts for each core: more cost more sums, fewer leave cores waiting."""
+        """Return two parts for each core: more parts need more sums, fewer leave cores idle."""
         most = min(workload.rows, 2 * device.sm_count)
         return Config({"parts": max(parts for parts in PARTS if parts <= most)})
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
-        """Count the normal form, g and its means, dx, and the gradients of weights, each element."""
+        """Count the normalised value, g and its means, dx, and the gradients of the weights."""
         elements = float(workload.rows * workload.cols)
         return Costs(blocks=1, full_blocks=0, threads=1, fma=(3 + 2 * len(workload.weights)) * elements)
 
     def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
-        """Return a line of sums for each part and gradient of a weight."""
+        """Return a row of sums for each part and each gradient of a weight."""
         shape = (config["parts"], len(workload.weights), workload.cols)
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def arguments(self, workload: N, config: Config) -> tuple[Argument, ...]:
-        """Pass every tensor; rstd stands for a mean that there is not, dgamma for dbeta."""
+        """Pass every tensor, with rstd in place of a missing mean, and dgamma in place of dbeta."""
         statistics = (workload.statistics[0], "rstd")
         weights = (f"d{workload.weights[0]}", f"d{workload.weights[-1]}")
         return ("x", "gamma", *statistics, "dy", "dx", *weights, "partial")
 
     def kernel(self, workload: N, config: Config) -> Callable[..., None]:
-        """Return the kernel for this type."""
+        """Return the kernel for the workload's type."""
         return _backward_kernel(workload, config, self.fastmath)
 
 
 def _backward_kernel(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., None]:
-    """Return the kernel of gradients; `config` has `parts`, into which rows are cut.
+    """Return the backward kernel.
 
     It takes x, gamma, mean (any array for rmsnorm, which has none), rstd, dy, dx, dgamma, dbeta (likewise)
-    and f32 scratch (parts, gradients of weights, cols). A part adds up its rows in lines of its own of the
-    scratch; then the lines are added in their order.
+    and f32 scratch (parts, gradients of weights, cols). Each part sums its rows into separate rows of the
+    scratch, which are then added in a fixed order.
+
+    Args:
+        workload: The workload.
+        config: The configuration, with `parts` of the rows.
+        fastmath: LLVM fast-math flags.
     """
     import numba
 
     row, finish, address_of = _gradient_row(workload, fastmath), _add_parts(workload, fastmath), address()
     parts, centred = config["parts"], "mean" in workload.statistics
-    strip = 256  # columns of a thread's turn, whose sums stay in the first cache
+    strip = 256  # columns of a task, whose sums stay in the first cache
 
     def gradients(
         x: Any, gamma: Any, mean: Any, rstd: Any, dy: Any, dx: Any, dgamma: Any, dbeta: Any, partial: Any
@@ -399,7 +388,7 @@ def _backward_kernel(workload: Norm, config: Config, fastmath: Fastmath) -> Call
 
 
 def _gradient_row(workload: Norm, fastmath: Fastmath) -> Callable[..., None]:
-    """Return what computes dx of the row at `begin`, and adds to the sums of all rows."""
+    """Return the function that computes dx of the row at `begin`, and adds to the sums over rows."""
     import numpy as np
 
     read, write, centred = load(workload.dtype), store(workload.dtype), "mean" in workload.statistics
@@ -439,7 +428,7 @@ def _gradient_row(workload: Norm, fastmath: Fastmath) -> Callable[..., None]:
 
 
 def _add_parts(workload: Norm, fastmath: Fastmath) -> Callable[..., None]:
-    """Return what adds the lines of the scratch in some columns, and rounds the sums."""
+    """Return the function that adds the scratch rows of some columns, and rounds the sums."""
     import numpy as np
 
     write, centred = store(workload.dtype), "mean" in workload.statistics

@@ -1,4 +1,4 @@
-"""What both reductions in CUDA C++ share: launches, how results are joined, and what an element costs."""
+"""Base of the two reduction variants in CUDA C++: launches, joins of results, and costs of an element."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = [
 ]
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Blocks that share what one of them would reduce."""
+"""Blocks that share a result, or a group of results."""
 MOST_BLOCKS = 4
-"""Blocks for each SM beyond which nothing is split any further."""
+"""Blocks per SM above which nothing is split further."""
 SMALL = 2**20
-"""Elements of a miniature, about, at most."""
+"""Most elements of an emulation workload, approximately."""
 OTHER_REGISTERS = 40
-"""What a thread needs besides loaded vectors: addresses, loop state, and temporaries of a function."""
+"""Registers of a thread in addition to loaded vectors: addresses, loop state and temporaries of functions."""
 _JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}
 
 
 def source(workload: Reduction, kernels: str) -> str:
-    """Return the translation unit of kernels that call `chain` and `finish`."""
+    """Return the source of kernels that call `chain` and `finish`, with the headers they need."""
     made = function(workload) + function_of(workload.end, ("x",), "finish")
     return helpers("types", "reduce", "row_block", "epilogue") + made + helpers("reduction") + kernels
 
 
 class CudaReduction(CudaVariant[Reduction]):
-    """A reduction over one axis, by blocks that may share a result and by one more launch that ends it.
+    """A reduction over one axis, whose blocks may share a result; a second launch then joins the parts.
 
     Attributes:
-        axis: The axis that it is over.
-        kernels: Its kernels are called `reduce_` and `end_` this.
-        shape: Parameters that are template arguments, the threads of a block along and across first.
-        at_end: Results of a block of the last launch, and threads that a result has there.
+        axis: Axis that is reduced.
+        kernels: Suffix of the kernels `reduce_` and `end_`.
+        shape: Parameters that are template arguments; first the threads of a block along and across.
+        at_end: Results of a block of the second launch, and threads for each.
     """
 
     operator = Reduction
@@ -63,14 +63,14 @@ class CudaReduction(CudaVariant[Reduction]):
 
     @abstractmethod
     def blocks(self, workload: Reduction, config: Config) -> int:
-        """Return the blocks that results are divided among."""
+        """Return the blocks among which the results are divided."""
 
     def limits(self, workload: Reduction, device: Device) -> str | None:
         """Refuse the other axis."""
-        return None if workload.axis == self.axis else f"{self.key} does axis={self.axis} only"
+        return None if workload.axis == self.axis else f"{self.key} supports axis={self.axis} only"
 
     def scratch(self, workload: Reduction, config: Config) -> tuple[Tensor, ...]:
-        """Return memory for results of parts, if any: of rows (rows, split), else (split, cols)."""
+        """Return memory for results of parts, if any: (rows, split) for rows, (split, cols) for columns."""
         split = config["split"]
         if split == 1:
             return ()
@@ -78,12 +78,12 @@ class CudaReduction(CudaVariant[Reduction]):
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def claims(self, workload: Reduction, config: Config) -> tuple[str, ...]:
-        """Return the loads and stores, and the special-function unit where a function should use it."""
+        """Return loads and stores, and the special-function unit if a function should use it."""
         takes_special = special({step.operation: 1 for step in steps(workload.tree)})
         return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
 
     def launches(self, workload: Reduction, config: Config) -> tuple[Launch, ...]:
-        """Launch a block for every part of some results, and one more kernel if there are parts."""
+        """Launch a block for every part of some results, and a second kernel if there are parts."""
         factor, split = Scalar("float", workload.factor), config["split"]
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         read = tuple(tensor.name for tensor in workload.inputs())
@@ -106,7 +106,7 @@ class CudaReduction(CudaVariant[Reduction]):
         return (first, last)
 
     def _types(self, workload: Reduction, config: Config) -> str:
-        """Return what joins, what is read, what is left, whether that is finished, and the shape."""
+        """Return the template arguments: join, input and result type, whether it is final, and the shape."""
         whole = config["split"] == 1
         stored = ctype(workload.out if whole else "f32")
         types = (_JOIN[workload.reduce], ctype(workload.dtype), stored, str(whole).lower())
@@ -114,13 +114,13 @@ class CudaReduction(CudaVariant[Reduction]):
 
 
 def fit(workload: Reduction, threads: Any, elements: Any, others: Any, device: Device) -> Any:
-    """Tell whether a thread can hold so many loaded elements, and so many f32, without spilling."""
+    """Return whether `elements` loaded elements and `others` f32 fit in a thread's registers."""
     words = ceil_div(elements * itemsize(workload.dtype), 4) + others
     return words + OTHER_REGISTERS <= np.minimum(255, device.registers_per_sm // threads)
 
 
 def fma_of_element(workload: Reduction) -> float:
-    """Return the multiply-adds of an element: one may be a product and the sum's next term."""
+    """Return the multiply-adds of an element; one may compute a product and the next term of the sum."""
     least, counts = least_operations(workload)
     return max(least, counts.get("add", 0) + 1.0) if workload.is_sum else least
 

@@ -1,16 +1,17 @@
-"""The space of kernels that normalise rows in CUDA C++: threads a row, accesses, where a row is kept.
+"""Search space and costs of CUDA C++ kernels that normalise rows: threads share a row.
 
-A thread takes every `row_threads`-th vector of its row, so that a warp's accesses are contiguous. Up to a
-warp a row, several rows share a block and reduce by shuffles alone; above, a row has a block of its own.
-`cache` says where a row waits for what is computed of the whole of it:
+A thread processes every `row_threads`-th vector of its row, so that the accesses of a warp are contiguous. If
+at most a warp shares a row, several rows share a block and reduce by shuffles only. Otherwise a block has one
+row. `cache` selects where a row is kept until statistics of all its elements are known:
 
-- ``registers``: unrolled, as long as a thread's share fits; read once.
-- ``shared``: as long as the rows of a block fit as f32; read once.
-- ``online``: nowhere: it is summed up on the way and read a second time.
+- ``registers``: unrolled, if the elements of a thread fit; read once.
+- ``shared``: in shared memory, if the rows of a block fit as f32; read once.
+- ``online``: not kept; statistics are updated while reading, and the row is read a second time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from tunebench.variant import Costs, Tiling, ceil_div
 __all__ = [
     "SPACE",
     "Kept",
+    "RowWork",
     "Rows",
     "batch",
     "default_config",
@@ -37,9 +39,9 @@ __all__ = [
 HELD_ELEMENTS = 64
 """Most elements of a row that a thread keeps in registers."""
 OTHER_REGISTERS, WIDE_REGISTERS = 24, 8
-"""What a thread needs besides those: addresses, loop state, what reductions use; and vectors under way."""
+"""Further registers of a thread: addresses, loop state and reductions; vectors in flight."""
 SCRATCH_BYTES = 128
-"""Static shared memory of a reduction over a block: one f32 for each of at most 32 warps."""
+"""Static shared memory of a block reduction: one f32 for each of at most 32 warps."""
 
 
 class Rows(Protocol):
@@ -59,7 +61,7 @@ class Rows(Protocol):
 
 
 Kept = Callable[[Any], int]
-"""How many elements of a workload wait for each element of a row: those of several tensors, perhaps."""
+"""Function from a workload to the elements, of all tensors, that are kept for each element of a row."""
 
 
 def _one(workload: Any) -> int:
@@ -67,40 +69,45 @@ def _one(workload: Any) -> int:
 
 
 def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
-    """Return the elements of a row that each of its threads keeps in registers, for columns too."""
+    """Return the elements of a row per thread; the arguments may be columns of a table."""
     return ceil_div(workload.cols, row_threads * vector) * vector
 
 
 def most_held(threads: Any, vector: Any, device: Device) -> Any:
-    """Return how many a thread can keep in a block of so many threads without spilling."""
+    """Return the elements that a thread can keep without spilling, in a block of `threads` threads."""
     others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
     return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
 
 
 CACHES = ("registers", "shared", "online")
-"""Where a row may wait."""
+"""Where a row may be kept."""
 
 
 def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
-    """Return the space of kernels that keep `kept` elements for each of a row, in some of the `CACHES`."""
+    """Return the search space of row kernels.
+
+    Args:
+        kept: Function to the elements that are kept for each element of a row.
+        caches: Values of the parameter `cache`.
+    """
     return Space(
         (
-            Parameter("cache", caches, "where a row waits until all of it is known"),
+            Parameter("cache", caches, "where a row is kept until its statistics are known"),
             Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
             Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
             Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
             Parameter(
-                "unroll", (1, 2, 4), "vectors a thread has in flight where the row is not in registers"
+                "unroll", (1, 2, 4), "vectors that a thread has in flight where the row is not in registers"
             ),
         ),
         (
             lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
             lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-            # Every row must begin at a multiple of an access.
+            # Every row must start at a multiple of an access.
             lambda vector, workload: (
                 (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
             ),
-            # Threads without a vector are of no use.
+            # Threads without a vector are useless.
             lambda row_threads, vector, workload: (
                 (row_threads == 4) | (row_threads * vector < 2 * workload.cols)
             ),
@@ -125,7 +132,7 @@ def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
 
 
 def _fits(elements: Any, device: Device) -> Any:
-    """Tell whether so many f32 fit the shared memory of a block, for columns too."""
+    """Return whether `elements` f32 fit in the shared memory of a block; a number or a column."""
     return 4 * elements + SCRATCH_BYTES <= device.smem_per_block_bytes
 
 
@@ -133,7 +140,7 @@ SPACE = row_space()
 
 
 def widest_vector(workload: Rows) -> int:
-    """Return the most elements of an access at which every row may begin."""
+    """Return the widest access, in elements, at which every row may start."""
     widest = 16 // itemsize(workload.dtype)
     return max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
 
@@ -141,7 +148,14 @@ def widest_vector(workload: Rows) -> int:
 def default_config(
     workload: Rows, device: Device, kept: Kept = _one, caches: tuple[str, ...] = CACHES
 ) -> Config:
-    """Return the widest accesses, and as few threads a row as leave each about 16 elements."""
+    """Return the widest accesses, and as few threads per row as leave each about 16 elements.
+
+    Args:
+        workload: The workload.
+        device: The device to choose for.
+        kept: Function to the elements that are kept for each element of a row.
+        caches: Values of `cache` that the space has.
+    """
     vector = widest_vector(workload)
     row_threads = next((t for t in (4, 8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
     while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
@@ -158,7 +172,7 @@ def default_config(
 
 
 def batch(workload: Rows, config: Config) -> int:
-    """Return the vectors a thread handles together: all of its row, or `unroll` of them."""
+    """Return the vectors that a thread processes together: all of its row, or `unroll` of them."""
     if config["cache"] != "registers":
         return int(config["unroll"])
     vector = config["vector"]
@@ -166,82 +180,87 @@ def batch(workload: Rows, config: Config) -> int:
 
 
 def smem_bytes(workload: Rows, config: Config, kept: Kept = _one) -> int:
-    """Return the dynamic shared memory of a block, which keeps its rows as f32."""
+    """Return the dynamic shared memory of a block in bytes; rows are kept as f32."""
     return int(4 * kept(workload) * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
 
 
 def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
-    """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
+    """Return the rows of a block, and the elements of an access by all threads of a row."""
     return (
         Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
         Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
     )
 
 
-def row_costs(
-    workload: Rows,
-    table: Table,
-    device: Device,
-    *,
-    row_tensors: int,
-    fma: tuple[float, float],
-    sfu: tuple[float, float],
-    sums: int,
-    row_outputs: int = 1,
-    reductions: int = 2,
-    kept: Kept = _one,
-    read_again: int | None = None,
-) -> Costs:
-    """Return what any such kernel must do.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RowWork:
+    """Work of a row kernel for each element of a row.
+
+    Attributes:
+        row_tensors: Inputs whose elements are each read by one block only.
+        fma: Multiply-adds of an element if the row is kept, and if it is read twice.
+        sfu: Special functions of an element, likewise.
+        sums: Reductions over a row that add one number for each vector of a thread.
+        row_outputs: Outputs of the size of the matrix.
+        reductions: Sequential reductions over a row; a kept row is read after each.
+        kept: Function to the elements that are kept for each element of a row.
+        read_again: Inputs that are read twice if the row is not kept; None for all of them.
+    """
+
+    row_tensors: int
+    fma: tuple[float, float]
+    sfu: tuple[float, float]
+    sums: int
+    row_outputs: int = 1
+    reductions: int = 2
+    kept: Kept = _one
+    read_again: int | None = None
+
+
+def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Costs:
+    """Return the costs of a row kernel.
 
     Args:
-        workload: The matrix.
-        table: Configurations of `SPACE`.
-        device: Whose latencies hold.
-        row_tensors: Inputs of which every element is read by one block alone.
-        fma: Multiply-adds an element, if the row is kept and if it is read twice.
-        sfu: Special functions an element, likewise.
-        sums: Of the reductions over a row, those that add up one figure of each of a thread's vectors.
-        row_outputs: Outputs as large as the matrix.
-        reductions: Reductions over a row, one after the other; a row that waits is read after each.
-        kept: Elements that wait for each of a row.
-        read_again: Inputs that are read a second time if the row is not kept; all of them if None.
+        workload: The workload.
+        table: Configurations of a `row_space`.
+        device: The device, for its latencies.
+        work: Work for each element.
     """
-    rows = np.minimum(table["rows"], workload.rows)  # a block with room for more is as full as any
+    rows = np.minimum(table["rows"], workload.rows)  # a block with room for more rows counts as full
     elements = rows * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
-    # A sector at either end may have come with a neighbour's row.
-    fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors)
-    again = row_tensors if read_again is None else read_again
-    vectors = row_tensors + again * online + row_outputs
-    waiting = np.where(shared, kept(workload) * (1.0 + reductions) * elements, 0.0)
+    # One sector at either end may be shared with another row.
+    fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * work.row_tensors)
+    again = work.row_tensors if work.read_again is None else work.read_again
+    vectors = work.row_tensors + again * online + work.row_outputs
+    waiting = np.where(shared, work.kept(workload) * (1.0 + work.reductions) * elements, 0.0)
     scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
     return Costs(
         blocks=workload.rows / rows,
         full_blocks=workload.rows // rows,
         threads=table["row_threads"] * table["rows"],
-        smem_bytes=np.where(shared, 4.0 * kept(workload) * table["rows"] * workload.cols, 0.0)
+        smem_bytes=np.where(shared, 4.0 * work.kept(workload) * table["rows"] * workload.cols, 0.0)
         + scratch_bytes,
-        fma=elements * np.where(online, fma[1], fma[0]),
-        sfu=elements * np.where(online, sfu[1], sfu[0]),
-        # Written once and read after each reduction, four bytes a lane, without conflicts.
+        fma=elements * np.where(online, work.fma[1], work.fma[0]),
+        sfu=elements * np.where(online, work.sfu[1], work.sfu[0]),
+        # Written once and read after each reduction: four bytes per lane, without bank conflicts.
         smem_traffic_bytes=4.0 * waiting,
         fill_bytes=fill_bytes,
-        # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
+        # Vectors are read once or twice, and written; a row in shared memory is accessed by single elements.
         accesses=elements * vectors / table["vector"] + waiting,
-        chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
+        chain_clocks=_chain_clocks(workload, table, device, work.sums, work.reductions),
     )
 
 
 def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reductions: int) -> Any:
-    """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
+    """Return the clocks from a row's first load to its statistics.
 
-    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted. Where a
-    row is not kept, all sums are taken together: then one addition a vector waits for the one before.
+    No other block reads the row, so that it comes from L2. Reductions within a warp are not counted. If a row
+    is not kept, all sums are updated together, and one addition per vector waits for the previous one.
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
     adds = np.where(table["cache"] == "online", min(sums, 1), sums) * (vectors - 1)
-    met = reductions * (table["row_threads"] > 32)  # by way of shared memory
-    far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
+    met = reductions * (table["row_threads"] > 32)  # through shared memory
+    far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1
     first = device.l2_latency if far else device.l1_latency
     return first + met * device.smem_latency + adds * device.fma_latency

@@ -1,8 +1,7 @@
-"""Rows that are too few and too long for a block each: several blocks share one, and a second launch ends it.
+"""Search space and costs of CUDA kernels for few long rows: blocks share a row, in two launches.
 
-The first launch leaves what each part adds to the row in scratch memory; the second has as many blocks, of
-which each puts the parts of its row together again, in an order that is always the same, before it writes its
-own.
+The first launch stores the contribution of each part of a row in scratch memory. In the second, each block
+merges the contributions of its row, in a fixed order, and writes its part.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ __all__ = ["SPACE", "block", "default_config", "grid", "part_costs", "refusal", 
 
 SPLITS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 WARP = 32
-"""Vectors that a warp accesses at once; parts begin at multiples of them."""
+"""Vectors that a warp accesses at once; parts start at multiples of them."""
 MOST_BLOCKS = 4
-"""Blocks for each SM beyond which rows are not split any further."""
+"""Blocks per SM above which rows are not split further."""
 
 
 def _lines(workload: Rows, vector: Any) -> Any:
-    """Return what a row has of the accesses of a warp, the last one cut perhaps; for columns too."""
+    """Return the warp accesses of a row, the last one possibly partial; for numbers or columns."""
     return ceil_div(workload.cols // vector, WARP)
 
 
 def split_space(tensors: int = 1) -> Space:
-    """Return the space of kernels that have vectors of so many tensors in flight together."""
+    """Return the search space of kernels that load vectors of `tensors` tensors at the same time."""
     return Space(
         (
             Parameter("split", SPLITS, "blocks that share a row"),
             Parameter("threads", (64, 128, 256, 512, 1024), "threads of a block"),
             Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-            Parameter("unroll", (1, 2, 4), "vectors a thread has in flight"),
+            Parameter("unroll", (1, 2, 4), "vectors that a thread has in flight"),
         ),
         (
             lambda split, workload, device: workload.rows * (split // 2) < MOST_BLOCKS * device.sm_count,
-            # Every row must begin at a multiple of an access.
+            # Every row must start at a multiple of an access.
             lambda vector, workload: (
                 (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
             ),
-            # Threads without a vector are of no use, nor are parts that have none.
+            # Threads without a vector are useless, and so are empty parts.
             lambda split, threads, vector, unroll, workload: (
                 (_lines(workload, vector) >= split)
                 & (1.0 * split * threads * vector * unroll < 2 * workload.cols)
@@ -59,24 +58,29 @@ def split_space(tensors: int = 1) -> Space:
 
 SPACE = split_space()
 LEAST_COLS = 2 * 2 * 64
-"""Columns from which on there is a valid configuration, whatever the alignment."""
+"""Columns from which a valid configuration exists for every alignment."""
 
 
 def refusal(workload: Rows, device: Device) -> str | None:
-    """Return why rows are not worth splitting, or None if they are."""
+    """Return why rows are not worth splitting, or None if they are.
+
+    Args:
+        workload: The workload.
+        device: The device that should be kept busy.
+    """
     if workload.cols < LEAST_COLS:
-        return f"rows of {workload.cols} elements are too short to be split"
+        return f"rows of {workload.cols} elements are too short to be split; expected {LEAST_COLS} or more"
     if workload.rows >= MOST_BLOCKS * device.sm_count:
-        return f"{workload.rows} rows are enough for all of the device without being split"
+        return f"{workload.rows} rows keep the device busy without being split"
     return None
 
 
 def default_config(workload: Rows, device: Device) -> Config:
-    """Return wide accesses, two blocks for each SM, and threads that have some vectors each."""
+    """Return wide accesses, two blocks per SM, and threads with some vectors each."""
     vector, split = widest_vector(workload), SPLITS[0]
     while split < SPLITS[-1] and 2 * split * workload.rows <= 2 * device.sm_count:
         split *= 2
-    # A block's part keeps 64 threads busy with an access each.
+    # The part of a block keeps 64 threads busy with one access each.
     while split > SPLITS[0] and split * 64 * vector > workload.cols:
         split //= 2
     while vector > 1 and not _is_of_use(workload, split, 64, vector, 1):
@@ -92,7 +96,7 @@ def _is_of_use(workload: Rows, split: int, threads: int, vector: int, unroll: in
 
 
 def grid(workload: Rows, config: Config) -> tuple[int, int, int]:
-    """Return the blocks of a launch: rows, and parts of a row."""
+    """Return the grid of a launch: rows, and parts of a row."""
     return (workload.rows, int(config["split"]), 1)
 
 
@@ -102,7 +106,7 @@ def block(config: Config) -> tuple[int, int, int]:
 
 
 def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
-    """Return how blocks cut rows: a row each, and equal parts of it, as far as whole accesses go."""
+    """Return one row per block, and the elements of a part: equal parts up to whole warp accesses."""
     part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
     return (
         Tiling(dimension="rows", extent=workload.rows, tile=1),
@@ -120,32 +124,32 @@ def part_costs(
     sfu: float,
     reductions: int,
 ) -> Costs:
-    """Return what the first launch must do: floors of launches that follow each other are not added.
+    """Return the costs of the first launch; lower bounds of consecutive launches are not added.
 
     Args:
-        workload: The matrix.
-        table: Configurations of `SPACE`.
-        device: Whose latencies hold.
-        row_tensors: Inputs of which every element is read by one block alone.
-        fma: Multiply-adds an element, a number or a column.
-        sfu: Special functions an element.
-        reductions: Of a block over its part.
+        workload: The workload.
+        table: Configurations of a `split_space`.
+        device: The device, for its latencies.
+        row_tensors: Inputs whose elements are each read by one block only.
+        fma: Multiply-adds of an element, a number or a column.
+        sfu: Special functions of an element.
+        reductions: Block reductions over a part.
     """
     split, vector = table["split"], table["vector"]
     elements = 1.0 * (_lines(workload, vector) // split * WARP * vector)
     met = table["threads"] > WARP
     return Costs(
-        # Some parts have one access of a warp more, the last one may have less.
+        # Some parts have one more warp access; the last one may have less.
         blocks=np.minimum(workload.rows * split, workload.rows * (workload.cols / elements)),
         full_blocks=workload.rows * (split - 1),
         threads=table["threads"],
         smem_bytes=np.where(met, table["threads"] / 8.0, 0.0),
         fma=fma * elements,
         sfu=sfu * elements,
-        # A sector at either end may have come with a neighbour's part.
+        # One sector at either end may be shared with another part.
         fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors),
         accesses=elements * row_tensors / vector,
-        # The first load; a thread's additions, one a vector; what the threads of a block leave each other.
+        # The first load, one addition per vector of a thread, and exchanges through shared memory.
         chain_clocks=device.l2_latency
         + device.fma_latency * (ceil_div(elements, table["threads"] * vector) - 1.0)
         + np.where(met, reductions * device.smem_latency, 0.0),

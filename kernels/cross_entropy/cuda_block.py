@@ -1,8 +1,7 @@
-"""cross_entropy in CUDA C++: threads share a row, which is read once.
+"""Cross entropy in CUDA C++: threads share a row, which is read once.
 
-`cache=registers` holds a row until its maximum is known, `online` keeps maximum and sum together. Nothing
-else is kept, and but two numbers a row are written. See `tunebench.kernels.common.row_block` for the other
-parameters.
+`cache=registers` holds a row until its maximum is known; `online` updates maximum and sum together. A row has
+only two results. See `tunebench.kernels.common.row_block` for the other parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -13,7 +12,7 @@ import dataclasses
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import batch, default_config, row_costs, row_space, tiles
+from tunebench.kernels.common.row_block import RowWork, batch, default_config, row_costs, row_space, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
@@ -62,30 +61,27 @@ CACHES = ("registers", "online")
 
 
 class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
-    """Serves every size and type of the forward direction."""
+    """Forward variant for every size and type."""
 
     name = "cuda_block"
     operator = CrossEntropy
     space = row_space(caches=CACHES)
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does direction=forward only" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return wide accesses and about 16 elements a thread."""
+        """Return wide accesses and about 16 elements per thread."""
         return default_config(workload, device, caches=CACHES)
 
     def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return tiles(workload, config)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
-        return row_costs(
-            workload,
-            table,
-            device,
+        """Count scaling, difference and sum, of which the first two may be one instruction."""
+        work = RowWork(
             row_tensors=1,
             fma=(2.0, 2.0),
             sfu=(1.0, 1.0),
@@ -93,13 +89,14 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
             read_again=0,
             row_outputs=0,
         )
+        return row_costs(workload, table, device, work)
 
     def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
-        """Exponentials by special functions."""
+        """Return the special-function unit, which computes exponentials."""
         return ("MUFU",)
 
     def source(self, workload: CrossEntropy, config: Config) -> str:
-        """Return both kernels; the entry says which is instantiated."""
+        """Return both kernels; the entry selects the one that is instantiated."""
         return helpers("types", "reduce", "row_block", "softmax", "cross_entropy") + KERNELS
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
@@ -117,7 +114,7 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
         )
 
     def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
 
 

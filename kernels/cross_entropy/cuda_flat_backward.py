@@ -1,8 +1,8 @@
-"""The gradient of cross_entropy in CUDA C++: element by element, whatever the rows.
+"""Gradient of cross entropy in CUDA C++: flat over the elements, for any length of rows.
 
-x and dx are taken as they lie in memory, so that accesses are wide where a row has an odd number of elements
-too. A block has a tile of consecutive elements and finds its place among the rows by one division, a vector
-by a cheaper one; a vector may go on in the next row, or in several.
+x and dx are accessed as flat arrays, so that accesses are wide even if a row has an odd number of elements. A
+block has a tile of consecutive elements. It locates the tile among the rows by one division, and each vector
+by a cheaper one; a vector may span several rows.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ SPACE = Space(
         Parameter("unroll", (1, 2, 4), "vectors of a thread, all in flight"),
     ),
     (
-        # No vector sticks out of the matrix.
+        # No vector may extend beyond the matrix.
         lambda vector, workload: (
             (workload.rows * workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
         ),
-        # Threads without a vector are of no use.
+        # Threads without a vector are useless.
         lambda threads, vector, unroll, workload: (
             ((threads == 64) & (unroll == 1))
             | (threads * vector * unroll < 2 * workload.rows * workload.cols)
@@ -87,22 +87,22 @@ SPACE = Space(
 
 
 class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
-    """Serves every size and type of the backward direction."""
+    """Backward variant for every size and type."""
 
     name = "cuda_flat_backward"
     operator = CrossEntropy
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse what is no gradient, and more elements than one grid has."""
+        """Refuse the forward direction, and more elements than a grid can have."""
         if not workload.is_backward:
-            return f"{self.key} does direction=backward only"
+            return f"{self.key} supports direction=backward only"
         if len(self.configs(workload, device)) == 0:
-            return f"x ({workload.rows}, {workload.cols}) takes more than {MAX_BLOCKS} blocks"
+            return f"x ({workload.rows}, {workload.cols}) needs more than {MAX_BLOCKS} blocks"
         return None
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return the widest accesses, two of them a thread, and blocks of 256 threads."""
+        """Return the widest accesses, two of them per thread, and blocks of 256 threads."""
         elements = workload.rows * workload.cols
         vector = math.gcd(elements, 16 // itemsize(workload.dtype))
         unroll = 2 if 256 * vector * 2 < 2 * elements else 1
@@ -110,11 +110,11 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         return Config({"threads": threads, "vector": vector, "unroll": unroll})
 
     def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut the elements."""
+        """Return the elements of a block."""
         return (Tiling(dimension="rows*cols", extent=workload.rows * workload.cols, tile=_tile(config)),)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count the exponential's argument and the product; a difference is made in one column alone."""
+        """Count the argument of the exponential and the product; only one column needs a difference."""
         tile = 1.0 * table["threads"] * table["vector"] * table["unroll"]
         elements = workload.rows * workload.cols
         return Costs(
@@ -129,7 +129,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         )
 
     def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
-        """Exponentials by special functions."""
+        """Return the special-function unit, which computes exponentials."""
         return ("MUFU",)
 
     def source(self, workload: CrossEntropy, config: Config) -> str:
@@ -137,7 +137,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         return helpers("types", "reduce", "row_block") + KERNELS
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
-        """Launch one block for every tile."""
+        """Launch one block for each tile."""
         elements = workload.rows * workload.cols
         return (
             Launch(
@@ -153,7 +153,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         )
 
     def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return rows that have two tiles and more; as many still divide by the width of accesses."""
+        """Return rows with more than two tiles, divisible by the access width like all rows."""
         rows, step = ceil_div(2 * _tile(config), workload.cols) + 1, config["vector"]
         few = rows + (workload.rows - rows) % step
         return dataclasses.replace(workload, rows=min(workload.rows, few))

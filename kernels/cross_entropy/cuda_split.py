@@ -1,7 +1,7 @@
-"""cross_entropy in CUDA C++ for few and long rows: several blocks share a row.
+"""Cross entropy in CUDA C++ for few long rows: several blocks share a row, in two launches.
 
-A first launch finds the maximum of each part and the sum of its exponentials relative to it; a second one
-puts those of each row together, by a warp a row. See `tunebench.kernels.common.row_split` for the parameters.
+The first launch computes the maximum of each part, and the sum of its exponentials relative to that maximum.
+In the second, a warp merges those of each row. See `tunebench.kernels.common.row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -42,36 +42,36 @@ cross_entropy_whole(const T* __restrict__ x, const i32* __restrict__ target,
 
 
 class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
-    """Serves every type of the forward direction where rows are few and long."""
+    """Forward variant for few long rows of every type."""
 
     name = "cuda_split"
     operator = CrossEntropy
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse gradients, and rows that are too many or too short."""
+        """Refuse the backward direction, and rows that are too many or too short."""
         if workload.is_backward:
-            return f"{self.key} does direction=forward only"
+            return f"{self.key} supports direction=forward only"
         return refusal(workload, device)
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return wide accesses, and blocks enough for all SMs."""
+        """Return wide accesses, and enough blocks for all SMs."""
         return default_config(workload, device)
 
     def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows."""
+        """Return the row of a block, and the elements of a part."""
         return tiles(workload, config)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
+        """Count scaling, difference and sum, of which the first two may be one instruction."""
         return part_costs(workload, table, device, row_tensors=1, fma=2.0, sfu=1.0, reductions=2)
 
     def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
-        """Return maximum and sum of each part."""
+        """Return memory for the maximum and the sum of each part."""
         return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
 
     def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
-        """Exponentials by special functions."""
+        """Return the special-function unit, which computes exponentials."""
         return ("MUFU",)
 
     def source(self, workload: CrossEntropy, config: Config) -> str:
@@ -80,7 +80,7 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
         return helpers(*names) + KERNELS
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
-        """Launch a block for every part of a row, then a warp for every row."""
+        """Launch a block for each part of a row, then a warp for each row."""
         dtype, cols = ctype(workload.dtype), Scalar("int", workload.cols)
         sizes = f"{config['threads']}, {config['vector']}, {config['unroll']}"
         return (
@@ -99,7 +99,7 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
         )
 
     def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return two rows; their length decides what a part has."""
+        """Return two rows; their length decides the size of the parts."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 

@@ -1,7 +1,8 @@
-"""cross_entropy on the CPU: rows in parallel, each read once, in chunks that stay in the first cache.
+"""Cross entropy on the CPU: rows in parallel, each read once, in chunks that stay in the first cache.
 
-Maximum and sum are kept together, chunk by chunk. Where rows are few, several threads share one: `parts` of
-it, which are put together at the end.
+Maximum and sum are updated together, chunk by chunk. If there are few rows, several threads share one: the
+row is split into `parts`, which are merged at the end.
+
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, rank
+from tunebench.kernels.common.numba_cpu_rows import CHUNK, CONSTRAINTS, EXP, FASTMATH, default_chunk
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
@@ -19,12 +21,12 @@ from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 SPACE = Space(
     (
-        Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
-        Parameter("parts", (1, 2, 4, 8, 16, 32, 64), "threads that share a row, at most"),
-        Parameter("exp", ("libm", "poly"), "poly: a polynomial, which vectorises; libm: one call an element"),
+        CHUNK,
+        Parameter("parts", (1, 2, 4, 8, 16, 32, 64), "parts of a row, which threads share"),
+        EXP,
     ),
     (
-        lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
+        CONSTRAINTS[1],
         lambda chunk, parts, workload: (parts == 1) | (parts * chunk <= workload.cols),
         lambda parts, workload: (parts == 1) | (workload.rows < 256),
     ),
@@ -32,20 +34,20 @@ SPACE = Space(
 
 
 class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
-    """Serves every size and type of the forward direction."""
+    """Forward variant for every size and type."""
 
     name = "numba_cpu"
     operator = CrossEntropy
     space = SPACE
-    fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+    fastmath = FASTMATH
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does direction=forward only" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return chunks of 1 KiB in f32, and parts where rows are fewer than threads may be."""
-        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
+        """Return chunks of 1 KiB in f32, and parts if there are few rows."""
+        chunk = default_chunk(workload)
         parts = max(
             p for p in (1, 2, 4, 8, 16) if p == 1 or (workload.rows * p <= 64 and p * chunk <= workload.cols)
         )
@@ -56,11 +58,11 @@ class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.rows * workload.cols))
 
     def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
-        """Return maximum and sum of each part of each row."""
+        """Return memory for the maximum and the sum of each part of each row."""
         return (Tensor(name="partial", shape=(workload.rows, config["parts"], 2), dtype="f32"),)
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
-        """Return the kernel `(x, target, loss, lse, partial)` for this type."""
+        """Return the kernel `(x, target, loss, lse, partial)` for the workload's type."""
         import numba
         import numpy as np
 
@@ -84,7 +86,7 @@ class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
 
 
 def _part(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
-    """Return what finds the maximum of `count` arguments, and the sum of exponentials relative to it."""
+    """Return the function for the maximum of `count` arguments, and their sum of exponentials."""
     import numpy as np
 
     read, chunk, (power, unit) = load(workload.dtype), config["chunk"], exponential(config["exp"])
@@ -121,7 +123,7 @@ def _part(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> C
 
 
 def _whole(config: Config) -> Callable[..., Any]:
-    """Return what puts the parts of a row together: the logarithm of its sum of exponentials."""
+    """Return the function that merges the parts of a row into the logarithm of its sum of exponentials."""
     import numpy as np
 
     (power, unit), parts = exponential(config["exp"]), config["parts"]

@@ -1,7 +1,7 @@
-"""The gradient of cross_entropy on the CPU: pieces of rows in parallel, element by element.
+"""Gradient of cross entropy on the CPU: pieces of rows in parallel, element by element.
 
-A piece is written as if no class were in it; the one element of the row's class is corrected by whoever has
-it.
+A piece is first written as if it did not contain the target class. The task whose piece contains the class
+then corrects that element.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, store
+from tunebench.kernels.common.numba_cpu import exponential, jitted, load, store
+from tunebench.kernels.common.numba_cpu_rows import EXP, FASTMATH, piece_kernel
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 SPACE = Space(
     (
-        Parameter(
-            "piece", (256, 1024, 4096, 16384, 65536), "elements of a row that a thread takes at a time"
-        ),
-        Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows of which it takes them"),
-        Parameter("exp", ("libm", "poly"), "poly: a polynomial, which vectorises; libm: one call an element"),
+        Parameter("piece", (256, 1024, 4096, 16384, 65536), "elements of a row that a task processes"),
+        Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows of a task"),
+        EXP,
     ),
     (
         lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
@@ -31,19 +30,19 @@ SPACE = Space(
 
 
 class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
-    """Serves every size and type of the backward direction."""
+    """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
     operator = CrossEntropy
     space = SPACE
-    fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+    fastmath = FASTMATH
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse what is no gradient."""
-        return None if workload.is_backward else f"{self.key} does direction=backward only"
+        """Refuse the forward direction."""
+        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return pieces of up to 16 K elements, of as many rows as have about so many."""
+        """Return pieces of up to 16 K elements, and as many rows as have about 16 K elements."""
         piece = max(p for p in (256, 1024, 4096, 16384) if p == 256 or p < 2 * workload.cols)
         row_block = max(
             b
@@ -53,32 +52,19 @@ class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
         return Config({"piece": piece, "row_block": row_block, "exp": "poly"})
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count a multiply-add of the exponential's argument, and a product, each element."""
+        """Count a multiply-add of the exponential's argument, and a product."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
-        """Return the kernel `(x, target, lse, dloss, dx)` for this type."""
-        import numba
-
-        fill, one, address_of = _fill(workload, config, self.fastmath)
-        piece, row_block = config["piece"], config["row_block"]
-
-        def cross_entropy_backward(x: Any, target: Any, lse: Any, dloss: Any, dx: Any) -> None:
-            rows, cols = x.shape
-            pieces = (cols + piece - 1) // piece
-            for index in numba.prange((rows + row_block - 1) // row_block * pieces):
-                block, begin = index // pieces, index % pieces * piece
-                end = min(cols, begin + piece)
-                for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                    fill(address_of(x), address_of(dx), i * cols + begin, end - begin, lse[i], dloss[i])
-                    if begin <= target[i] < end:
-                        dx[i, target[i]] = one(x[i, target[i]], lse[i], dloss[i])
-
-        return cross_entropy_backward
+        """Return the kernel `(x, target, lse, dloss, dx)` for the workload's type."""
+        parameters = ("x", "target", "lse", "dloss", "dx")
+        return piece_kernel(
+            parameters, _run(workload, config, self.fastmath), config["row_block"], config["piece"]
+        )
 
 
-def _fill(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
-    """Return what writes `count` elements of no class, what computes that of the class, and `address`."""
+def _run(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
+    """Return the function that computes a piece of a row (see `piece_kernel`)."""
     import numpy as np
 
     read, write, unit_loss = load(workload.dtype), store(workload.dtype), np.float32(1)
@@ -90,10 +76,14 @@ def _fill(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> t
             dx[j] = write(power((read(x[j]) - lse) * unit) * dloss)
 
     @jitted(fastmath)
-    def one(x: Any, lse: Any, dloss: Any) -> Any:
-        return write((power((read(x) - lse) * unit) - unit_loss) * dloss)
+    def run(tensors: Any, i: int, begin: int, column: int, count: int) -> None:
+        x, target, lse, dloss, dx = tensors
+        fill(x, dx, begin, count, lse[i], dloss[i])
+        if column <= target[i] < column + count:
+            at = begin - column + target[i]
+            dx[at] = write((power((read(x[at]) - lse[i]) * unit) - unit_loss) * dloss[i])
 
-    return fill, one, address()
+    return run
 
 
 VARIANT = NumbaCpuCrossEntropyBackward()

@@ -1,7 +1,7 @@
-"""cross_entropy in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Cross entropy in Numba-CUDA: the threads along x of a block share a row and reduce through shared memory.
 
-Each thread keeps the maximum of its elements and the sum of their exponentials relative to it, so that a row
-is read once.
+Each thread updates the maximum of its elements and the sum of their exponentials relative to it, so that a
+row is read once.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs, row_reduction
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 
 class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
-    """Serves every size of the forward direction in f32 and f16."""
+    """Forward variant for every size in f32 and f16."""
 
     name = "numba_cuda"
     operator = CrossEntropy
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count the difference and the sum of each element, in case they are done at once."""
+        """Count the difference and the sum of each element, which may be one instruction."""
         return row_costs(workload, table, device, row_tensors=1, fma=1.0, accesses=1.0, reductions=2)
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
@@ -35,6 +35,7 @@ class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
         import numpy as np
         from numba import cuda, float32
 
+        maximum, total_of = (row_reduction(config["threads"], operation) for operation in ("max", "sum"))
         threads, rows = config["threads"], config["rows"]
         lowest, zero = np.float32(np.finfo(np.float32).min), np.float32(0)
 
@@ -42,7 +43,7 @@ class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
             shared = cuda.shared.array((rows, threads), float32)
             t, r = cuda.threadIdx.x, cuda.threadIdx.y
             i = cuda.blockIdx.x * rows + r
-            # A missing row has no columns; its threads still come to every barrier.
+            # A row beyond the end has no columns; its threads still reach every barrier.
             cols = x.shape[1] if i < x.shape[0] else 0
             top, total = lowest, zero
             for j in range(t, cols, threads):
@@ -51,27 +52,12 @@ class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
                 total = total * math.exp(top - higher) + math.exp(z - higher)
                 top = higher
 
-            shared[r, t] = top
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] = max(shared[r, t], shared[r, t + half])
-                cuda.syncthreads()
-                half //= 2
-            highest = shared[r, 0]
+            highest = maximum(shared, r, t, top)
             cuda.syncthreads()
 
-            shared[r, t] = total * math.exp(top - highest)
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] += shared[r, t + half]
-                cuda.syncthreads()
-                half //= 2
+            total = total_of(shared, r, t, total * math.exp(top - highest))
             if t == 0 and cols > 0:
-                log = highest + math.log(shared[r, 0])
+                log = highest + math.log(total)
                 lse[i] = log
                 loss[i] = log - np.float32(x[i, target[i]])
 

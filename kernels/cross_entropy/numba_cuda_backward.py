@@ -1,4 +1,4 @@
-"""The gradient of cross_entropy in Numba-CUDA: a block of threads along a row for each piece of it."""
+"""Gradient of cross entropy in Numba-CUDA: a block computes a piece of a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPACE = Space(
         Parameter("each", (1, 2, 4, 8), "elements of a thread"),
     ),
     (
-        # Threads without an element are of no use.
+        # Threads without an element are useless.
         lambda threads, each, workload: (threads * each == 32) | (threads * each < 2 * workload.cols),
         lambda threads, each, workload: ceil_div(workload.cols, threads * each) <= MAX_GRID_Y,
     ),
@@ -29,19 +29,19 @@ SPACE = Space(
 
 
 class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
-    """Serves the backward direction in f32 and f16."""
+    """Backward variant in f32 and f16."""
 
     name = "numba_cuda_backward"
     operator = CrossEntropy
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse what is no gradient, huge rows, and bf16, for want of conversions without a driver."""
+        """Refuse the forward direction, huge rows, and bf16, whose conversions only a driver can link."""
         if not workload.is_backward:
-            return f"{self.key} does direction=backward only"
+            return f"{self.key} supports direction=backward only"
         if workload.cols > 8 * 1024 * MAX_GRID_Y:
-            return f"{self.key} does rows of up to {8 * 1024 * MAX_GRID_Y} elements"
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
+            return f"{self.key} supports rows of up to {8 * 1024 * MAX_GRID_Y} elements"
+        return f"{self.key} does not support bf16" if workload.dtype == "bf16" else None
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
         """Return up to 256 threads of 4 elements."""
@@ -55,19 +55,19 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
         return Config({"threads": threads, "each": each})
 
     def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows: a row each, and pieces of it."""
+        """Return the row of a block, and its piece of the row."""
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=1),
             Tiling(dimension="cols", extent=workload.cols, tile=config["threads"] * config["each"]),
         )
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count the difference and the product of each element, in case they are done at once.
+        """Count the difference and the product of each element, which may be one instruction.
 
-        Exponentials are the compiler's choice of instructions and count as none.
+        Exponentials are not counted, since the compiler chooses their instructions.
         """
         piece = 1.0 * table["threads"] * table["each"]
-        # A sector at either end may have come with a neighbour's piece.
+        # One sector at either end may be shared with another piece.
         own_bytes = (piece * itemsize(workload.dtype) - 64.0).clip(0.0)
         return Costs(
             blocks=workload.rows * workload.cols / piece,
@@ -97,7 +97,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
         return cross_entropy_backward
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
-        """Launch one block for every piece of every row."""
+        """Launch one block for each piece of each row."""
         pieces = ceil_div(workload.cols, config["threads"] * config["each"])
         return (
             Launch(
@@ -108,7 +108,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
         )
 
     def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return two rows of a full piece and a cut one."""
+        """Return two rows of one full and one partial piece."""
         piece = config["threads"] * config["each"]
         return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, piece + 1))
 

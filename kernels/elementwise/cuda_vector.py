@@ -1,10 +1,10 @@
-"""elementwise in CUDA C++: a thread keeps to its columns and goes down the rows, a vector of each at a time.
+"""Elementwise in CUDA C++: a thread owns columns and iterates over rows, a vector of each at a time.
 
-The kernel is generated from the expression: each different operation once, in f32, in registers. Threads of
-a block lie `col_threads` along a row and `row_threads` down; a thread loads its columns of the vectors once,
-has `unroll` rows of all other inputs in flight before it computes, and stores one vector a row. Blocks do one
-tile each (`blocks_per_sm=0`), or stay and take tiles in turn, so that vectors are read once for many rows.
-Without vectors and columns rows are joined to longer lines first.
+The kernel is generated from the expression: each distinct operation once, in f32 and in registers. A block
+has `col_threads` threads along a row and `row_threads` down the rows. A thread loads its columns of the
+vectors once, loads `unroll` rows of all other inputs before it computes, and stores one vector per row.
+Blocks compute one tile each (`blocks_per_sm=0`), or are persistent and compute several, so that vectors are
+loaded once for many rows. Without vectors and columns, rows are first joined to longer lines.
 
 Source: NVIDIA, "CUDA Pro Tip: Write Flexible Kernels with Grid-Stride Loops", and "CUDA Pro Tip: Increase
 Performance with Vectorized Memory Access".
@@ -19,41 +19,43 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.expression import steps
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import filled, function, parameters, special, threads_along
-from tunebench.kernels.common.expression import least_operations, lines, variable
+from tunebench.kernels.common.cuda_expression import column_loads, filled, function, special, threads_along
+from tunebench.kernels.common.expression import least_operations, lines
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
 
 OTHER_REGISTERS = 40
-"""What a thread needs besides loaded vectors: addresses, loop state, and temporaries of a function."""
+"""Registers of a thread in addition to loaded vectors: addresses, loop state and temporaries of functions."""
 SIDE_BY_SIDE = 64
-"""Bytes of a row that threads of a block cover at least."""
+"""Least bytes of a row that the threads of a block cover."""
 MOST_COLUMN_BLOCKS = 65535
-"""Extent of a grid along y."""
+"""Largest extent of a grid along y."""
 
 SPACE = Space(
     (
         Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads along a row"),
         Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
         Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
-        Parameter("blocks_per_sm", (0, 1, 2, 4, 8), "blocks of an SM that stay; 0: each does one tile"),
+        Parameter("unroll", (1, 2, 4, 8), "rows that a thread has in flight"),
+        Parameter(
+            "blocks_per_sm", (0, 1, 2, 4, 8), "persistent blocks of an SM; 0: each block computes one tile"
+        ),
     ),
     (
         lambda col_threads, row_threads: (
             (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024)
         ),
-        # Every row must begin at a multiple of an access.
+        # Every row must start at a multiple of an access.
         lambda vector, workload: (
             (lines(workload)[1] % vector == 0)
             & (vector * max(itemsize(workload.dtype), itemsize(workload.out)) <= 16)
         ),
-        # Threads without an element are of no use.
+        # Threads without an element are useless.
         lambda col_threads, vector, workload: (
             (col_threads == 1) | (col_threads * vector < 2 * lines(workload)[1])
         ),
-        # Less than two sectors side by side waste what is fetched, unless rows are so short.
+        # Less than two adjacent sectors waste fetched bytes, unless rows are that short.
         lambda col_threads, vector, workload: (
             (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
             | (col_threads * vector >= lines(workload)[1])
@@ -75,7 +77,7 @@ SPACE = Space(
     ),
 )
 
-# Words between @ stand for what the expression decides.
+# Words between @ are replaced by text that depends on the expression.
 KERNEL = r"""
 template <class In, class Out, int COL_THREADS, int ROW_THREADS, int V, int N>
 __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
 
 
 class CudaVectorElementwise(CudaVariant[Elementwise]):
-    """Serves every expression, size and type."""
+    """Variant for every expression, size and type."""
 
     name = "cuda_vector"
     operator = Elementwise
@@ -130,7 +132,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         return self.space.first_valid(choices, workload=workload, device=device)
 
     def tiles(self, workload: Elementwise, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and columns, joined ones where there are no vectors."""
+        """Return the tiles of rows and columns, of joined rows if there are no vectors."""
         rows, cols = lines(workload)
         joined = workload.rows // rows
         return (
@@ -147,12 +149,12 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         )
 
     def costs(self, workload: Elementwise, table: Table, device: Device) -> Costs:
-        """Count a tile as a block: its operations, its loads and stores, and the bytes nobody else reads."""
+        """Count a tile as a block: operations, loads and stores, and bytes that no other block reads."""
         rows, cols = lines(workload)
         tile_rows, tile_cols = table["row_threads"] * table["unroll"], table["col_threads"] * table["vector"]
         elements, whole = tile_rows * tile_cols * 1.0, len(workload.whole_names)
         operations, functions = least_operations(workload)
-        # A sector at either end of each row may have come with a neighbour's tile.
+        # One sector at either end of each row may be shared with another tile.
         row_bytes = np.maximum(0.0, tile_cols * float(itemsize(workload.dtype)) - 64.0)
         far = np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
         return Costs(
@@ -163,35 +165,17 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
             sfu=special(functions) * elements,
             fill_bytes=whole * tile_rows * row_bytes,
             accesses=(whole + 1) * elements / table["vector"],
-            # A block that stays may load for a tile while it computes the one before.
+            # A persistent block may load a tile while it computes the previous one.
             chain_clocks=np.where(table["blocks_per_sm"] == 0, far, 0.0),
         )
 
     def source(self, workload: Elementwise, config: Config) -> str:
         """Return the kernel of this expression."""
-        vectors, columns = workload.vector_names, workload.column_names
-        held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
-        held |= {name: f"line_{name}[i]" for name in vectors}
-        held |= {name: f"each_{name}[n]" for name in columns}
-        text = filled(
-            KERNEL,
-            PARAMETERS=parameters(workload),
-            LOAD_VECTORS="\n".join(
-                f"  float line_{name}[V];\n  load_floats({variable(name)} + column, line_{name});"
-                for name in vectors
-            ),
-            EACH="".join(f"\n    float each_{name}[N];" for name in columns),
-            LOAD_EACH="".join(
-                f"\n      if (row < rows) each_{name}[n] = to_float({variable(name)}[row]);"
-                for name in columns
-            ),
-            WHOLE=", ".join(map(variable, workload.whole_names)),
-            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
-        )
+        text = filled(KERNEL, **column_loads(workload, row_exists="row < rows"))
         return helpers("types", "reduce", "row_block", "epilogue") + function(workload) + text
 
     def claims(self, workload: Elementwise, config: Config) -> tuple[str, ...]:
-        """Return the loads and stores, and the special-function unit where a function should use it."""
+        """Return loads and stores, and the special-function unit if a function should use it."""
         takes_special = special({step.operation: 1 for step in steps(workload.tree)})
         return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
 
@@ -213,10 +197,10 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         )
 
     def emulation_workload(self, workload: Elementwise, config: Config) -> Elementwise:
-        """Return two full tiles and a cut one down the rows, one and a cut one along them.
+        """Return two full and one partial tile of rows, and one full and one partial tile of columns.
 
-        Lengths of lines keep their remainder by accesses; with vectors rows are not joined, without they may
-        be others than those of the whole problem, which the kernel does not notice.
+        The length of lines modulo the access width is kept. With vectors, rows are not joined. Without, lines
+        may differ from those of the full workload, which makes no difference to the kernel.
         """
         rows, cols = lines(workload)
         tile_rows, tile_cols = (tiling.tile for tiling in self.tiles(workload, config))
@@ -225,7 +209,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
 
 
 def _held(workload: Elementwise, vector: int, unroll: int) -> int:
-    """Return the registers of vectors that a thread holds."""
+    """Return the registers that a thread needs for vectors."""
     words = ceil_div(vector * itemsize(workload.dtype), 4) * unroll * len(workload.whole_names)
     words += unroll * len(workload.column_names)
     held: int = words + vector * (len(workload.vector_names) + 2)

@@ -1,7 +1,7 @@
-"""elementwise in Numba-CUDA: a thread keeps to its column and goes down the rows, results in registers.
+"""Elementwise in Numba-CUDA: a thread owns a column and iterates over rows, with results in registers.
 
-The kernel is generated from the expression: what varies by column alone, and scalars, is read once a thread;
-of all other inputs `unroll` rows are loaded before the first is computed.
+The kernel is generated from the expression. A thread loads scalars and vectors once. It loads `unroll` rows
+of all other inputs before it computes the first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.expression import compiled, least_operations, variable
+from tunebench.kernels.common.expression import compiled, filled, least_operations, variable
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
+from tunebench.kernels.common.numba_expression import cuda_array, cuda_load, cuda_parameters
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -23,15 +24,15 @@ SPACE = Space(
     (
         Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "threads along a row"),
         Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64), "threads down the rows"),
-        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
-        Parameter("turns", (1, 4, 16), "tiles that a block does in turn"),
+        Parameter("unroll", (1, 2, 4, 8), "rows that a thread has in flight"),
+        Parameter("turns", (1, 4, 16), "tiles that a block computes in turn"),
     ),
     (
         lambda col_threads, row_threads: (
             (col_threads * row_threads >= 64) & (col_threads * row_threads <= 512)
         ),
         lambda col_threads, workload: (col_threads == 1) | (col_threads < 2 * workload.cols),
-        # Less than two sectors side by side waste what is fetched, unless rows are so short.
+        # Less than two adjacent sectors waste fetched bytes, unless rows are that short.
         lambda col_threads, workload: (
             (col_threads * itemsize(workload.dtype) >= 64) | (col_threads >= workload.cols)
         ),
@@ -39,7 +40,7 @@ SPACE = Space(
             ((col_threads * row_threads == 64) & (unroll * turns == 1))
             | (row_threads * unroll * turns < 2 * workload.rows)
         ),
-        # The extent of a grid along y.
+        # The largest extent of a grid along y.
         lambda col_threads, workload: ceil_div(workload.cols, col_threads) <= 65535,
     ),
 )
@@ -60,19 +61,19 @@ def elementwise(@NAMES@, out):
 
 
 class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
-    """Serves every expression and size of f32 and f16."""
+    """Variant for every expression and size of f32 and f16."""
 
     name = "numba_cuda"
     operator = Elementwise
     space = SPACE
 
     def limits(self, workload: Elementwise, device: Device) -> str | None:
-        """Refuse bf16: Numba-CUDA converts it by functions that only a driver can link."""
+        """Refuse bf16, whose conversions only a driver can link."""
         types = (workload.dtype, workload.vector_dtype, workload.out)
-        return f"{self.key} does not do bf16" if "bf16" in types else None
+        return f"{self.key} does not support bf16" if "bf16" in types else None
 
     def default(self, workload: Elementwise, device: Device) -> Config:
-        """Return blocks of up to 256 threads, a warp or more of them along a row."""
+        """Return blocks of up to 256 threads, with a warp or more along a row."""
         useful = (1, 2, 4, 8, 16, 32, 64, 128, 256)
         col_threads = max(t for t in useful if t == 1 or t < 2 * workload.cols)
         row_threads = max(1, 64 // col_threads)
@@ -83,7 +84,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         return self.space.first_valid(choices, workload=workload, device=device)
 
     def tiles(self, workload: Elementwise, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and columns."""
+        """Return the tiles of rows and columns."""
         tile_rows = config["row_threads"] * config["unroll"] * config["turns"]
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=tile_rows),
@@ -91,7 +92,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         )
 
     def costs(self, workload: Elementwise, table: Table, device: Device) -> Costs:
-        """Count the operations, and the bytes that nobody else reads; functions count as none."""
+        """Count operations, and bytes that no other block reads; functions are not counted."""
         tile_rows, tile_cols = (
             table["row_threads"] * table["unroll"] * table["turns"],
             table["col_threads"],
@@ -109,34 +110,28 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         )
 
     def generated(self, workload: Elementwise, config: Config) -> str:
-        """Return the kernel of this expression, its rows in flight unrolled."""
+        """Return the kernel of this expression, with its rows in flight unrolled."""
         assignments, result = PRINTER.write(workload.tree)
-        # Prefixes keep arrays, their elements and all other variables apart.
         stored = (*workload.whole_names, *workload.column_names)
-        arrays = {name: f"all_{name}" for name in (*stored, *workload.vector_names)}
-        vectors = [f"    {variable(name)} = f32({arrays[name]}[j])" for name in workload.vector_names]
         loads, compute = [], []
         for n in range(config["unroll"]):
             loads += [f"        i{n} = first + {n} * row_threads", f"        if i{n} < rows:"]
             compute.append(f"        if i{n} < rows:")
             for w, name in enumerate(stored):
                 place = f"i{n}" if name in workload.column_names else f"i{n}, j"
-                loads.append(f"            held_{w}_{n} = {arrays[name]}[{place}]")
+                loads.append(f"            held_{w}_{n} = {cuda_array(name)}[{place}]")
                 compute.append(f"            {variable(name)} = f32(held_{w}_{n})")
             compute += [f"            {line}" for line in (*assignments, f"out[i{n}, j] = {result}")]
-        pieces = {
-            "NAMES": ", ".join(arrays.get(t.name, variable(t.name)) for t in workload.inputs()),
-            "LOAD_VECTORS": "\n".join(vectors),
-            "LOADS": "\n".join(loads),
-            "COMPUTE": "\n".join(compute),
-        }
-        text = KERNEL
-        for word, piece in pieces.items():
-            text = text.replace(f"@{word}@", piece)
-        return text
+        return filled(
+            KERNEL,
+            NAMES=cuda_parameters(workload),
+            LOAD_VECTORS="\n".join(f"    {cuda_load(name, 'j')}" for name in workload.vector_names),
+            LOADS="\n".join(loads),
+            COMPUTE="\n".join(compute),
+        )
 
     def kernel(self, workload: Elementwise, config: Config) -> Callable[..., None]:
-        """Return the kernel of this expression: inputs in order, then out."""
+        """Return the kernel of this expression; it takes the inputs in order, then out."""
         import math
 
         import numpy as np
@@ -158,7 +153,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         )
 
     def emulation_workload(self, workload: Elementwise, config: Config) -> Elementwise:
-        """Return one full tile and a cut one in both directions, as far as the problem has them."""
+        """Return one full and one partial tile in both directions, if the workload is that large."""
         rows, cols = (tiling.tile + 1 for tiling in self.tiles(workload, config))
         return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
 

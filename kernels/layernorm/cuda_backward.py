@@ -1,8 +1,8 @@
-"""Gradients of layernorm in CUDA C++: rows give dx, and blocks that stay add up the gradients of the weights.
+"""Gradients of layernorm in CUDA C++: persistent blocks compute dx, and sum the gradients of the weights.
 
-What each block has added up of all its rows is a part, and a second kernel adds the parts, so that no atomic
-operation decides the order. See `tunebench.kernels.common.norm_backward` for the parameters; the kernels, which
-layernorm and rmsnorm share, are in norm_backward.cuh.
+Each block leaves the sums of its rows, which a second kernel adds, so that the order of additions is fixed.
+See `tunebench.kernels.common.norm_backward` for the parameters. The kernels are in norm_backward.cuh, which
+rmsnorm shares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 
 
 class CudaBackwardLayerNorm(CudaBackwardNorm[LayerNorm]):
-    """Serves every size and type, backward."""
+    """Backward variant for every size and type."""
 
     operator = LayerNorm
 

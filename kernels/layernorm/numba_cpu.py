@@ -1,9 +1,9 @@
-"""layernorm on the CPU: rows in parallel, statistics in passes over chunks that stay in the first cache.
+"""Layernorm on the CPU: rows in parallel, statistics in passes over chunks that stay in the first cache.
 
-`statistics=two_pass` sums a whole row for its mean, then squares of deviations for its variance.
-`statistics=merged` takes both of a chunk in one pass, about the mean of what came before it, and merges them
-into those of the row. Bias and residual are added on the way. Rows are as in `tunebench.kernels.common.numba_norm`,
-which rmsnorm shares.
+`statistics=two_pass` sums a row for its mean, then squared deviations for its variance. `statistics=merged`
+computes both of a chunk in one pass, relative to the mean of the elements before it, and merges them into
+those of the row. Bias and residual are added in the same kernel. `tunebench.kernels.common.numba_norm` has
+the code that rmsnorm shares.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
 Variances", 1979.
@@ -26,7 +26,7 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 
 SPACE = Space(
     (
-        Parameter("statistics", ("two_pass", "merged"), "how mean and variance of a row are found"),
+        Parameter("statistics", ("two_pass", "merged"), "algorithm for mean and variance of a row"),
         *PARAMETERS,
     ),
     CONSTRAINTS,
@@ -34,14 +34,14 @@ SPACE = Space(
 
 
 class NumbaCpuLayerNorm(NumbaCpuForwardNorm[LayerNorm]):
-    """Serves every size, type and prologue, forward."""
+    """Forward variant for every size, type and prologue."""
 
     operator = LayerNorm
     space = SPACE
     more: ClassVar[dict[str, Any]] = {"statistics": "merged"}
 
     def statistics(self, config: Config) -> Statistics:
-        """Return what `statistics` names."""
+        """Return the function that the parameter `statistics` names."""
         return merged if config["statistics"] == "merged" else two_pass
 
 

@@ -1,4 +1,4 @@
-"""Gradients of layernorm on the CPU: parts of the rows in parallel, each with sums of its own for weights.
+"""Gradients of layernorm on the CPU: parts of the rows in parallel, with separate sums for the weights.
 
 A row is read for its sums, and again, from a cache, for dx. See `tunebench.kernels.common.numba_norm`.
 """
@@ -10,7 +10,7 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 
 
 class NumbaCpuBackwardLayerNorm(NumbaCpuBackwardNorm[LayerNorm]):
-    """Serves every size and type, backward."""
+    """Backward variant for every size and type."""
 
     operator = LayerNorm
 

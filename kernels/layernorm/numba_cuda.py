@@ -1,8 +1,8 @@
-"""layernorm in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Layernorm in Numba-CUDA: the threads along x of a block share a row and reduce through shared memory.
 
-With `passes=3` a thread sums its elements, then their squared deviations from the row's mean, then writes,
-and reads its elements each time; with `passes=2` it keeps mean and squared deviations of what it has seen.
-The kernel is that of `tunebench.kernels.common.numba_cuda_norm`, which rmsnorm shares.
+With `passes=3` a thread sums its elements, then their squared deviations from the mean of the row, then
+writes, and reads its elements each time. With `passes=2` it updates the mean and the squared deviations of
+the elements read so far. `tunebench.kernels.common.numba_cuda_norm` has the kernel, which rmsnorm shares.
 
 Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962.
 """
@@ -26,7 +26,7 @@ SPACE = Space(
 
 
 class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
-    """Serves every size and prologue in f32 and f16, forward."""
+    """Forward variant for every size and prologue in f32 and f16."""
 
     name = "numba_cuda"
     operator = LayerNorm
@@ -34,13 +34,13 @@ class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
     more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
-        """Count the sums, deviation, square and affine map of each element, in case two are done at once."""
+        """Count the sums, deviation, square and affine map of each element, at two per instruction."""
         fma = 2.5 + 0.5 * (workload.has_bias + workload.has_residual)
         tensors = 1 + workload.has_residual
         return row_costs(workload, table, device, row_tensors=tensors, fma=fma, reductions=2)
 
     def kernel(self, workload: LayerNorm, config: Config) -> Callable[..., None]:
-        """Return the kernel for this prologue."""
+        """Return the kernel for the workload's prologue."""
         return kernel(workload, config["threads"], config["rows"], online=config["passes"] == 2)
 
     def launches(self, workload: LayerNorm, config: Config) -> tuple[Launch, ...]:

@@ -1,1 +1,1 @@
-"""Variants of reduction: sums, means and extremes of an expression, generated from it."""
+"""Variants of reduction: sums, means and extremes of an expression, generated from the expression."""

@@ -1,10 +1,10 @@
-"""reduction over columns of the matrix in CUDA C++ (`axis=rows`): threads go down the rows, side by side.
+"""Reduction of the rows of each column in CUDA C++ (`axis=rows`): threads own columns and iterate over rows.
 
-The kernel is generated from the expression. Threads of a block lie `col_threads` along a row and
-`row_threads` down; a thread keeps one result for each of its `vector` columns, goes down the rows and has
-`unroll` of them in flight. Results of threads below each other meet in shared memory. Rows fall into `split`
-parts, so that few columns keep the device busy: each part leaves its results in scratch memory, and a second
-launch puts these together, in an order that is always the same.
+The kernel is generated from the expression. A block has `col_threads` threads along a row and `row_threads`
+down the rows. A thread keeps one result for each of its `vector` columns, and loads `unroll` rows at a time.
+Threads of a column exchange results through shared memory. Rows are split into `split` parts, so that few
+columns keep the device busy: each part stores its results in scratch memory, and a second launch joins them
+in a fixed order.
 
 Source: NVIDIA, "CUDA Pro Tip: Increase Performance with Vectorized Memory Access"; Harris, "Optimizing
 Parallel Reduction in CUDA", 2007.
@@ -18,15 +18,14 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import column_block
-from tunebench.kernels.common.cuda_expression import filled, parameters
-from tunebench.kernels.common.expression import variable
+from tunebench.kernels.common.cuda_expression import column_loads, filled
 from tunebench.kernels.common.reduction import CudaReduction, fit, fma_of_element, sfu_of_element, source
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Costs, Tiling
 from tunebench.workloads.operators.reduction import Reduction
 
 COLUMNS_AT_END, PARTS_AT_END = 32, 8
-"""Threads along and down in the launch that puts parts together."""
+"""Threads along and down in the launch that joins parts."""
 
 
 SPACE = Space(
@@ -43,13 +42,13 @@ SPACE = Space(
     ),
 )
 
-# Words between @ stand for what the expression decides.
+# Words between @ are replaced by text that depends on the expression.
 KERNELS = r"""
 template <class Op, class In, class Left, bool ALL_ROWS, int COL_THREADS, int ROW_THREADS, int V, int N>
 __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
     reduce_columns(@PARAMETERS@, Left* __restrict__ left, float factor, int rows, int cols) {
   const u32 base = blockIdx.x * COL_THREADS, column = (base + threadIdx.x % COL_THREADS) * V;
-  // Columns that are missing have no rows; their threads still come to the barrier.
+  // Columns beyond the end have no rows; their threads still reach the barrier.
   const i64 begin = i64(rows) * blockIdx.y / gridDim.y;
   const i64 end = column < u32(cols) ? i64(rows) * (blockIdx.y + 1) / gridDim.y : 0;
 @LOAD_VECTORS@
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(256)
 
 
 class CudaColumnReduction(CudaReduction):
-    """Serves every expression, size and type over the rows of a column."""
+    """Variant for every expression, size and type that reduces the rows of each column."""
 
     name = "cuda_column"
     space = SPACE
@@ -135,35 +134,35 @@ class CudaColumnReduction(CudaReduction):
     at_end = (COLUMNS_AT_END, PARTS_AT_END)
 
     def default(self, workload: Reduction, device: Device) -> Config:
-        """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
+        """Return wide accesses, up to a warp along a row, 256 threads, and two blocks per SM if possible."""
         return column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut columns, and rows, if they do."""
+        """Return the tiles of columns and of rows."""
         return column_block.tiles(workload, config)
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
-        """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
+        """Count a part of a block's columns: operations, loads, and bytes that no other block reads."""
         split, vector, down = table["split"], table["vector"], table["row_threads"]
         tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
         elements, whole, met = 1.0 * part * tile, len(workload.whole_names), down > 1
-        # A sector at either end of each row may have come with a neighbour's tile.
+        # One sector at either end of each row may be shared with another tile.
         row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
         left_behind = np.where(met, 1.0 * down * tile, 0.0)
         adds = part // down + np.where(met, down - 1, 0) - 1.0
         return Costs(
-            # Some parts have a row more than others.
+            # Some parts have one more row.
             blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
             full_blocks=split * (workload.cols // tile),
             threads=table["col_threads"] * down,
             smem_bytes=4.0 * left_behind,
             fma=fma_of_element(workload) * elements,
             sfu=sfu_of_element(workload) * elements,
-            # Written once and read once, four bytes a lane.
+            # Written once and read once, four bytes per lane.
             smem_traffic_bytes=8.0 * left_behind,
             fill_bytes=whole * part * row_bytes,
             accesses=whole * elements / vector + 2.0 * left_behind,
-            # The first load, one addition after the other, and what threads below each other leave.
+            # The first load, sequential additions, and the exchange between threads of a column.
             chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
             + workload.is_sum * np.maximum(0.0, adds) * device.fma_latency
             + met * device.smem_latency,
@@ -172,34 +171,15 @@ class CudaColumnReduction(CudaReduction):
 
     def source(self, workload: Reduction, config: Config) -> str:
         """Return the kernels of this expression."""
-        vectors, columns = workload.vector_names, workload.column_names
-        held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
-        held |= {name: f"line_{name}[i]" for name in vectors}
-        held |= {name: f"each_{name}[n]" for name in columns}
-        text = filled(
-            KERNELS,
-            PARAMETERS=parameters(workload),
-            LOAD_VECTORS="\n".join(
-                f"  float line_{name}[V];\n"
-                f"  if (column < u32(cols)) load_floats({variable(name)} + column, line_{name});"
-                for name in vectors
-            ),
-            EACH="".join(f"\n    float each_{name}[N];" for name in columns),
-            LOAD_EACH="".join(
-                f"\n      if (row < end) each_{name}[n] = to_float({variable(name)}[row]);"
-                for name in columns
-            ),
-            WHOLE=", ".join(map(variable, workload.whole_names)),
-            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
-        )
-        return source(workload, text)
+        loads = column_loads(workload, "row < end", column_exists="if (column < u32(cols)) ")
+        return source(workload, filled(KERNELS, **loads))
 
     def blocks(self, workload: Reduction, config: Config) -> int:
-        """Return the blocks of some columns each."""
+        """Return the number of blocks along a row."""
         return int(column_block.along(workload, config["col_threads"], config["vector"]))
 
     def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
-        """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
+        """Return 2 tiles of columns and 3 iterations over rows, the last of each partial."""
         rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 

@@ -1,9 +1,9 @@
-"""reduction over rows of the matrix in CUDA C++ (`axis=cols`): threads share a row, and reduce by shuffles.
+"""Reduction of the columns of each row in CUDA C++ (`axis=cols`): threads share a row and reduce by shuffles.
 
-The kernel is generated from the expression. A thread takes every `row_threads`-th vector of its row, has
-`unroll` of them in flight, and one result for each of those; up to a warp a row, several rows share a block.
-Rows that are too few for the device are split: `split` blocks share one and leave their results in scratch
-memory, and a second launch puts these together, in an order that is always the same.
+The kernel is generated from the expression. A thread processes every `row_threads`-th vector of its row, with
+`unroll` in flight and one result for each of those. If at most a warp shares a row, several rows share a
+block. Few rows are split: `split` blocks share a row and store their results in scratch memory, and a second
+launch joins them in a fixed order.
 
 Source: Harris, "Optimizing Parallel Reduction in CUDA", 2007; Luitjens, "Faster Parallel Reductions on
 Kepler", NVIDIA, 2014.
@@ -17,8 +17,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.cuda_expression import filled, parameters
-from tunebench.kernels.common.expression import variable
+from tunebench.kernels.common.cuda_expression import parameters
+from tunebench.kernels.common.expression import filled, operands, variable
 from tunebench.kernels.common.reduction import (
     MOST_BLOCKS,
     SMALL,
@@ -35,13 +35,13 @@ from tunebench.variant import Costs, Tiling, ceil_div
 from tunebench.workloads.operators.reduction import Reduction
 
 WARP = 32
-"""Vectors that a warp accesses at once; parts of a row begin at multiples of them."""
+"""Vectors that a warp accesses at once; parts of a row start at multiples of them."""
 ROWS_AT_END = 4
-"""Rows of a block, a warp each, in the launch that puts parts together."""
+"""Rows of a block, one warp each, in the launch that joins parts."""
 
 
 def _lines(workload: Reduction, vector: Any) -> Any:
-    """Return what a row has of the accesses of a warp, the last one cut perhaps; for columns too."""
+    """Return the warp accesses of a row, the last one possibly partial; for numbers or columns."""
     return ceil_div(workload.cols // vector, WARP)
 
 
@@ -56,9 +56,9 @@ SPACE = Space(
     (
         lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
         lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must begin at a multiple of an access.
+        # Every row must start at a multiple of an access.
         lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use.
+        # Threads without a vector are useless.
         lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
         lambda row_threads, vector, unroll, split, workload: (
             (unroll * split == 1) | (1.0 * row_threads * vector * unroll * split < 2 * workload.cols)
@@ -70,7 +70,7 @@ SPACE = Space(
             unroll,
             device,
         ),
-        # Parts are of blocks of their own, have a line each, and are not more than keep the device busy.
+        # Parts have separate blocks and at least one warp access, and are no more than keep the device busy.
         lambda rows, row_threads, split: (split == 1) | ((rows == 1) & (row_threads >= 64)),
         lambda vector, split, workload: (split == 1) | (_lines(workload, vector) >= split),
         lambda split, workload, device: (
@@ -79,7 +79,7 @@ SPACE = Space(
     ),
 )
 
-# Words between @ stand for what the expression decides.
+# Words between @ are replaced by text that depends on the expression.
 KERNELS = r"""
 template <class Op, class In, class Left, bool WHOLE_ROW, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS)
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(128)
 
 
 class CudaRowReduction(CudaReduction):
-    """Serves every expression, size and type over the columns of a row."""
+    """Variant for every expression, size and type that reduces the columns of each row."""
 
     name = "cuda_row"
     space = SPACE
@@ -155,7 +155,7 @@ class CudaRowReduction(CudaReduction):
     at_end = (ROWS_AT_END, WARP)
 
     def default(self, workload: Reduction, device: Device) -> Config:
-        """Return wide accesses, about 16 elements a thread, and two blocks for each SM if rows allow it."""
+        """Return wide accesses, about 16 elements per thread, and two blocks per SM if rows allow it."""
         vector = widest_vector(workload)
         row_threads = next((t for t in (4, 8, 16, 32, 64, 128) if workload.cols <= 16 * t), 256)
         while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
@@ -168,7 +168,7 @@ class CudaRowReduction(CudaReduction):
         return self.space.first_valid(choices, workload=workload, device=device)
 
     def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and parts or accesses of all threads of a row its elements."""
+        """Return the rows of a block, and its part of a row or one access by all threads of a row."""
         part = config["row_threads"] * config["vector"]
         if config["split"] > 1:
             part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
@@ -178,25 +178,25 @@ class CudaRowReduction(CudaReduction):
         )
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
-        """Count a part of a block's rows: its operations, its loads, and the bytes nobody else reads."""
-        rows = np.minimum(table["rows"], workload.rows)  # a block with room for more is as full as any
+        """Count a part of a block's rows: operations, loads, and bytes that no other block reads."""
+        rows = np.minimum(table["rows"], workload.rows)  # a block with room for more rows counts as full
         split, vector, threads = table["split"], table["vector"], table["row_threads"]
         part = np.where(split == 1, workload.cols, _lines(workload, vector) // split * WARP * vector)
         elements, size = 1.0 * rows * part, itemsize(workload.dtype)
         whole, met = len(workload.whole_names), threads > WARP
         adds = ceil_div(ceil_div(part, threads * vector), table["unroll"]) - 1.0
         return Costs(
-            # Some parts have one access of a warp more, the last one may have less.
+            # Some parts have one more warp access; the last one may have less.
             blocks=workload.rows / rows * np.minimum(split, workload.cols / part),
             full_blocks=workload.rows // rows * np.where(split == 1, 1, split - 1),
             threads=threads * table["rows"],
             smem_bytes=np.where(met, threads / 8.0, 0.0),
             fma=fma_of_element(workload) * elements,
             sfu=sfu_of_element(workload) * elements,
-            # A sector at either end may have come with a neighbour's rows.
+            # One sector at either end may be shared with other rows.
             fill_bytes=whole * np.maximum(0.0, elements * size - 64.0),
             accesses=(whole + len(workload.vector_names)) * elements / vector,
-            # The first load, one addition after the other, and what warps of a row leave each other.
+            # The first load, sequential additions, and the exchange between warps of a row.
             chain_clocks=np.where(part * size > 64, device.l2_latency, device.l1_latency)
             + workload.is_sum * adds * device.fma_latency
             + met * device.smem_latency,
@@ -217,19 +217,19 @@ class CudaRowReduction(CudaReduction):
                 for name in workload.column_names
             ),
             STORED=", ".join([*rows, *map(variable, workload.vector_names)]),
-            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
+            ARGUMENTS=operands(workload, held),
         )
         return source(workload, text)
 
     def blocks(self, workload: Reduction, config: Config) -> int:
-        """Return the blocks of some rows each."""
+        """Return the number of blocks that the rows need."""
         return int(ceil_div(workload.rows, config["rows"]))
 
     def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
-        """Return two full blocks of rows and a cut one, with rows of two full turns and a cut one."""
+        """Return 3 blocks of rows and 3 iterations over columns, the last of each partial."""
         rows, line = min(workload.rows, 2 * config["rows"] + 1), WARP * config["vector"]
         turn = config["split"] * config["row_threads"] * config["vector"] * config["unroll"]
-        # Many parts have fewer turns, but some accesses of a warp each.
+        # With many parts there are fewer iterations, but each part keeps some warp accesses.
         most = max(2 * config["split"] + 1, SMALL // rows // line) * line
         cols = min(workload.cols, 2 * turn + workload.cols % turn, most)
         return dataclasses.replace(workload, rows=rows, cols=cols)

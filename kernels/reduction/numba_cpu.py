@@ -1,10 +1,9 @@
-"""reduction on the CPU: pieces of what is reduced in parallel, then the pieces' results.
+"""Reduction on the CPU: parts of the reduced axis in parallel, then a join of their results.
 
-Loops are generated from the expression. Over rows of the matrix (`axis=cols`) a task takes `block` rows, or
-pieces of them, and keeps one result in registers. Over columns (`axis=rows`) it takes `block` columns side by
-side and goes down the rows, `unroll` at once; results wait in memory, which stays in the cache. What is
-reduced falls into `parts`, each by itself, so that few results keep all cores busy; they are put together in
-an order that is always the same.
+Loops are generated from the expression. With `axis=cols` a task has `block` rows, or parts of them, and keeps
+one result in registers. With `axis=rows` it has `block` adjacent columns and adds `unroll` rows at a time;
+results are in memory that stays in the cache. The reduced axis is split into `parts`, so that few results
+keep all cores busy. Parts are joined in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,18 +12,31 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.expression import compiled, least_operations, variable
-from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, rank, store
-from tunebench.kernels.common.numba_expression import PRINTER, by_libm, by_polynomials, has_two_forms
+from tunebench.kernels.common.expression import (
+    compiled,
+    filled,
+    function_text,
+    least_operations,
+    operands,
+    variable,
+)
+from tunebench.kernels.common.numba_cpu import inlined, jitted, rank
+from tunebench.kernels.common.numba_expression import (
+    PRINTER,
+    cpu_elements,
+    cpu_parameters,
+    cpu_scope,
+    has_two_forms,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.reduction import Reduction
 
 LEAST_PART = 64
-"""Elements that are worth a part of their own."""
+"""Least elements of a part."""
 BESIDE = 64
-"""Columns that are worth a task of their own: fewer waste what is fetched with them."""
+"""Least columns of a task; fewer columns would waste fetched bytes."""
 
 
 def _over_cols(workload: Reduction) -> bool:
@@ -33,9 +45,9 @@ def _over_cols(workload: Reduction) -> bool:
 
 SPACE = Space(
     (
-        Parameter("block", tuple(2**n for n in range(15)), "results that a task takes together"),
-        Parameter("parts", tuple(2**n for n in range(11)), "pieces that what is reduced falls into"),
-        Parameter("unroll", (1, 2, 4, 8), "rows that are added at once, where results are of columns"),
+        Parameter("block", tuple(2**n for n in range(15)), "results of a task"),
+        Parameter("parts", tuple(2**n for n in range(11)), "parts that the reduced axis is split into"),
+        Parameter("unroll", (1, 2, 4, 8), "rows that are added at a time, with axis=rows"),
         Parameter("functions", ("poly", "libm"), "poly: polynomials, which vectorise; libm: calls"),
     ),
     (
@@ -68,7 +80,7 @@ def run(@NAMES@, begin, column, count):
     return total
 """
 
-# That of whole numbers vectorises; whether there was a NaN is found beside it.
+# The maximum of integers vectorises; NaN is tracked separately.
 EXTREME_OF_ROW = """
 def run(@NAMES@, begin, column, count):
     found, broken = rank_of(neutral), np.int32(0)
@@ -136,14 +148,14 @@ END_OF_PARTS = """
 
 
 class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
-    """Serves every expression, size and type, both axes."""
+    """Variant for every expression, size and type, over either axis."""
 
     name = "numba_cpu"
     operator = Reduction
     space = SPACE
 
     def default(self, workload: Reduction, device: Device) -> Config:
-        """Return about 64 k elements a task, and parts only where results are too few for 16 tasks."""
+        """Return about 64 k elements per task, and parts only if there are too few results for 16 tasks."""
         over_cols, tasks = _over_cols(workload), 16
         if over_cols:
             most = max(1, 65536 // workload.cols)
@@ -160,13 +172,13 @@ class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
         return Config({"block": block, "parts": parts, "unroll": unroll, "functions": "poly"})
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
-        """Count the products or the sums, whichever are more: one instruction may do one of each."""
+        """Count the products or the sums, whichever are more; one instruction may compute one of each."""
         return Costs(
             blocks=1, full_blocks=0, threads=1, fma=least_fma(workload) * workload.rows * workload.cols
         )
 
     def scratch(self, workload: Reduction, config: Config) -> tuple[Tensor, ...]:
-        """Return the results of parts: of rows (rows, parts), if there are any; of columns (parts, cols)."""
+        """Return memory for results of parts: (rows, parts) if any, or (parts, cols)."""
         parts, over_cols = config["parts"], _over_cols(workload)
         if over_cols and parts == 1:
             return ()
@@ -174,118 +186,70 @@ class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def arguments(self, workload: Reduction, config: Config) -> tuple[Argument, ...]:
-        """Pass the inputs in order, out, the shape, what sums are multiplied by, and results of parts."""
+        """Return the inputs in order, out, the shape, the factor of sums, and the results of parts."""
         inputs = tuple(tensor.name for tensor in workload.inputs())
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         scratch = tuple(tensor.name for tensor in self.scratch(workload, config))
         return (*inputs, "out", *sizes, Scalar("float", workload.factor), *scratch)
 
     def generated(self, workload: Reduction, config: Config) -> str:
-        """Return what is computed of an element, the loop over elements, and the kernel around it."""
-        over_cols, names = _over_cols(workload), [tensor.name for tensor in workload.inputs()]
+        """Return the function of an element, the loop over elements, and the kernel that calls it."""
+        over_cols, single = _over_cols(workload), config["parts"] == 1
         assignments, result = PRINTER.write(workload.tree)
         ending, ended = PRINTER.write(workload.end)
-        common = {
-            "ASSIGNMENTS": "\n".join(line[4:] for line in assignments),
-            "RESULT": result,
-            "ENDING": "\n".join(line[4:] for line in ending),
-            "ENDED": ended,
-        }
-        single = config["parts"] == 1
+        _, addresses = cpu_parameters(workload, over_rows=not over_cols)
         around = (OVER_COLS if single else PARTS_OVER_COLS) if over_cols else OVER_ROWS
-        around = _filled(around, END=(END if single else END_OF_PARTS).strip("\n"))
-        loop = _of_row(workload) if over_cols else _of_columns(workload, config["unroll"])
-        pieces = (
-            _filled(VALUE, NAMES=", ".join(map(variable, names)), **common),
-            loop,
-            _filled(around, NAMES=", ".join(map(variable, names)), ADDRESSES=_addresses(workload)),
+        return filled(
+            VALUE + (_of_row(workload) if over_cols else _of_columns(workload, config["unroll"])) + around,
+            NAMES=operands(workload, {}),
+            ADDRESSES=addresses,
+            END=(END if single else END_OF_PARTS).strip("\n"),
+            ASSIGNMENTS="\n".join(line[4:] for line in assignments),
+            RESULT=result,
+            ENDING="\n".join(line[4:] for line in ending),
+            ENDED=ended,
         )
-        return "".join(pieces)
 
     def kernel(self, workload: Reduction, config: Config) -> Callable[..., None]:
         """Return the kernel of this expression, which takes `arguments`."""
-        import numba
-        import numpy as np
-
         text = self.generated(workload, config)
-        functions = by_libm() if config["functions"] == "libm" else by_polynomials()
-        join, neutral = _join(workload), _neutral(workload)
-        basic = {"__name__": __name__, "np": np, "f32": np.float32, "neutral": neutral, **functions}
-        exact = {
-            name: _exact(compiled(_piece(text, name), name, dict(basic))) for name in ("value", "finish")
-        }
-        rank_of, value_of = rank()
-        basic |= {"join": join, "rank_of": rank_of, "value_of": value_of, "read": load(workload.dtype)}
-        basic |= {**exact, "write": store(workload.out), "extreme": min if workload.reduce == "min" else max}
-        scope = {**basic, "numba": numba, "address_of": address()}
+        scope = cpu_scope(workload, workload.out, config["functions"])
+        scope |= {"neutral": _neutral(workload), "join": _join(workload)}
+        for name in ("value", "finish"):
+            scope[name] = _exact(compiled(function_text(text, name), name, dict(scope)))
+        scope["rank_of"], scope["value_of"] = rank()
+        scope["extreme"] = min if workload.reduce == "min" else max
         scope |= {name: config[name] for name in ("block", "parts", "unroll")}
-        scope["run"] = jitted(self.fastmath)(compiled(_piece(text, "run"), "run", dict(basic)))
+        scope["run"] = jitted(self.fastmath)(compiled(function_text(text, "run"), "run", dict(scope)))
         if not _over_cols(workload):
-            scope["run_one"] = jitted(self.fastmath)(compiled(_of_columns(workload, 1), "run", dict(basic)))
-            scope |= _around_columns(config["parts"], basic)
-        return compiled(_piece(text, "reduction"), "reduction", scope)
+            scope["run_one"] = jitted(self.fastmath)(compiled(_of_columns(workload, 1), "run", dict(scope)))
+            scope |= _around_columns(config["parts"], scope)
+        return compiled(function_text(text, "reduction"), "reduction", scope)
 
 
 def least_fma(workload: Reduction) -> float:
-    """Return the instructions an element takes at least: one may be a product and the sum's next term."""
+    """Return the least instructions of an element; one may compute a product and the next term of the sum."""
     least, counts = least_operations(workload)
     return max(least, counts.get("add", 0) + 1.0 if workload.is_sum else 1.0)
 
 
-def _filled(text: str, **pieces: str) -> str:
-    for word, piece in pieces.items():
-        text = text.replace(f"@{word}@", piece)
-    return text
-
-
-def _piece(text: str, function: str) -> str:
-    """Return one function of generated text."""
-    (found,) = (piece for piece in text.split("\ndef ") if piece.startswith(f"{function}("))
-    return f"def {found}"
-
-
-def _addresses(workload: Reduction) -> str:
-    """Return what a loop is called with: addresses; of a row's own inputs, their elements."""
-    passed = {
-        name: f"address_of({variable(name)})" for name in (*workload.whole_names, *workload.vector_names)
-    }
-    for name in workload.column_names:
-        at = f"address_of({variable(name)})"
-        passed[name] = f"read({at}[i])" if _over_cols(workload) else at
-    return ", ".join(passed.get(tensor.name, variable(tensor.name)) for tensor in workload.inputs())
-
-
 def _of_row(workload: Reduction) -> str:
     """Return the loop over elements of a row."""
-    stored = {name: f"{variable(name)}_at" for name in (*workload.whole_names, *workload.vector_names)}
-    elements = {name: f"read({stored[name]}[begin + j])" for name in workload.whole_names}
-    elements |= {name: f"read({stored[name]}[column + j])" for name in workload.vector_names}
-    names = [tensor.name for tensor in workload.inputs()]
-    return _filled(
-        SUM_OF_ROW if workload.is_sum else EXTREME_OF_ROW,
-        NAMES=", ".join(stored.get(name, variable(name)) for name in names),
-        ELEMENTS=", ".join(elements.get(name, variable(name)) for name in names),
-    )
+    names, _ = cpu_parameters(workload)
+    loop = SUM_OF_ROW if workload.is_sum else EXTREME_OF_ROW
+    return filled(loop, NAMES=names, ELEMENTS=operands(workload, cpu_elements(workload)))
 
 
 def _of_columns(workload: Reduction, unroll: int) -> str:
-    """Return the loop over columns that takes in so many rows."""
-    names = [tensor.name for tensor in workload.inputs()]
-    stored = {name: f"{variable(name)}_at" for name in names if name not in workload.scalar_names}
+    """Return the loop over columns that adds `unroll` rows at a time."""
+    names, _ = cpu_parameters(workload, over_rows=True)
     loads, taken = [], []
     for n in range(unroll):
-        elements = {name: f"read({stored[name]}[begin + {n} * cols + j])" for name in workload.whole_names}
-        elements |= {name: f"read({stored[name]}[column + j])" for name in workload.vector_names}
-        elements |= {name: f"{variable(name)}_{n}" for name in workload.column_names}
-        loads += [f"    {elements[name]} = read({stored[name]}[row + {n}])" for name in workload.column_names]
-        each = ", ".join(elements.get(name, variable(name)) for name in names)
+        in_row = {name: f"{variable(name)}_{n}" for name in workload.column_names}
+        loads += [f"    {value} = read({variable(name)}_at[row + {n}])" for name, value in in_row.items()]
+        each = operands(workload, {**cpu_elements(workload, f"{n} * cols + "), **in_row})
         taken.append(f"        total = join(total, value({each}))")
-    return _filled(
-        OF_COLUMNS,
-        NAMES=", ".join(stored.get(name, variable(name)) for name in names),
-        LOAD_COLUMNS="\n".join(loads),
-        TAKEN="\n".join(taken),
-    )
+    return filled(OF_COLUMNS, NAMES=names, LOAD_COLUMNS="\n".join(loads), TAKEN="\n".join(taken))
 
 
 def _neutral(workload: Reduction) -> Any:
@@ -295,7 +259,7 @@ def _neutral(workload: Reduction) -> Any:
 
 
 def _join(workload: Reduction) -> Callable[..., Any]:
-    """Return what joins two results; a NaN stays one."""
+    """Return the function that joins two results; NaN is kept."""
 
     @inlined
     def added(a: Any, b: Any) -> Any:
@@ -313,9 +277,9 @@ def _join(workload: Reduction) -> Callable[..., Any]:
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that becomes a part of its callers, with operations in the order that is written.
+    """Return a function that is inlined into its callers, with operations in the order of the expression.
 
-    Its errors are bounded in that order; sums over elements may be taken in any.
+    The error bound holds in that order. Sums over elements may be reordered.
     """
     import numba
 
@@ -326,7 +290,7 @@ def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _around_columns(parts: int, scope: dict[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return what empties results of columns, and what puts those of parts together."""
+    """Return the functions that clear the results of columns, and join those of parts."""
     neutral, join, write, finish = (scope[name] for name in ("neutral", "join", "write", "finish"))
 
     @jitted()

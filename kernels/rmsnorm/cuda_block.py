@@ -1,7 +1,7 @@
-"""rmsnorm in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
+"""Rmsnorm in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-A residual is added on the way, and the sum is written beside the result. See `tunebench.kernels.common.row_block`
-for the parameters; the kernels, which layernorm shares, are in norm.cuh.
+A residual is added in the same kernel, and the sum is a second output. See
+`tunebench.kernels.common.row_block` for the parameters. The kernels are in norm.cuh, which layernorm shares.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
 class CudaBlockRmsNorm(CudaBlockNorm[RmsNorm]):
-    """Serves every size, type and prologue, forward."""
+    """Forward variant for every size, type and prologue."""
 
     operator = RmsNorm
 

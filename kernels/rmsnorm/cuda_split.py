@@ -1,7 +1,7 @@
-"""rmsnorm of few long rows in CUDA C++: several blocks share a row, in two launches.
+"""Rmsnorm of few long rows in CUDA C++: several blocks share a row, in two launches.
 
-See `tunebench.kernels.common.norm_split` for the parameters; the kernels, which layernorm and rmsnorm share, are in
-norm_split.cuh.
+See `tunebench.kernels.common.norm_split` for the parameters. The kernels are in norm_split.cuh, which
+layernorm shares.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
 class CudaSplitRmsNorm(CudaSplitNorm[RmsNorm]):
-    """Serves long rows where they are few, of every type and prologue, forward."""
+    """Forward variant for few long rows of every type and prologue."""
 
     operator = RmsNorm
 

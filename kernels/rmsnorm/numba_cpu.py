@@ -1,6 +1,7 @@
-"""rmsnorm on the CPU: rows in parallel, squares summed over chunks that stay in the first cache.
+"""Rmsnorm on the CPU: rows in parallel, squares summed over chunks that stay in the first cache.
 
-A residual is added on the way. Rows are as in `tunebench.kernels.common.numba_norm`, which layernorm shares.
+A residual is added in the same kernel. `tunebench.kernels.common.numba_norm` has the code that layernorm
+shares.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
 class NumbaCpuRmsNorm(NumbaCpuForwardNorm[RmsNorm]):
-    """Serves every size, type and prologue, forward."""
+    """Forward variant for every size, type and prologue."""
 
     operator = RmsNorm
 
     def statistics(self, config: Config) -> Statistics:
-        """Return the sum of squares: there is no mean."""
+        """Return the sum of squares; rmsnorm has no mean."""
         return squares
 
 

@@ -1,4 +1,4 @@
-"""Gradients of rmsnorm on the CPU: parts of the rows in parallel, each with sums of its own for weights.
+"""Gradients of rmsnorm on the CPU: parts of the rows in parallel, with separate sums for the weights.
 
 A row is read for its sums, and again, from a cache, for dx. See `tunebench.kernels.common.numba_norm`.
 """
@@ -10,7 +10,7 @@ from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
 class NumbaCpuBackwardRmsNorm(NumbaCpuBackwardNorm[RmsNorm]):
-    """Serves every size and type, backward."""
+    """Backward variant for every size and type."""
 
     operator = RmsNorm
 

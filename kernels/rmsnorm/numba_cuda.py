@@ -1,6 +1,6 @@
-"""rmsnorm in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Rmsnorm in Numba-CUDA: the threads along x of a block share a row and reduce through shared memory.
 
-The kernel is that of `tunebench.kernels.common.numba_cuda_norm`, which layernorm shares.
+`tunebench.kernels.common.numba_cuda_norm` has the kernel, which layernorm shares.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
 class NumbaCudaRmsNorm(NumbaCudaRows[RmsNorm]):
-    """Serves every size and prologue in f32 and f16, forward."""
+    """Forward variant for every size and prologue in f32 and f16."""
 
     name = "numba_cuda"
     operator = RmsNorm
 
     def costs(self, workload: RmsNorm, table: Table, device: Device) -> Costs:
-        """Count the sum, square and two products of each element, in case two are done at once."""
+        """Count the sum, square and two products of each element, at two per instruction."""
         fma = 1.5 + 0.5 * (workload.has_bias + workload.has_residual)
         return row_costs(workload, table, device, row_tensors=1 + workload.has_residual, fma=fma)
 
     def kernel(self, workload: RmsNorm, config: Config) -> Callable[..., None]:
-        """Return the kernel for this prologue."""
+        """Return the kernel for the workload's prologue."""
         return kernel(workload, config["threads"], config["rows"], online=False)
 
     def launches(self, workload: RmsNorm, config: Config) -> tuple[Launch, ...]:

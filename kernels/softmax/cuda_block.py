@@ -1,8 +1,8 @@
-"""softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
+"""Softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, or where
-its logarithm is asked for; else two where it is read again (maximum and sum are then found together). See
-`tunebench.kernels.common.row_block` for the parameters.
+Exponentials are powers of two of arguments scaled by log2 e. An element takes one if the row is kept, or if
+the result is the logarithm. It takes two if the row is read twice, since maximum and sum are then computed
+together. See `tunebench.kernels.common.row_block` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -13,7 +13,15 @@ import dataclasses
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
+from tunebench.kernels.common.row_block import (
+    SPACE,
+    RowWork,
+    batch,
+    default_config,
+    row_costs,
+    smem_bytes,
+    tiles,
+)
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
@@ -87,38 +95,36 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_
 
 
 class CudaBlockSoftmax(CudaVariant[Softmax]):
-    """Serves every size and type of the forward direction, prologue fused."""
+    """Forward variant for every size and type, with fused prologue."""
 
     name = "cuda_block"
     operator = Softmax
     space = SPACE
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does direction=forward only" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses and about 16 elements a thread."""
+        """Return wide accesses and about 16 elements per thread."""
         return default_config(workload, device)
 
     def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count scaling, the difference, the sum and the product, in case two are done by one instruction."""
-        return row_costs(
-            workload,
-            table,
-            device,
+        """Count scaling, difference, sum and product, at two operations per instruction."""
+        work = RowWork(
             row_tensors=1 + workload.has_mask,
             fma=(2.0, 2.5),
             sfu=(1.0, 1.0 if workload.log else 2.0),
             sums=1,
         )
+        return row_costs(workload, table, device, work)
 
     def source(self, workload: Softmax, config: Config) -> str:
-        """Return all three kernels; the entry says which is instantiated."""
+        """Return all three kernels; the entry selects the one that is instantiated."""
         return helpers("types", "reduce", "row_block", "softmax") + KERNELS
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
@@ -139,7 +145,7 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
         )
 
     def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
         rows = min(workload.rows, 2 * config["rows"] + 1)
         return dataclasses.replace(workload, rows=rows)
 

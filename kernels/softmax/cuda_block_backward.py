@@ -1,7 +1,7 @@
-"""Gradients of softmax in CUDA C++: threads share a row, which is kept in some memory or read twice.
+"""Gradients of softmax in CUDA C++: threads share a row, which is kept or read twice.
 
-Softmax sums y dy over a row and keeps both tensors until the sum is known. Its logarithm sums dy, and keeps
-that alone: y is read once, for the result. See `tunebench.kernels.common.row_block` for the parameters.
+Softmax sums y dy over a row, and keeps both tensors until the sum is known. Log-softmax sums dy and keeps
+only dy; y is read once, for the result. See `tunebench.kernels.common.row_block` for the parameters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ import dataclasses
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import batch, default_config, row_costs, row_space, smem_bytes, tiles
+from tunebench.kernels.common.row_block import (
+    RowWork,
+    batch,
+    default_config,
+    row_costs,
+    row_space,
+    smem_bytes,
+    tiles,
+)
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
@@ -76,39 +84,36 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_online
 
 
 def kept(workload: Softmax) -> int:
-    """Return how many tensors' rows wait for the sum: y and dy, or dy alone."""
+    """Return the tensors whose rows are kept until the sum is known: y and dy, or dy only."""
     return 1 if workload.log else 2
 
 
 class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
-    """Serves every size and type of the backward direction, scale fused."""
+    """Backward variant for every size and type, with fused scale."""
 
     name = "cuda_block_backward"
     operator = Softmax
     space = row_space(kept)
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse what is no gradient."""
-        return None if workload.is_backward else f"{self.key} does direction=backward only"
+        """Refuse the forward direction."""
+        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses and about 16 elements of a tensor a thread."""
+        """Return wide accesses and about 16 elements of each tensor per thread."""
         return default_config(workload, device, kept)
 
     def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
         return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count the product's sum, a difference and two products, or as many of the logarithm's gradient.
+        """Count the product's sum, a difference and two products; log-softmax has as many.
 
-        There the first addition is left out, in case the compiler does so.
+        The first addition of log-softmax is not counted, since the compiler may drop it.
         """
         log = workload.log
-        return row_costs(
-            workload,
-            table,
-            device,
+        work = RowWork(
             row_tensors=2,
             fma=(3.0, 3.0) if log else (4.0, 4.0),
             sfu=(1.0, 1.0) if log else (0.0, 0.0),
@@ -117,13 +122,14 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
             kept=kept,
             read_again=1 if log else 2,
         )
+        return row_costs(workload, table, device, work)
 
     def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
-        """Exponentials by special functions, where there are any."""
+        """Return the special-function unit if there are exponentials."""
         return ("MUFU",) if workload.log else ()
 
     def source(self, workload: Softmax, config: Config) -> str:
-        """Return all three kernels; the entry says which is instantiated."""
+        """Return all three kernels; the entry selects the one that is instantiated."""
         return helpers("types", "reduce", "row_block", "softmax_backward") + KERNELS
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
@@ -143,7 +149,7 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
         )
 
     def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
 
 

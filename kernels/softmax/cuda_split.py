@@ -1,8 +1,8 @@
-"""softmax in CUDA C++ for few and long rows: several blocks share a row.
+"""Softmax in CUDA C++ for few long rows: several blocks share a row, in two launches.
 
-A first launch finds the maximum of each part and the sum of its exponentials relative to it. In a second one
-each block puts those of its row together and writes its part, which it reads again: from L2, where x fits
-there. See `tunebench.kernels.common.row_split` for the parameters.
+The first launch computes the maximum of each part, and the sum of its exponentials relative to that maximum.
+In the second, each block merges those of its row and writes its part. It reads the part again, from L2 if x
+fits there. See `tunebench.kernels.common.row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -51,33 +51,33 @@ softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask,
 
 
 class CudaSplitSoftmax(CudaVariant[Softmax]):
-    """Serves every type of the forward direction where rows are few and long, prologue fused."""
+    """Forward variant for few long rows of every type, with fused prologue."""
 
     name = "cuda_split"
     operator = Softmax
     space = SPACE
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse gradients, and rows that are too many or too short."""
+        """Refuse the backward direction, and rows that are too many or too short."""
         if workload.is_backward:
-            return f"{self.key} does direction=forward only"
+            return f"{self.key} supports direction=forward only"
         return refusal(workload, device)
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses, and blocks enough for all SMs."""
+        """Return wide accesses, and enough blocks for all SMs."""
         return default_config(workload, device)
 
     def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows."""
+        """Return the row of a block, and the elements of a part."""
         return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
+        """Count scaling, difference and sum, of which the first two may be one instruction."""
         inputs = 1 + workload.has_mask
         return part_costs(workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2)
 
     def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
-        """Return maximum and sum of each part."""
+        """Return memory for the maximum and the sum of each part."""
         return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
 
     def source(self, workload: Softmax, config: Config) -> str:
@@ -105,7 +105,7 @@ class CudaSplitSoftmax(CudaVariant[Softmax]):
         )
 
     def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two rows; their length decides what a part has."""
+        """Return two rows; their length decides the size of the parts."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 

@@ -1,7 +1,7 @@
-"""Gradients of softmax in CUDA C++ for few and long rows: several blocks share a row.
+"""Gradients of softmax in CUDA C++ for few long rows: several blocks share a row, in two launches.
 
-A first launch sums y dy (for the logarithm dy) over each part. In a second one each block adds up the sums of
-its row and writes its part, which it reads again: from L2, where the inputs fit there. See
+The first launch sums y dy (dy for log-softmax) over each part. In the second, each block adds the sums of its
+row and writes its part. It reads the part again, from L2 if the inputs fit there. See
 `tunebench.kernels.common.row_split` for the parameters.
 """
 
@@ -62,39 +62,39 @@ softmax_backward_whole(const T* __restrict__ y, const T* __restrict__ dy, float 
 
 
 class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
-    """Serves every type of the backward direction where rows are few and long, scale fused."""
+    """Backward variant for few long rows of every type, with fused scale."""
 
     name = "cuda_split_backward"
     operator = Softmax
     space = split_space(tensors=2)
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse what is no gradient, and rows that are too many or too short."""
+        """Refuse the forward direction, and rows that are too many or too short."""
         if not workload.is_backward:
-            return f"{self.key} does direction=backward only"
+            return f"{self.key} supports direction=backward only"
         return refusal(workload, device)
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses, and blocks enough for all SMs."""
+        """Return wide accesses, and enough blocks for all SMs."""
         return default_config(workload, device)
 
     def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows."""
+        """Return the row of a block, and the elements of a part."""
         return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count the sum, for the logarithm without the first addition of each vector."""
+        """Count the sum; log-softmax does without the first addition of each vector."""
         vector = table["vector"]
         fma = (vector - 1) / vector if workload.log else 1.0
         inputs = 1 if workload.log else 2
         return part_costs(workload, table, device, row_tensors=inputs, fma=fma, sfu=0.0, reductions=1)
 
     def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
-        """Return the sum of each part."""
+        """Return memory for the sum of each part."""
         return (Tensor(name="partial", shape=(workload.rows, config["split"]), dtype="f32"),)
 
     def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
-        """Exponentials by special functions, where there are any."""
+        """Return the special-function unit if there are exponentials."""
         return ("MUFU",) if workload.log else ()
 
     def source(self, workload: Softmax, config: Config) -> str:
@@ -122,7 +122,7 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
         )
 
     def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two rows; their length decides what a part has."""
+        """Return two rows; their length decides the size of the parts."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 

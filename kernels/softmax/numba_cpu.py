@@ -1,8 +1,9 @@
-"""softmax on the CPU: rows in parallel, each in passes over chunks that stay in the first cache.
+"""Softmax on the CPU: rows in parallel, each in passes over chunks that stay in the first cache.
 
-`passes=3` finds the maximum, writes exponentials and their sum, then scales them; `passes=2` is online:
-it keeps maximum and sum together, chunk by chunk, and computes each exponential twice. For the logarithm no
-exponential is written, so that there is one an element in either.
+`passes=3` computes the maximum, then exponentials and their sum, then scales them. `passes=2` is online: it
+updates maximum and sum together, chunk by chunk, and computes each exponential twice. Log-softmax stores no
+exponentials, and computes one per element in either case.
+
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
@@ -12,41 +13,45 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, rank, store
+from tunebench.kernels.common.numba_cpu import exponential, jitted, load, rank, store
+from tunebench.kernels.common.numba_cpu_rows import (
+    CHUNK,
+    CONSTRAINTS,
+    EXP,
+    FASTMATH,
+    ROW_BLOCK,
+    default_chunk,
+    default_row_block,
+    row_kernel,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
     (
-        Parameter("passes", (2, 3), "2: online, nothing is stored twice; 3: exponentials are kept"),
-        Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
-        Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows a thread takes at a time"),
-        Parameter("exp", ("libm", "poly"), "poly: a polynomial, which vectorises; libm: one call an element"),
+        Parameter("passes", (2, 3), "2: online, exponentials are computed twice; 3: exponentials are stored"),
+        *(CHUNK, ROW_BLOCK, EXP),
     ),
-    (
-        lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
-        lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
-    ),
+    CONSTRAINTS,
 )
 
 
 class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
-    """Serves every size and type of the forward direction."""
+    """Forward variant for every size and type."""
 
     name = "numba_cpu"
     operator = Softmax
     space = SPACE
-    fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+    fastmath = FASTMATH
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse gradients."""
-        return f"{self.key} does direction=forward only" if workload.is_backward else None
+        """Refuse the backward direction."""
+        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return two passes: from slow memory, a power computed twice is cheaper than one kept."""
-        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
-        row_block = max(b for b in (1, 2, 4) if b == 1 or b * 2 <= workload.rows)
+        """Return two passes: with slow memory, computing an exponential twice is cheaper than storing it."""
+        chunk, row_block = default_chunk(workload), default_row_block(workload, most=4)
         return Config({"passes": 2, "chunk": chunk, "row_block": row_block, "exp": "poly"})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
@@ -55,29 +60,18 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=elements)
 
     def arguments(self, workload: Softmax, config: Config) -> tuple[Argument, ...]:
-        """Pass 1 for a missing scale, and x for a missing mask (which is then not read)."""
+        """Pass 1 for a missing scale, and x for a missing mask, which is not read."""
         scale = "scale" if workload.has_scale else Scalar("float", 1.0)
         return ("x", scale, "mask" if workload.has_mask else "x", "y")
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
-        """Return the kernel `(x, scale, mask, y)` for this prologue and type."""
-        import numba
-        import numpy as np
-
-        row, row_block, address_of = _row(workload, config, self.fastmath), config["row_block"], address()
-
-        def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:
-            rows, cols = x.shape
-            for block in numba.prange((rows + row_block - 1) // row_block):
-                z = np.empty(cols, np.float32)
-                for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                    row(address_of(x), scale, address_of(mask), address_of(y), i * cols, cols, address_of(z))
-
-        return softmax
+        """Return the kernel `(x, scale, mask, y)` for the workload's prologue and type."""
+        row = _row(workload, config, self.fastmath)
+        return row_kernel(("x", "scale", "mask", "y"), row, config["row_block"], numbers=("scale",))
 
 
 def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
+    """Return the function that computes a row (see `row_kernel`)."""
     import numpy as np
 
     power, unit = exponential(config["exp"])
@@ -88,8 +82,9 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
     finish = _finish(workload, config, fastmath)
 
     @jitted(fastmath)
-    def row(x: Any, scale: Any, mask: Any, y: Any, begin: int, cols: int, z: Any) -> None:
-        top, total = lowest, zero
+    def row(tensors: Any, i: int, cols: int, z: Any) -> None:
+        x, scale, mask, y = tensors
+        begin, top, total = i * cols, lowest, zero
         for start in range(0, cols, chunk):
             count = min(cols - start, chunk)
             high = max(top, arguments(x, scale, mask, begin + start, count, z, start))
@@ -106,7 +101,7 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
 
 
 def _powers(power: Callable[..., Any], fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
-    """Return two sums of powers of `count` arguments: one leaves these, one puts powers in their place."""
+    """Return two functions that sum powers of `count` arguments; the second replaces arguments by powers."""
     import numpy as np
 
     zero = np.float32(0)
@@ -131,7 +126,7 @@ def _powers(power: Callable[..., Any], fastmath: frozenset[str]) -> tuple[Callab
 
 
 def _finish(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what writes a row: powers, kept or computed again, over their sum; or the logarithm of that."""
+    """Return the function that writes a row: powers over their sum, or the logarithm of that quotient."""
     import numpy as np
 
     write, online, (power, unit) = store(workload.dtype), config["passes"] == 2, exponential(config["exp"])
@@ -154,7 +149,7 @@ def _finish(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Call
 
 
 def _arguments(workload: Softmax, unit: Any, fastmath: frozenset[str]) -> Callable[..., Any]:
-    """Return what stores the arguments of exponentials, times `unit`, and gives the greatest."""
+    """Return the function that stores arguments of exponentials times `unit`, and returns the maximum."""
     import numpy as np
 
     read, masked, lowest = load(workload.dtype), workload.has_mask, np.float32(-np.inf)

@@ -1,7 +1,7 @@
-"""Gradients of softmax on the CPU: rows in parallel, a sum by chunks, then the result in a second pass.
+"""Gradients of softmax on the CPU: rows in parallel, a sum over chunks, then the result in a second pass.
 
-A row that stays in a cache comes from memory once. `keep=1` leaves y dy (for the logarithm dy) in f32,
-`keep=0` reads and converts again.
+A row that stays in a cache is loaded from memory once. `keep=1` stores y dy (dy for log-softmax) in f32;
+`keep=0` reads and converts it again.
 """
 
 from __future__ import annotations
@@ -10,46 +10,53 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, store
+from tunebench.kernels.common.numba_cpu import exponential, jitted, load, store
+from tunebench.kernels.common.numba_cpu_rows import (
+    CHUNK,
+    CONSTRAINTS,
+    EXP,
+    FASTMATH,
+    ROW_BLOCK,
+    default_chunk,
+    default_row_block,
+    row_kernel,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
     (
-        Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop adds up"),
-        Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows a thread takes at a time"),
-        Parameter("keep", (0, 1), "1: terms of the sum are kept in f32; 0: inputs are read again"),
-        Parameter("exp", ("libm", "poly"), "of the logarithm's gradient; poly vectorises"),
+        *(CHUNK, ROW_BLOCK),
+        Parameter("keep", (0, 1), "1: keep the terms of the sum in f32; 0: read the inputs again"),
+        EXP,
     ),
     (
-        lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
-        lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
+        *CONSTRAINTS,
         lambda exp, workload: (exp == "poly") | workload.log,
     ),
 )
 
 
 class NumbaCpuSoftmaxBackward(NumbaCpuVariant[Softmax]):
-    """Serves every size and type of the backward direction."""
+    """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
     operator = Softmax
     space = SPACE
-    fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+    fastmath = FASTMATH
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse what is no gradient."""
-        return None if workload.is_backward else f"{self.key} does direction=backward only"
+        """Refuse the forward direction."""
+        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return sums over 1 KiB in f32, and inputs that are read again from the cache."""
-        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
-        row_block = max(b for b in (1, 2, 4) if b == 1 or b * 2 <= workload.rows)
+        """Return sums over 1 KiB of f32, and inputs that are read again from the cache."""
+        chunk, row_block = default_chunk(workload), default_row_block(workload, most=4)
         return Config({"chunk": chunk, "row_block": row_block, "keep": 0, "exp": "poly"})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count a multiply-add of the sum, and a difference or another of the result, each element."""
+        """Count a multiply-add of the sum, and a difference or multiply-add of the result."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def arguments(self, workload: Softmax, config: Config) -> tuple[Argument, ...]:
@@ -57,25 +64,13 @@ class NumbaCpuSoftmaxBackward(NumbaCpuVariant[Softmax]):
         return ("y", "dy", "scale" if workload.has_scale else Scalar("float", 1.0), "dx")
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
-        """Return the kernel `(y, dy, scale, dx)` for this type."""
-        import numba
-        import numpy as np
-
-        row, row_block, address_of = _row(workload, config, self.fastmath), config["row_block"], address()
-
-        def softmax_backward(y: Any, dy: Any, scale: Any, dx: Any) -> None:
-            rows, cols = y.shape
-            for block in numba.prange((rows + row_block - 1) // row_block):
-                z = np.empty(cols, np.float32)
-                for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                    arrays = address_of(y), address_of(dy), address_of(dx)
-                    row(arrays, scale, i * cols, cols, address_of(z))
-
-        return softmax_backward
+        """Return the kernel `(y, dy, scale, dx)` for the workload's type."""
+        row = _row(workload, config, self.fastmath)
+        return row_kernel(("y", "dy", "scale", "dx"), row, config["row_block"], numbers=("scale",))
 
 
 def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
+    """Return the function that computes a row (see `row_kernel`)."""
     import numpy as np
 
     read, zero, chunk, log = load(workload.dtype), np.float32(0), config["chunk"], workload.log
@@ -93,9 +88,9 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
         return total
 
     @jitted(fastmath)
-    def row(arrays: Any, scale: Any, begin: int, cols: int, z: Any) -> None:
-        y, dy, dx = arrays
-        total = zero
+    def row(tensors: Any, i: int, cols: int, z: Any) -> None:
+        y, dy, scale, dx = tensors
+        begin, total = i * cols, zero
         for start in range(0, cols, chunk):
             total += sum_of(y, dy, begin + start, min(cols - start, chunk), z, start)
         write_row(y, dy, dx, begin, cols, z, scale, total)
@@ -104,7 +99,7 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
 
 
 def _of_softmax(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what writes ``scale y (dy - total)``; z has y dy if it is kept."""
+    """Return the function that writes ``scale y (dy - total)``; z holds y dy if it is kept."""
     read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
 
     @jitted(fastmath)
@@ -118,7 +113,7 @@ def _of_softmax(workload: Softmax, config: Config, fastmath: frozenset[str]) -> 
 
 
 def _of_logarithm(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what writes ``scale (dy - exp(y) total)``; z has dy if it is kept."""
+    """Return the function that writes ``scale (dy - exp(y) total)``; z holds dy if it is kept."""
     read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
     power, unit = exponential(config["exp"])
 

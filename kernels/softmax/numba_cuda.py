@@ -1,8 +1,8 @@
-"""softmax in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Softmax in Numba-CUDA: the threads along x of a block share a row and reduce through shared memory.
 
-With `passes=3` a thread finds its maximum, then its sum, then writes, and reads its elements each time; with
-`passes=2` it finds maximum and sum together, at two exponentials an element. The logarithm needs none for its
-result.
+With `passes=3` a thread computes its maximum, then its sum, then writes, and reads its elements each time.
+With `passes=2` it computes maximum and sum together, by two exponentials per element. Log-softmax needs no
+exponentials for its result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import (
+    CONSTRAINTS,
+    PARAMETERS,
+    NumbaCudaRows,
+    row_costs,
+    row_reduction,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -23,7 +29,7 @@ SPACE = Space(
 
 
 class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
-    """Serves every size of the forward direction in f32 and f16, prologue fused."""
+    """Forward variant for every size in f32 and f16, with fused prologue."""
 
     name = "numba_cuda"
     operator = Softmax
@@ -31,7 +37,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
     more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count the difference, the sum and the product of each element, in case two are done at once."""
+        """Count the difference, the sum and the product of each element, at two per instruction."""
         tensors = 1 + workload.has_mask
         return row_costs(
             workload,
@@ -44,13 +50,14 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
         )
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(x, scale, mask, y)` for this prologue."""
+        """Return the kernel `(x, scale, mask, y)` for the workload's prologue."""
         import math
 
         import numpy as np
         from numba import cuda, float32
 
         threads, rows, masked = config["threads"], config["rows"], workload.has_mask
+        maximum, total_of = row_reduction(threads, "max"), row_reduction(threads)
         online, log = config["passes"] == 2, workload.log
         lowest, zero, one = np.float32(np.finfo(np.float32).min), np.float32(0), np.float32(1)
 
@@ -58,7 +65,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
             shared = cuda.shared.array((rows, threads), float32)
             t, r = cuda.threadIdx.x, cuda.threadIdx.y
             i = cuda.blockIdx.x * rows + r
-            # A missing row has no columns; its threads still come to every barrier.
+            # A row beyond the end has no columns; its threads still reach every barrier.
             cols = x.shape[1] if i < x.shape[0] else 0
             top, total = lowest, zero
             for j in range(t, cols, threads):
@@ -71,15 +78,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
                 top = higher
             mine = top
 
-            shared[r, t] = top
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] = max(shared[r, t], shared[r, t + half])
-                cuda.syncthreads()
-                half //= 2
-            top = shared[r, 0]
+            top = maximum(shared, r, t, top)
             cuda.syncthreads()
 
             if online:
@@ -91,15 +90,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
                         z += np.float32(mask[i, j])
                     total += math.exp(z - top)
 
-            shared[r, t] = total
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] += shared[r, t + half]
-                cuda.syncthreads()
-                half //= 2
-            total = shared[r, 0]
+            total = total_of(shared, r, t, total)
             factor = one / total
             lse = top
             if log and cols > 0:

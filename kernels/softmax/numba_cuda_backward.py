@@ -1,6 +1,6 @@
-"""Gradients of softmax in Numba-CUDA: a row has one x-line of a block, which reduces in shared memory.
+"""Gradients of softmax in Numba-CUDA: the threads along x of a block share a row.
 
-A thread adds up its terms of the row's sum, then reads its elements again and writes.
+A thread adds its terms of the row's sum, then reads its elements again and writes.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs, row_reduction
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 
 class NumbaCudaSoftmaxBackward(NumbaCudaRows[Softmax]):
-    """Serves every size of the backward direction in f32 and f16, scale fused."""
+    """Backward variant for every size in f32 and f16, with fused scale."""
 
     name = "numba_cuda_backward"
     operator = Softmax
     backward = True
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count two multiply-adds an element: the sum's, and one of the result."""
+        """Count two multiply-adds per element: one of the sum, and one of the result."""
         accesses = 4.0 if workload.log else 5.0
         return row_costs(workload, table, device, row_tensors=2, fma=2.0, accesses=accesses)
 
@@ -35,27 +35,19 @@ class NumbaCudaSoftmaxBackward(NumbaCudaRows[Softmax]):
         from numba import cuda, float32
 
         threads, rows, log, zero = config["threads"], config["rows"], workload.log, np.float32(0)
+        total_of = row_reduction(threads)
 
         def softmax_backward(y: Any, dy: Any, scale: Any, dx: Any) -> None:
             shared = cuda.shared.array((rows, threads), float32)
             t, r = cuda.threadIdx.x, cuda.threadIdx.y
             i = cuda.blockIdx.x * rows + r
-            # A missing row has no columns; its threads still come to every barrier.
+            # A row beyond the end has no columns; its threads still reach every barrier.
             cols = y.shape[1] if i < y.shape[0] else 0
             total = zero
             for j in range(t, cols, threads):
                 g = np.float32(dy[i, j])
                 total += g if log else g * np.float32(y[i, j])
-
-            shared[r, t] = total
-            cuda.syncthreads()
-            half = threads // 2
-            while half > 0:
-                if t < half:
-                    shared[r, t] += shared[r, t + half]
-                cuda.syncthreads()
-                half //= 2
-            total = shared[r, 0]
+            total = total_of(shared, r, t, total)
 
             for j in range(t, cols, threads):
                 p, g = np.float32(y[i, j]), np.float32(dy[i, j])

@@ -207,12 +207,17 @@ def test_a_space_is_described_if_all_of_it_is_known(foreign: RecordedKernel) -> 
     ("kernel", "changes", "problem", "reason"),
     [
         ("Xgemm", {"GEMMK": (0,), "KREG": (1,)}, (4096, 4096), None),
-        ("Xgemm", {"GEMMK": (0, 1)}, (4096, 4096), "Xgemm is not described with GEMMK=1"),
-        ("Xgemm", {"PRECISION": (16,)}, (4096, 4096), "Xgemm is not described with PRECISION=16"),
-        ("Xgemm", {"USE_TENSOR_CORES": (0,)}, (4096, 4096), "Xgemm is not described with USE_TENSOR_CORES"),
-        ("Xgemm", {}, (2048, 2048), "Xgemm is described for problem 4096x4096, not 2048x2048"),
-        ("Xgemm", {}, (), "Xgemm is described for problem 4096x4096, not untold"),
-        ("dgemm", {}, (4096, 4096), "its kernel is not described; Xgemm and convolution_kernel are"),
+        ("Xgemm", {"GEMMK": (0, 1)}, (4096, 4096), "the cost model of Xgemm does not cover GEMMK=1"),
+        ("Xgemm", {"PRECISION": (16,)}, (4096, 4096), "the cost model of Xgemm does not cover PRECISION=16"),
+        (
+            "Xgemm",
+            {"USE_TENSOR_CORES": (0,)},
+            (4096, 4096),
+            "the cost model of Xgemm does not cover the parameter USE_TENSOR_CORES",
+        ),
+        ("Xgemm", {}, (2048, 2048), "Xgemm has a cost model for problem size 4096x4096, not 2048x2048"),
+        ("Xgemm", {}, (), "Xgemm has a cost model for problem size 4096x4096, not unknown"),
+        ("dgemm", {}, (4096, 4096), "its kernel has no cost model; Xgemm and convolution_kernel have one"),
     ],
 )
 def test_what_is_not_known_is_not_described(
@@ -225,5 +230,5 @@ def test_what_is_not_known_is_not_described(
 def test_a_parameter_that_must_be_there_is_named() -> None:
     space = {name: values for name, values in CONVOLUTION_SPACE.items() if name != "use_padding"}
     assert find_recorded_kernel("convolution_kernel", space, (SIZE, SIZE)) == (
-        "convolution_kernel is described with use_padding"
+        "the cost model of convolution_kernel needs the parameter use_padding"
     )

@@ -28,7 +28,7 @@ def _split(key: str) -> CudaVariant[object]:
     [
         ("softmax:rows=528,cols=100000,dtype=f32", "528 rows are enough"),
         ("softmax:rows=1,cols=255,dtype=f32", "rows of 255 elements are too short"),
-        ("softmax:rows=1,cols=100000,dtype=f32,direction=backward", "does direction=forward only"),
+        ("softmax:rows=1,cols=100000,dtype=f32,direction=backward", "supports direction=forward only"),
     ],
 )
 def test_rows_are_split_only_where_it_is_of_use(text: str, says: str) -> None:

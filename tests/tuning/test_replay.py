@@ -196,8 +196,8 @@ def test_what_is_told_wrong_is_refused(
         ({"device": "AMD Instinct MI250X"}, "AMD Instinct MI250X is not described"),
         ({"device": "mi210"}, "Xgemm is not described for gfx90a"),
         ({"device": "Tesla P100-PCIE-16GB"}, "Xgemm is not described for sm_60"),
-        ({"problem": (64, 64)}, "Xgemm is described for problem 4096x4096, not 64x64"),
-        ({"kernel": "mine"}, "its kernel is not described; Xgemm and convolution_kernel are"),
+        ({"problem": (64, 64)}, "Xgemm has a cost model for problem size 4096x4096, not 64x64"),
+        ({"kernel": "mine"}, "its kernel has no cost model; Xgemm and convolution_kernel have one"),
     ],
 )
 def test_what_is_missing_for_a_bound_is_told(changes: dict[str, Any], reason: str) -> None:
