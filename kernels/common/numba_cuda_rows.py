@@ -95,7 +95,7 @@ def row_costs(
     sums: int = 1,
     reductions: int = 1,
 ) -> Costs:
-    """Return the costs of a row kernel, without exponentials and roots: the compiler chooses their instructions.
+    """Return the costs of a row kernel, without exponentials and roots.
 
     Args:
         workload: The workload.
