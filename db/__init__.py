@@ -1,14 +1,15 @@
-"""What was found: every outcome of every trial, and what is needed to believe and repeat it.
+"""Database of tuning results: every outcome of every trial, and everything needed to judge and reproduce it.
 
     with open_store() as store:
         run = store.begin_run(RunStart(device=device, workload=str(workload), sampler="bound", seed=0))
         if store.claim(key, owner):
             store.record(key, result, run_id=run)
 
-A *trial* is one configuration of one source revision of one variant, for one workload on one device; it
-has one or many *measurements* (search, finalist, audit). The default is an SQLite file in the user's data
-folder; `postgresql://…` URLs are shared by many machines. Reading answers on the hot path goes through
-the view `answer_v1` (`tunebench.answer`), so importing this package loads neither SQLAlchemy nor Alembic.
+A *trial* is one configuration of one source revision of one variant, for one workload on one device. It has
+one or more *measurements* (search, finalist, audit). The default database is an SQLite file in the user's
+data
+folder; `postgresql://…` URLs can be shared by several machines. `lookup` reads the view `answer_v1` (see
+`tunebench.answer`), so importing this package loads neither SQLAlchemy nor Alembic.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _HOME = {
     "open_store": "store",
     "upgrade": "migrate",
 }
-"""Public names and the modules that define them; each is imported when it is first asked for."""
+"""Modules of the public names; each is imported at its first use."""
 
 __all__ = list(_HOME)
 

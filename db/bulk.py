@@ -1,4 +1,4 @@
-"""Many measurements at once: which of them are new, and rows by the thousand in one transaction."""
+"""Import of many measurements in one transaction: which are new, and bulk inserts."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ __all__ = [
 ]
 
 ProgressCallback = Callable[[int, int], None]
-"""Is told how many measurements are stored, and of how many."""
+"""Progress callback: receives the number done and the total."""
 
 CHUNK = 500
-"""Measurements that are looked at and stored at a time: a longer list is never held."""
+"""Measurements that are compared and inserted at a time; more are never held in memory."""
 
 IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
-"""Columns by which a measurement of a trial is told from another one."""
+"""Columns that distinguish the measurements of one trial."""
 
 _Trial = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class _TrialMeasurements:
-    """What is there of a trial: its measurements, by what tells them apart, and the newest one's time."""
+    """Stored measurements of one trial: their `identity`, and the time of the newest."""
 
     measurements: set[tuple[Any, ...]] = field(default_factory=set)
     newest: datetime | None = None
 
 
 class BulkInsert:
-    """What is added in one transaction.
+    """State of one bulk insert.
 
     Attributes:
-        count: Measurements.
-        spaces: What they are of, with the id of its device, and the device.
+        count: Number of measurements inserted.
+        spaces: Id and description of the device of each search space.
     """
 
     def __init__(self) -> None:
@@ -62,22 +62,22 @@ class BulkInsert:
         self.spaces: dict[SpaceKey, tuple[int, Device]] = {}
         self._runs: dict[tuple[str, str], tuple[RunStart, str]] = {}
         self.run_ids: set[str] = set()
-        """Of the runs that were begun."""
+        """Ids of the runs that this insert started."""
 
     def run_of(self, start: RunStart) -> str | None:
-        """Return the run that was begun last on this workload and device, if it began alike."""
+        """Return the id of this workload and device's last run if it started with equal values, else None."""
         begun = self._runs.get((start.device.key, start.workload))
         return begun[1] if begun is not None and begun[0] == start else None
 
     def begun(self, start: RunStart, run_id: str) -> str:
-        """Note a run."""
+        """Remember a run that was started."""
         self._runs[start.device.key, start.workload] = (start, run_id)
         self.run_ids.add(run_id)
         return run_id
 
 
 CLOCK_TOLERANCE = timedelta(days=1)
-"""A moment further ahead than that was told by a clock that was wrong."""
+"""Times further in the future come from a wrong clock."""
 
 
 def new_measurements(
@@ -89,15 +89,16 @@ def new_measurements(
 ) -> list[NewMeasurement]:
     """Return the measurements that their trials do not have yet, each once.
 
-    One that is older than what its trial has is left out, too: what was measured last is what is known. What
-    is dated in the future shuts nothing out.
+    A measurement that is older than the newest one of its trial is skipped: the newest measurement counts.
+        Stored times
+    in the future are ignored.
 
     Args:
-        connection: Within a transaction.
-        device_id: Their device.
+        connection: Open transaction.
+        device_id: Id of the device.
         measurements: At most `CHUNK`, of one workload.
-        now: The time.
-        now_adding: Runs that are being added: among theirs, the order they come in counts, and no clock.
+        now: Current time.
+        now_adding: Ids of runs of this insert: their measurements count in their order, whatever their times.
     """
     if not measurements:
         return []
@@ -145,14 +146,19 @@ _TRIAL = (_trial.c.variant, _trial.c.config, _trial.c.revision)
 def _of_configs(
     device_id: int, workload: str, keys: Iterable[TrialKey]
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return what selects the trials of some configurations, whatever their variant and revision."""
+    """Return the conditions that select the trials of some configurations, of any variant and revision."""
     configs = {str(key.config) for key in keys}
     at = _trial.c
     return (at.device_id == device_id, at.workload == workload, at.config.in_(configs))
 
 
 def identity(row: Mapping[Any, Any], names: Sequence[str] = IDENTITY) -> tuple[Any, ...]:
-    """Return the values of some columns of a measurement, hashable."""
+    """Return the values of some columns of a measurement, hashable.
+
+    Args:
+        row: The measurement.
+        names: The columns.
+    """
     return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in names)
 
 
@@ -162,7 +168,14 @@ def insert_trials(
     device_id: int,
     measurements: Sequence[NewMeasurement],
 ) -> dict[TrialKey, int]:
-    """Store the trials of measurements of one workload unless they are there, and return the id of each."""
+    """Insert the missing trials of measurements of one workload, and return the id of each trial.
+
+    Args:
+        connection: Open write transaction.
+        insert: INSERT into `trial` of the dialect.
+        device_id: Id of the device.
+        measurements: The measurements.
+    """
     keys = list(dict.fromkeys(measurement.key for measurement in measurements))
     rows = [
         {
@@ -184,13 +197,13 @@ def insert_trials(
 
 
 class RowImport:
-    """Rows of a file that is imported: which spaces they belong to, and which cannot be used.
+    """Rows of an imported file.
 
     Attributes:
         path: The file.
-        spaces: Spaces of its rows.
-        good: Number of rows that can be used.
-        refused: Number of rows that cannot.
+        spaces: Search spaces of its rows.
+        good: Number of usable rows.
+        refused: Number of rejected rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -200,12 +213,12 @@ class RowImport:
         self._rejected: list[RejectedRow] = []
 
     def reject(self, row: RejectedRow) -> None:
-        """Count a row that cannot be used, and keep the first `MAX_FAULTS` of them."""
+        """Count a rejected row, and keep the first `MAX_FAULTS`."""
         self.refused += 1
         self._rejected += [row] if self.refused <= MAX_FAULTS else []
 
     def result(self, added: int) -> ImportResult:
-        """Return the result of the import, of which `added` rows were new."""
+        """Return the result of the import, given the number of new rows."""
         return ImportResult(
             file=self.path,
             spaces=tuple(self.spaces),

@@ -1,4 +1,4 @@
-"""Claims of trials: whose they are, how long, and what becomes of those of the dead."""
+"""Claims of trials: owner, expiry, and release of the claims of dead processes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tunebench.db.schema import trial_table as _trial
 __all__ = ["CLAIM_S", "LONGEST_CLAIM", "claimable", "lock_configs", "release_dead", "take_over_dead"]
 
 CLAIM_S = 600.0
-"""How long a claim lasts unless it is renewed: longer than any one trial should take."""
+"""Lifetime of a claim in seconds unless it is renewed: longer than any one trial should take."""
 
 LONGEST_CLAIM = timedelta(days=1)
-"""No claim expires later than that from now: one that does was made while a clock was wrong."""
+"""A claim that expires later than this was made with a wrong clock, and is free."""
 
 _LOCKS = 0x74756E65 << 32
-"""Of a PostgreSQL server's locks, those that are ours begin here."""
+"""First key of the advisory locks that tunebench takes in PostgreSQL."""
 
 
 def claimable(owner: str, now: datetime) -> sa.ColumnElement[bool]:
-    """Return what selects a claimed trial that an owner may have: it expired, or is the owner's own."""
+    """Return the condition that selects claimed trials that `owner` may claim: expired, or its own."""
     ends = _trial.c.claim_expires_at
     expired = (ends <= now) | (ends > now + LONGEST_CLAIM)
     return (_trial.c.state == "claimed") & (expired | (_trial.c.claim_owner == owner))
@@ -35,7 +35,13 @@ def claimable(owner: str, now: datetime) -> sa.ColumnElement[bool]:
 def take_over_dead(
     connection: sa.Connection, identity: Sequence[sa.ColumnElement[bool]], claim: Mapping[str, Any]
 ) -> bool:
-    """Take a trial from a process of this host that ended; tell whether that was so."""
+    """Claim a trial whose owner is a dead process of this host; return whether that succeeded.
+
+    Args:
+        connection: Open write transaction.
+        identity: Conditions that select the trial.
+        claim: Columns of the new claim.
+    """
     holder = connection.execute(sa.select(_trial.c.claim_owner).where(*identity)).scalar()
     if holder is None or not is_dead(holder):
         return False
@@ -44,7 +50,7 @@ def take_over_dead(
 
 
 def release_dead(connection: sa.Connection) -> None:
-    """Drop the claims of processes of this host that ended without releasing them."""
+    """Delete the claims of dead processes of this host."""
     owners = sa.select(_trial.c.claim_owner).where(_trial.c.state == "claimed").distinct()
     dead = [owner for owner in connection.execute(owners).scalars() if is_dead(owner)]
     if dead:
@@ -52,9 +58,9 @@ def release_dead(connection: sa.Connection) -> None:
 
 
 def lock_configs(connection: sa.Connection, measurements: Sequence[NewMeasurement]) -> None:
-    """Let those who record one configuration wait for each other: each marks the others' revisions.
+    """Lock configurations: concurrent records of one would mark each other's revisions as stale.
 
-    SQLite has one writer at a time anyhow.
+    SQLite has a single writer and needs no lock.
     """
     if connection.dialect.name == "postgresql":
         keys = {(each.key.space, str(each.key.config)) for each in measurements}

@@ -1,4 +1,4 @@
-"""One open database: its engine, its read transactions, and retry of queries while the server is unavailable."""
+"""One open database: its engine, read transactions, and retry of queries while the server is unavailable."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _RENAMED = {
 
 
 class Database:
-    """The half of a `Store` that only reads.
+    """Connection pool of one database; base of `Reader` and `Store`.
 
     Attributes:
-        location: Where it is.
-        retry_policy: How long what a tuner asks waits for a database that goes away once it is open.
+        location: Path or URL.
+        retry_policy: How long queries of a search wait for a database that becomes unavailable; None raises
+            at once.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Database:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Close the connections; nothing is pending."""
+        """Close the connections."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -69,7 +70,7 @@ class Database:
         return getattr(self, _RENAMED[name])
 
     def _own_engine(self) -> sa.Engine:
-        """Return the engine; after a fork, without the connections that are the parent's."""
+        """Return the engine; after a fork, without the connections of the parent process."""
         if os.getpid() != self._pid:
             self._engine.dispose(close=False)
             self._pid = os.getpid()
@@ -86,7 +87,7 @@ class Database:
 
 
 def retrying(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
-    """Let a method that only reads wait for a database that is away, if its reader has patience."""
+    """Retry a read method while the database is unavailable, as `Database.retry_policy` allows."""
 
     def outlasting(self: D, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return retry(self.retry_policy, self.location, lambda again: method(self, *args, **kwargs))

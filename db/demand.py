@@ -1,4 +1,4 @@
-"""Adding up what programs spend on workloads: one row a device, workload and database it was noted in."""
+"""Sums of the time that programs spend on workloads: one row per device, workload and origin database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunebench.db.record import Demand
 
 __all__ = ["add_demand"]
 
-_SET_SIZE = 1000  # rows a statement; SQLite takes 32766 variables, seven a row
+_SET_SIZE = 1000  # rows per statement; SQLite allows 32766 variables, seven per row
 
 
 def add_demand(
@@ -23,14 +23,14 @@ def add_demand(
     demands: Iterable[Demand],
     now: datetime,
 ) -> None:
-    """Add to the rows of this database's own origin.
+    """Add counts to the rows of this database's own origin.
 
     Args:
-        connection: Within a transaction that writes.
-        insert: An INSERT into `demand` that can say ON CONFLICT.
-        device_id: Of the device.
-        demands: What was spent since it was last told, a workload each.
-        now: When that is.
+        connection: Open write transaction.
+        insert: INSERT into `demand` of the dialect.
+        device_id: Id of the device.
+        demands: Counts to add, one per workload.
+        now: Current time.
     """
     origin = connection.execute(sa.select(schema.OriginRow.id)).scalar_one()
     shared = {"device_id": device_id, "origin": origin, "first_noted_at": now, "last_noted_at": now}
@@ -48,7 +48,7 @@ def add_demand(
             set_={
                 "calls": there.calls + added.calls,
                 "time_us": there.time_us + added.time_us,
-                "last_noted_at": later,  # a clock may be set back
+                "last_noted_at": later,  # the clock may have been set back
             },
         )
         connection.execute(statement)

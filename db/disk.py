@@ -1,4 +1,4 @@
-"""The file of an SQLite database on its disk: by which names it goes, and what its file system can do."""
+"""The file of an SQLite database on disk: its identity, hard links, and file system."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|afs|ceph|lustre|gpfs|beegfs|orangefs|glusterfs"
     r"|fuse\.(sshfs|glusterfs|ceph|s3fs|gcsfuse|rclone|mfs|juicefs)"
 )
-"""File systems of several machines, which share no memory. Source: https://sqlite.org/wal.html, section 1."""
+"""Network file systems: machines share no memory. Source: https://sqlite.org/wal.html, section 1."""
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another one that takes its name; None if there is none."""
+    """Return device and inode of a file, which change if it is replaced; None if it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -29,41 +29,41 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 
 
 def refuse_hard_links(path: Path) -> None:
-    """Refuse to write a file that goes by several names: each would have a log of its own beside it.
+    """Refuse to write a file that has several names: each name would have a separate write-ahead log.
 
-    A symbolic link is none: SQLite goes by what it points to. Source: https://sqlite.org/howtocorrupt.html,
-    section 2.4.
+    Symbolic links are allowed: SQLite resolves them. Source: https://sqlite.org/howtocorrupt.html, section
+        2.4.
 
     Raises:
-        DatabaseError: if it has a hard link, or is mounted by itself.
+        DatabaseError: if it has a hard link, or is a mount point itself.
     """
     try:
         links = 0 if path.is_dir() else path.stat().st_nlink
     except OSError:
-        return  # there is none yet, or SQLite says what is wrong
+        return  # the file does not exist yet, or SQLite reports the error
     if links > 1:
         raise DatabaseError(
-            f"database {path} has {links} names (hard links), and two logs would damage it; "
-            "remove the other names, or tune into a copy of it"
+            f"database {path} has {links} hard links, and a write-ahead log per name would corrupt it; "
+            "remove the other links, or tune into a copy of it"
         )
     if links and path.resolve() in dict(_mounts()):
         raise DatabaseError(
-            f"database {path} is a file mounted by itself, without the log that belongs beside it; "
-            "mount the folder that it is in"
+            f"database {path} is mounted as a single file, without its write-ahead log; "
+            "mount the folder that contains it"
         )
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the kind of file system that a file is on, if it is one of several machines."""
+    """Return the name of the network file system that a file is on; None for local file systems."""
     place = path.resolve()
-    mounts = dict(_mounts())  # of two mounts at one place, the later one covers the other
+    mounts = dict(_mounts())  # of two mounts at one place, the later hides the earlier
     above = [mounted for mounted in mounts if place.is_relative_to(mounted)]
     kind = mounts[max(above, key=lambda mounted: len(mounted.parts))] if above else ""
     return kind if _NETWORK.fullmatch(kind) else None
 
 
 def _mounts() -> Iterator[tuple[Path, str]]:
-    """Yield place and kind of what is mounted, oldest first; nothing where the system does not tell."""
+    """Yield mount point and type of each file system, oldest first; nothing if they are not listed."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Connections: how SQLite is opened so that a commit lasts, and what is said when a database refuses."""
+"""Engines and transactions: durable SQLite connections, and translation of driver errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tunebench.errors import DatabaseError, InputError, MissingDependency
 __all__ = ["BUSY_S", "create_engine", "translate_decode_errors", "translate_errors", "write"]
 
 BUSY_S = 30.0
-"""How long a writer waits for another one before it gives up."""
+"""Seconds that a writer waits for another one."""
 
 _KEEPALIVE = {
     "connect_timeout": 10,
@@ -31,20 +31,21 @@ _KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""How a server that vanished without a word is noticed within a minute, in libpq's words (the last in ms)."""
+"""libpq options that detect a vanished server within a minute; `tcp_user_timeout` is in milliseconds."""
 
 
 def create_engine(location: Location, *, read_only: bool = False, foreign_keys: bool = True) -> sa.Engine:
-    """Return an engine; nothing is opened yet.
+    """Return an engine; no connection is opened yet.
 
     Args:
-        location: Where the database is.
-        read_only: Open SQLite so that nothing is written, not even beside the file.
-        foreign_keys: Whether SQLite checks them at once (a migration that rebuilds tables does at its end).
+        location: Path or URL.
+        read_only: Open SQLite so that nothing is written, not even next to the file.
+        foreign_keys: Whether SQLite enforces foreign keys (a migration that rebuilds tables checks them at
+            its end).
 
     Raises:
-        InputError: if the URL is malformed or of a kind of database that is not supported.
-        MissingDependency: if the driver of a server is not installed.
+        InputError: if the URL is malformed, or its kind of database is not supported.
+        MissingDependency: if the driver of the server is not installed.
     """
     common: dict[str, Any] = {"json_serializer": _to_json, "hide_parameters": True}
     if location.path is not None:
@@ -55,13 +56,13 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
     try:
         url = sa.make_url(str(location.url))
         if url.get_backend_name() != "postgresql":
-            raise InputError(f"database {location}: SQLite and PostgreSQL are supported, this is neither")
-        if url.drivername == "postgresql":  # psycopg 3 is the driver our extra installs
+            raise InputError(f"database {location}: only SQLite and PostgreSQL are supported")
+        if url.drivername == "postgresql":  # the extra `postgres` installs psycopg 3
             url = url.set(drivername="postgresql+psycopg")
         patient = {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
         return sa.create_engine(url, pool_pre_ping=True, connect_args=patient, **common)
-    except (sa.exc.ArgumentError, ValueError) as error:  # make_url leaves a bad port to int()
-        raise InputError(f"database {location} is not the URL of a database: {error}") from error
+    except (sa.exc.ArgumentError, ValueError) as error:  # make_url passes a bad port to int()
+        raise InputError(f"database {location}: cannot parse the URL: {error}") from error
     except ModuleNotFoundError as error:
         raise MissingDependency(error.name or "psycopg", "postgres") from error
 
@@ -69,23 +70,23 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
 def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_plain)
-    except (TypeError, ValueError) as error:  # PostgreSQL reads no NaN, and nobody reads a repr
-        raise DatabaseError(f"a record must be plain finite data: {error}") from error
+    except (TypeError, ValueError) as error:  # PostgreSQL rejects NaN, and a repr could not be read back
+        raise DatabaseError(f"a record must contain only JSON data with finite numbers: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """Turn a NumPy scalar into a number; anything else has no place in a record."""
+    """Return a NumPy scalar as a Python number; refuse other types."""
     if callable(getattr(value, "item", None)):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that writes; it knows its file from another one that takes its name.
+    """A connection that writes, and remembers which file it opened.
 
     Attributes:
-        path: Where the file is.
-        file: Its `disk.identity`.
+        path: Path of the file.
+        file: Its `disk.file_identity`.
     """
 
     path: Path
@@ -102,7 +103,7 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
         if path == default_path():
             path.parent.mkdir(parents=True, exist_ok=True)
         disk.refuse_hard_links(path)
-        # Autocommit in the driver's words: transactions begin and end where SQLAlchemy says so.
+        # Autocommit mode of the driver: SQLAlchemy begins and ends transactions.
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=FileConnection
         )
@@ -122,29 +123,30 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
 
 
 def _configure_durability(connection: FileConnection) -> str | None:
-    """See to it that what is committed outlives a power cut; return what must be said of how, if anything."""
+    """Make commits survive a power cut; return a warning if the file cannot have a write-ahead log."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurement'").fetchone():
-        # Fresh, so that readers must not see it before it has its tables; or another program's, whose way of
-        # keeping a journal is none of our business.
+        # A new file: readers must not see it before it has its tables. Or another program's file, whose
+        # journal mode
+        # is not changed.
         connection.execute("PRAGMA synchronous = EXTRA")
         return None
     system = disk.network_file_system(connection.path)
     found = _set_journal_mode(connection, "wal" if system is None else "delete")
-    # Without the log, what ends a transaction is that a file is gone: its folder must be flushed as well.
+    # Without a write-ahead log, deleting the journal ends a transaction: EXTRA also syncs the folder.
     connection.execute(f"PRAGMA synchronous = {'FULL' if found == 'wal' else 'EXTRA'}")
     if found == "wal":
         return None
-    where = f"is on a network file system ({system})" if system else "cannot share memory beside it"
+    where = f"is on a network file system ({system})" if system else "cannot have shared memory next to it"
     return (
-        f"database {connection.path} {where}: it has no write-ahead log there, so that readers wait for "
-        "writers; many machines are served better by a PostgreSQL server"
+        f"database {connection.path} {where} and therefore has no write-ahead log: readers wait for "
+        "writers; for several machines use a PostgreSQL server"
     )
 
 
 def _set_journal_mode(connection: sqlite3.Connection, wanted: str) -> str:
-    """Switch the file to a kind of journal unless it has it, and return the one it has.
+    """Switch the journal mode if needed, and return the mode of the file.
 
-    The switch does not wait for others by itself, so we do.
+    SQLite does not wait for other connections when it switches the mode, so this waits.
     """
     deadline = time.monotonic() + BUSY_S
     while True:
@@ -155,38 +157,39 @@ def _set_journal_mode(connection: sqlite3.Connection, wanted: str) -> str:
             return str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
         except sqlite3.OperationalError as error:
             if "readonly" in str(error):
-                return wanted  # it may be read as it is; the first write will say what is wrong
+                return wanted  # reading works; the first write reports the error
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    # A transaction that reads before it writes fails at once if another wrote in between, whatever the
-    # timeout; one that takes the write lock first waits.
+    # A transaction that reads before it writes fails at once if another connection wrote in between, whatever
+    # the
+    # timeout. One that takes the write lock first waits.
     writes = connection.get_execution_options().get("tunebench_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
     opened = connection.connection.dbapi_connection
     if isinstance(opened, FileConnection) and opened.file != disk.file_identity(opened.path):
         raise DatabaseError(
-            f"database {opened.path} was deleted, or another file took its place, while it was in use; put "
-            "it back, or run the same command again to begin with the one that is there now"
+            f"database {opened.path} was deleted or replaced by another file while in use; restore it, "
+            "or run the same command again to use the new file"
         )
 
 
 @contextlib.contextmanager
 def write(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction that writes: committed at the end, rolled back if an exception leaves it."""
+    """Open a write transaction: committed at the end, rolled back on an exception."""
     with engine.connect().execution_options(tunebench_write=True) as connection, connection.begin():
         yield connection
 
 
 @contextlib.contextmanager
 def translate_errors(location: Location) -> Iterator[None]:
-    """Turn what the driver says into one line that says what to do.
+    """Translate errors of SQLAlchemy, SQLite and the file system to one line that says what to do.
 
     Raises:
-        DatabaseError: in place of any error of SQLAlchemy or of SQLite.
+        DatabaseError: in place of those errors.
     """
     try:
         yield
@@ -196,10 +199,10 @@ def translate_errors(location: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_decode_errors(location: Location) -> Iterator[None]:
-    """Say what to do about a record that does not read as it was written: a bit of it has changed.
+    """Translate errors of decoding a record, which is damaged then.
 
     Raises:
-        DatabaseError: in place of what decoding raises.
+        DatabaseError: in place of those errors.
     """
     try:
         yield
@@ -216,7 +219,5 @@ def _explain(location: Location, error: Exception) -> str:
         return explain_sqlite(location.path, reason)
     said = " ".join(str(reason).split())
     if isinstance(error, sa.exc.OperationalError):
-        said = (
-            f"{said}. Check the URL and the server; what was recorded is kept, so run the same command again"
-        )
+        said = f"{said}. Check the URL and the server, then run the command again; committed records are kept"
     return f"database {location}: {said}"

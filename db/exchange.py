@@ -1,4 +1,4 @@
-"""Files in and out of a database: spaces of other tuners and for them, and everything as lines of JSON."""
+"""Import and export of files: recorded tuning spaces of other tuners, and JSON Lines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tunebench.workloads import parse
 __all__ = ["FORMATS", "Selection", "export_to", "import_file"]
 
 FORMATS = (*TUNERS, "jsonl")
-"""What `export_to` writes."""
+"""Formats of `export_to`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is wanted of a database; None is anything.
+    """Filter of records; None selects all.
 
     Attributes:
         workload: Text of a workload.
@@ -45,46 +45,47 @@ class Selection:
 def import_file(
     store: Store, path: Path, naming: ImportOverrides | None = None, watcher: ProgressCallback | None = None
 ) -> ImportResult:
-    """Store what a file holds, whichever it is: all its good rows, or nothing if it is interrupted.
+    """Import a file of any supported format: all usable rows in one transaction.
 
     Args:
-        store: Where to.
-        path: JSON Lines of `export_to`, a Kernel Tuner cache file, or a file in T4 format.
-        naming: What a file of another tuner does not tell, or tells wrong.
-        watcher: Is told how many rows are stored, and of how many.
+        store: Database to import into.
+        path: JSON Lines written by `export_to`, a Kernel Tuner cache file, or a file in T4 format.
+        naming: Kernel, device and problem size that override those of a recorded tuning space.
+        watcher: Progress callback: bytes read, and size of the file.
 
     Raises:
-        InputError: if the file cannot be read, or what it holds cannot be told.
+        InputError: if the file cannot be read, or does not name its kernel or device.
         DatabaseError: if the database cannot be written.
     """
     if not is_jsonl(path):
         return import_recorded_space(store, path, naming, watcher)
     if naming not in (None, ImportOverrides()):
         raise InputError(
-            f"{path} tells what it is of: --device, --kernel and --problem are for other tuners' files"
+            f"{path} is JSON Lines and names its devices itself: remove --device, --kernel and --problem"
         )
     return import_jsonl(store, path, watcher)
 
 
 def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int:
-    """Write a file, and return how many rows are in it.
+    """Write records to a file, and return the number of rows.
 
     Args:
-        store: Where from.
-        path: Where to; compressed by gzip if it ends in ``.gz``.
+        store: Database to export from.
+        path: File to write; compressed by gzip if it ends in ``.gz``.
         form: One of `FORMATS`.
-        selection: Which trials. For other tuners it must leave one variant, workload and device.
+        selection: Records to export. Formats of other tuners need one variant, workload and device.
 
     Raises:
-        UnknownName: if there is no such format.
-        InputError: if nothing is selected, or too much for the format, or the file cannot be written.
+        UnknownName: if the format does not exist.
+        InputError: if no record is selected, several spaces are selected for the format, or the file cannot
+            be written.
     """
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)
     spaces = select(store, selection)
     if form == "jsonl":
         if selection.cache is not None:
-            raise InputError("--cache goes with t4 and kernel-tuner: jsonl has every measurement")
+            raise InputError("--cache applies to t4 and kernel-tuner only: jsonl contains every measurement")
         with replacing(path) as file:
             count = 0
             for line in jsonl_records(store, spaces):
@@ -93,14 +94,20 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
         return count
     if len(spaces) > 1:
         listed = "; ".join(map(str, spaces[:8])) + ("; …" if len(spaces) > 8 else "")
-        raise InputError(f"{form} holds one space; choose by --workload, --device and --variant: {listed}")
+        raise InputError(
+            f"{form} contains one space; select it by --workload, --device and --variant: {listed}"
+        )
     log = recorded_space_log(store, spaces[0], cache=selection.cache)
     write(log, path, form)
     return len(log.rows)
 
 
 def select(store: Reader, selection: Selection) -> list[SpaceKey]:
-    """Return the spaces that are wanted.
+    """Return the selected search spaces.
+
+    Args:
+        store: Database to select from.
+        selection: The filter.
 
     Raises:
         InputError: if there are none.
@@ -122,7 +129,7 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
 
 
 def _workload(text: str | None, known: set[str]) -> str | None:
-    """Return the canonical text; one that is in the database as it stands need be of no loaded operator."""
+    """Return the canonical text; a stored workload may belong to an operator that is not loaded."""
     if text is None or text in known or text.startswith(RECORDED):
         return text
     return str(parse(text))
@@ -134,7 +141,7 @@ def _known(kind: str, name: str, known: set[str]) -> None:
 
 
 def _device_keys(name: str, known: set[str]) -> set[str]:
-    """Return the keys of the devices that a name, an architecture or a key stands for."""
+    """Return the keys of the devices with a name, an architecture or a key."""
     if name == "cpu" or name.startswith("cuda"):
         name = devices.find(name).key
     keys = {key for key in known if name in (key, key.partition(":")[0], _product(key))}

@@ -1,9 +1,9 @@
-"""Whether a database is sound: as a file, in every rule of its schema, and in what every row means today.
+"""Integrity check of a database: its file, the constraints of its schema, and the contents of every row.
 
     found = examine(store)
     found.clean, found.counts, found.first
 
-Nothing is written. What today's sources do not stand for may be marked as stale by `fix`; nothing is deleted.
+The check writes nothing. `fix` marks trials of changed sources as stale; nothing is deleted.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from tunebench.space import Config
 __all__ = ["FIRST", "KINDS", "NOTES", "Finding", "Integrity", "examine", "fix"]
 
 KINDS = {
-    "damaged": "the file is damaged: restore a copy, or save what can be read by sqlite3 FILE .recover",
-    "rule": "rows that break a rule of the schema",
-    "reference": "rows that refer to nothing, or that nothing refers to",
-    "unreadable": "rows that a reader cannot rebuild",
-    "figure": "figures of one measurement that contradict one another",
-    "workload": "workloads that cannot be read, or are not written as they are looked up",
-    "config": "configurations whose text is not that of their values",
-    "device": "devices that are not what their key says",
-    "future": "moments that lie ahead: what is imported later would count as older",
-    "duplicate": "measurements that are there twice",
-    "bound": "measurements that are faster than their bounds",
-    "space": "configurations that today's spaces do not have, and that count as standing (--fix)",
-    "source": "results of sources that have changed since, and that count as standing (--fix)",
-    "claim": "claims of tuners that are gone; the next one takes them over",
-    "unknown": "trials of kernels or operators that are not installed here, which nobody can check",
+    "damaged": "the file is damaged: restore a copy, or recover what is readable by sqlite3 FILE .recover",
+    "rule": "rows that violate a constraint of the schema",
+    "reference": "rows that refer to a missing row, or that no row refers to",
+    "unreadable": "rows that cannot be decoded",
+    "figure": "measurements with contradictory values",
+    "workload": "workloads that cannot be parsed, or are not canonical",
+    "config": "configurations whose text differs from their values",
+    "device": "devices whose key differs from their description",
+    "future": "times in the future: later imports would count as older",
+    "duplicate": "duplicate measurements",
+    "bound": "measurements that are faster than their lower bound",
+    "space": "current trials with configurations that the installed space does not contain (--fix)",
+    "source": "current trials whose source has changed since (--fix)",
+    "claim": "claims of dead tuners; the next tuner takes them over",
+    "unknown": "trials of kernels or operators that are not installed here and cannot be checked",
 }
-"""What is looked for, in this order."""
+"""Kinds of findings, in the order of the report."""
 
 NOTES = ("claim", "unknown")
-"""What is told and is no fault."""
+"""Kinds that are reported but are not errors."""
 
 FIRST = 10
-"""Findings of a kind that are kept; the others are counted."""
+"""Findings of each kind that are kept; the rest are only counted."""
 
 ProgressCallback = Callable[[int, int], None]
-"""Is told how many rows were looked at, and of how many."""
+"""Progress callback: rows checked, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found: its kind, where, and what."""
+    """One finding: its kind, the row, and the reason."""
 
     kind: str
     place: str
@@ -83,13 +83,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Integrity:
-    """What was found in a database.
+    """Result of an integrity check.
 
     Attributes:
-        rows: How many rows were looked at.
-        counts: How often each kind was found; see `KINDS`.
-        first: The first of each kind.
-        outdated: Ids of the trials that `fix` would mark as stale.
+        rows: Number of rows checked.
+        counts: Number of findings of each kind; see `KINDS`.
+        first: First findings of each kind.
+        outdated: Ids of the trials that `fix` marks as stale.
     """
 
     rows: int = 0
@@ -99,11 +99,11 @@ class Integrity:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found that is a fault."""
+        """Whether there is no finding, except notes."""
         return not set(self.counts) - set(NOTES)
 
     def add(self, kind: str, place: str, reason: str) -> None:
-        """Note a finding."""
+        """Add a finding."""
         assert kind in KINDS, kind
         self.counts[kind] += 1
         kept = self.first.setdefault(kind, [])
@@ -112,11 +112,11 @@ class Integrity:
 
 
 def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity:
-    """Look at everything in a database.
+    """Check a database.
 
     Args:
-        store: Which; one that was opened for reading will do.
-        watcher: Is told the progress.
+        store: The database; may be open for reading only.
+        watcher: Progress callback.
 
     Raises:
         DatabaseError: if it cannot be read at all.
@@ -131,7 +131,7 @@ def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity
 
 
 def fix(store: Store, found: Integrity) -> None:
-    """Mark what today's sources do not stand for as stale, so that it is served only for want of better."""
+    """Mark current trials with a changed source as stale: `lookup` returns them only if there is no other."""
     with store._write() as connection:
         mark_stale(connection, {True: found.outdated})
     for kind in ("space", "source"):
@@ -143,14 +143,14 @@ def fix(store: Store, found: Integrity) -> None:
 
 
 def _check_file(connection: sa.Connection, found: Integrity) -> bool:
-    """Have SQLite look at its file; a server looks after its own."""
+    """Run SQLite's integrity check; return whether the file is intact. Servers check their own files."""
     if connection.dialect.name != "sqlite":
         return True
     try:
         said = connection.exec_driver_sql("PRAGMA integrity_check(100)").scalars().all()
     except sa.exc.DatabaseError as error:
         said = [str(error.orig)]
-    # It names breaches of NOT NULL, CHECK and UNIQUE, too, which are told by their rows.
+    # It also reports NOT NULL, CHECK and UNIQUE violations, which `check_rules` reports by row.
     damaged = [line for line in said if line != "ok" and not line.startswith(_OF_ROWS)]
     for line in damaged:
         found.add("damaged", "file", str(line))
@@ -164,7 +164,7 @@ _OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value
 
 
 def check_rules(connection: sa.Connection, found: Integrity) -> None:
-    """Hold every row to every rule of the schema anew: a rule may have been broken behind its back."""
+    """Check every row against every constraint: writes that bypass tunebench may violate them."""
     for table in schema.Base.metadata.sorted_tables:
         for place, rule in _rule_violations(connection, table):
             found.add("rule", place, rule)
@@ -174,7 +174,7 @@ def check_rules(connection: sa.Connection, found: Integrity) -> None:
             known = sa.select(other).where(other == column).exists()
             lost = sa.select(table.c.id).where(column.is_not(None), ~known)
             for id_ in connection.execute(lost).scalars():
-                reason = f"its {column.name} is of no {other.table.name}"
+                reason = f"its {column.name} refers to a missing {other.table.name}"
                 found.add("reference", f"{table.name} {id_}", reason)
     trial, measurement = trial_table.c, measurement_table.c
     timed = sa.select(measurement.id).where(measurement.trial_id == trial.id).exists()
@@ -182,15 +182,15 @@ def check_rules(connection: sa.Connection, found: Integrity) -> None:
         sa.select(trial.id, trial.state).where((trial.state == "done") != timed)
     ):
         reason = (
-            "it is done, and has no measurement" if state == "done" else "it is claimed, and was measured"
+            "it is done but has no measurement" if state == "done" else "it is claimed but has a measurement"
         )
         found.add("reference", f"trial {id_}", reason)
     for id_ in connection.execute(_duplicates()).scalars():
-        found.add("duplicate", f"measurement {id_}", "its trial has another one that is the same")
+        found.add("duplicate", f"measurement {id_}", "its trial has an equal one")
 
 
 def _rule_violations(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a table that break a rule which one row alone can break, and those there twice."""
+    """Yield the rows that violate a constraint on a single row, and rows that violate UNIQUE."""
     rules, query = _rules(table, connection.dialect.name)
     for id_, *broken in connection.execute(query):
         for rule, is_broken in zip(rules, broken, strict=True):
@@ -201,23 +201,23 @@ def _rule_violations(connection: sa.Connection, table: sa.Table) -> Iterator[tup
             place = sa.func.row_number().over(partition_by=list(constraint.columns), order_by=table.c.id)
             ranked = sa.select(table.c.id, place.label("place")).subquery()
             for id_ in connection.execute(sa.select(ranked.c.id).where(ranked.c.place > 1)).scalars():
-                yield f"{table.name} {id_}", f"{constraint.name} is there twice"
+                yield f"{table.name} {id_}", f"{constraint.name} occurs twice"
 
 
 @functools.cache
 def _rules(table: sa.Table, dialect: str) -> tuple[tuple[str, ...], sa.Select[Any]]:
-    """Return the rules of a table, and what selects the rows that break one, with a column for each."""
+    """Return the single-row constraints of a table, and a query with a column for each violation."""
     rules: dict[str, sa.ColumnElement[bool]] = {
         f"{column.name} is missing": column.is_(None) for column in table.c if not column.nullable
     }
     for constraint in table.constraints:
         if isinstance(constraint, sa.CheckConstraint):
             kept: sa.ColumnElement[bool] = sa.literal_column(f"({constraint.sqltext})", sa.Boolean())
-            rules[f"it breaks {constraint.name}"] = sa.not_(kept)
-    if dialect == "sqlite":  # there anything may stand in any column
+            rules[f"it violates {constraint.name}"] = sa.not_(kept)
+    if dialect == "sqlite":  # SQLite columns accept values of any type
         for column in table.c:
             held = sa.func.typeof(column)
-            rules[f"{column.name} is of another type"] = held.not_in(("null", *_storage_classes(column)))
+            rules[f"{column.name} has the wrong type"] = held.not_in(("null", *_storage_classes(column)))
     id_: sa.ColumnElement[Any] = sa.type_coerce(table.c.id, sa.types.NullType())
     broken = [rule.label(f"rule{number}") for number, rule in enumerate(rules.values())]
     return tuple(rules), sa.select(id_, *broken).where(sa.or_(*rules.values()))
@@ -245,7 +245,7 @@ def _duplicates() -> sa.Select[Any]:
 
 
 def check_rows(connection: sa.Connection, found: Integrity, watcher: ProgressCallback) -> None:
-    """Look at what every row means."""
+    """Check the contents of every row."""
     tables = schema.Base.metadata.sorted_tables
     count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
     looking = _RowChecker(found)
@@ -260,7 +260,7 @@ def check_rows(connection: sa.Connection, found: Integrity, watcher: ProgressCal
 
 
 class _RowChecker:
-    """Rows as they come, devices before what was measured on them."""
+    """Checks rows in order: devices come before the trials measured on them."""
 
     def __init__(self, found: Integrity) -> None:
         self._found = found
@@ -269,7 +269,7 @@ class _RowChecker:
         self._revisions: dict[tuple[int, str, str], Revision | None] = {}
 
     def take(self, table: sa.Table, raw: Mapping[Any, Any]) -> None:
-        """Look at one row."""
+        """Check one row."""
         place = f"{table.name} {raw['id']}"
         try:
             row = decode_row(raw, table)
@@ -297,7 +297,7 @@ class _RowChecker:
             faults = list(check_trial(row))
             yield from faults or self._check_trial(row)
         elif table is run_table and not isinstance(row["versions"], dict):
-            yield "unreadable", "its versions are no object"
+            yield "unreadable", "its versions are not an object"
 
     def _check_trial(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if row["state"] == "claimed":
@@ -307,7 +307,7 @@ class _RowChecker:
             yield from self._check_source(row)
 
     def _check_source(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Hold a trial that counts as standing against today's sources."""
+        """Check a current trial against the installed source."""
         if row["device_id"] not in self._devices:
             return
         device = self._devices[row["device_id"]]
@@ -317,7 +317,7 @@ class _RowChecker:
             self._revisions[space] = installed_revision(key, device)
         revision = self._revisions[space]
         if revision is None:
-            yield "unknown", f"it is of {row['variant']} for {row['workload']}"
+            yield "unknown", f"variant {row['variant']} for {row['workload']} is not installed"
             return
         try:
             changed = revision(Config(row["config_values"])) != row["revision"]
@@ -327,7 +327,10 @@ class _RowChecker:
         else:
             if changed:
                 self._found.outdated.append(row["id"])
-                yield "source", f"the source of {row['variant']} has changed since {row['config']} was run"
+                yield (
+                    "source",
+                    f"the source of {row['variant']} has changed since {row['config']} was measured",
+                )
 
 
 def _check_workload(text: str) -> Iterator[tuple[str, str]]:

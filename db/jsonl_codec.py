@@ -1,4 +1,4 @@
-"""One line of JSON read with distrust: a device or a measurement, if it is one in every respect."""
+"""Strict decoding of one JSON line: a device or a measurement."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from tunebench.space import Config
 __all__ = ["check_plain", "check_workload", "device_from_json", "measurement_from_json", "refuse_constant"]
 
 MAX_TEXT = 10_000
-"""Most characters of a text, such as what a compiler said."""
+"""Largest length of a text, such as a compiler's message."""
 MAX_NAME = 2000
-"""Most characters of what a measurement is stored under."""
+"""Largest length of a name: device, workload, variant, revision."""
 MAX_DEPTH = 32
-"""Objects and lists within one another, in what is kept as it is."""
+"""Largest nesting of objects and lists in free-form data."""
 MAX_INTEGER = 1 << 63
-"""Integers of this magnitude and above no database keeps."""
+"""Databases store only integers below this magnitude."""
 
 # -- a device --------------------------------------------------------------------------------------
 
 
 def device_from_json(data: Mapping[str, Any]) -> Device:
-    """Return the device that a line tells.
+    """Return the device of a line.
 
     Raises:
-        InputError: if it tells none, or another one than its key does.
+        InputError: if a field is missing or malformed, or the key is not that of the device.
     """
     fields = {name: value for name, value in data.items() if name not in ("what", "tunebench", "key")}
-    check_plain(fields, "what describes a device")
+    check_plain(fields, "the description of a device")
     for name in ("name", "kind", "architecture"):
         _text(data, name)
     for name, kind in _DEVICE_FIGURES.items():
         if name in fields and not _fits(fields[name], kind):
-            raise InputError(f"figures of a device must be numbers, got {name}={str(fields[name])[:100]}")
+            raise InputError(f"device fields must be numbers, got {name}={str(fields[name])[:100]}")
     try:
         device = Device(**fields)
     except TypeError as error:
-        raise InputError(f"it is no device of this version: {error}") from None
+        raise InputError(f"its fields are not those of a device of this version: {error}") from None
     if device.key != data.get("key") or device.kind not in ("gpu", "cpu"):
-        raise InputError(f"its key must be {device.key}, and its kind gpu or cpu")
+        raise InputError(f"its key must be {device.key} and its kind gpu or cpu")
     return device
 
 
@@ -63,7 +63,7 @@ _DEVICE_FIGURES = {
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a figure is of its kind: an integer is a number, too, and no figure is below zero."""
+    """Return whether a value has the type of its field and is not negative; integers are valid floats."""
     arguments = get_args(kind)
     if type(None) in arguments:
         return value is None or _fits(value, arguments[0])
@@ -80,14 +80,14 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def measurement_from_json(data: Mapping[str, Any], devices: Mapping[str, Device]) -> NewMeasurement:
-    """Return the measurement that a line tells.
+    """Return the measurement of a line.
 
     Args:
         data: The line.
-        devices: Those that lines before it have told, by key.
+        devices: Devices of earlier lines, by key.
 
     Raises:
-        InputError: naming what is missing, unknown, malformed or out of range.
+        InputError: if a field is missing, unknown, malformed or out of range; the message names it.
     """
     key = TrialKey(
         **{name: _text(data, name) for name in ("device", "workload", "variant", "revision")},
@@ -95,7 +95,7 @@ def measurement_from_json(data: Mapping[str, Any], devices: Mapping[str, Device]
     )
     check_workload(key.workload)
     if key.device not in devices:
-        raise InputError(f"no line before it says what the device {key.device!r} is")
+        raise InputError(f"no earlier line describes the device {key.device!r}")
     if data.get("purpose") not in PURPOSES:
         raise InputError(f"purpose must be one of: {', '.join(PURPOSES)}")
     return NewMeasurement(
@@ -115,7 +115,7 @@ def measurement_from_json(data: Mapping[str, Any], devices: Mapping[str, Device]
 
 
 def _verdict(data: Mapping[str, Any]) -> Verdict:
-    """Return how it compared with others, which lines of earlier versions do not tell."""
+    """Return the comparison with others, which lines of earlier versions lack."""
     versus, known = data.get("versus_default"), get_args(VersusDefault)
     if versus is not None and versus not in known:
         raise InputError(f"versus_default must be one of: {', '.join(known)}")
@@ -125,7 +125,7 @@ def _verdict(data: Mapping[str, Any]) -> Verdict:
 def _text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
-        raise InputError(f"{name} must be a text of 1 to {MAX_NAME} printable characters")
+        raise InputError(f"{name} must be text of 1 to {MAX_NAME} printable characters")
     return value
 
 
@@ -134,7 +134,7 @@ def _number(data: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e300:
-        raise InputError(f"{name} must be a number that is not negative")
+        raise InputError(f"{name} must be a non-negative number")
     return float(value)
 
 
@@ -150,10 +150,10 @@ def _moment(value: Any) -> datetime:
     except (TypeError, ValueError):
         moment = datetime.min
     if moment.tzinfo is None:
-        raise InputError("recorded_at must be a moment with its time zone, such as 2026-01-31T12:00:00+00:00")
-    # What lies ahead would keep out all that is measured until then.
+        raise InputError("recorded_at must be a time with its time zone, such as 2026-01-31T12:00:00+00:00")
+    # A time in the future would make all later measurements count as older.
     if moment.year < 1970 or moment.year > 9000 or moment > datetime.now(UTC) + CLOCK_TOLERANCE:
-        raise InputError(f"recorded_at must lie between 1970 and now, got {moment.isoformat()}")
+        raise InputError(f"recorded_at must be between 1970 and now, got {moment.isoformat()}")
     return moment
 
 
@@ -170,10 +170,15 @@ def _plain(value: Any, name: str) -> dict[str, Any]:
 
 
 def check_plain(value: Any, name: str, depth: int = 0) -> None:
-    """Make sure that a value is such as every database keeps and gives back.
+    """Check that a value survives every supported database.
+
+    Args:
+        value: Decoded JSON.
+        name: Name of the field, for the message.
+        depth: Nesting of the value.
 
     Raises:
-        InputError: if it is nested too deeply, or has a text or a number that cannot be kept.
+        InputError: if it is nested too deeply, or contains a text or a number that a database cannot store.
     """
     match value:
         case None | bool():
@@ -188,22 +193,22 @@ def check_plain(value: Any, name: str, depth: int = 0) -> None:
             for item in (*value, *value.values()) if isinstance(value, dict) else value:
                 check_plain(item, name, depth + 1)
             return
-    raise InputError(f"{name} must be plain data, got {ascii(value)[:100]}")
+    raise InputError(f"{name} must be plain JSON data, got {ascii(value)[:100]}")
 
 
 def refuse_constant(constant: str) -> None:
-    """Refuse NaN and Infinity, which Python's parser accepts: pass it as `parse_constant`."""
+    """Refuse NaN and Infinity, which Python's parser accepts; an argument for its `parse_constant`."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def _has_surrogate(text: str) -> bool:
-    """Tell whether a text has the half of a character in it, which no encoding has."""
+    """Return whether a text contains a lone surrogate, which cannot be encoded."""
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @functools.lru_cache(maxsize=1024)
 def check_workload(text: str) -> None:
-    """Make sure that a workload is written as it is looked up; one of an unknown operator may be anything.
+    """Check that a workload is canonical; a workload of an unknown operator may be any text.
 
     Raises:
         InputError: if it is not.
@@ -219,13 +224,13 @@ def check_workload(text: str) -> None:
     except RecursionError:
         raise InputError("its workload is nested too deeply") from None
     if canonical_text != text:
-        raise InputError(f"its workload must be written {canonical_text}")
+        raise InputError(f"its workload must be written as {canonical_text}")
 
 
 def _config(value: Any) -> Config:
     values = _object(value, "config")
     if not values or not all(name.isidentifier() and len(name) <= MAX_TEXT for name in values):
-        raise InputError("config must have parameters, with names that are identifiers")
+        raise InputError("config must have parameters whose names are identifiers")
     return Config({name: value_of(values, name) for name in values})
 
 
@@ -233,7 +238,7 @@ def _resources(value: Any) -> Resources:
     values = _object(value, "resources")
     names = {field.name for field in dataclasses.fields(Resources)}
     if set(values) - names or not all(type(v) is int and 0 <= v < MAX_INTEGER for v in values.values()):
-        raise InputError(f"resources must be integers, among: {', '.join(sorted(names))}")
+        raise InputError(f"resources must be integers; known names: {', '.join(sorted(names))}")
     return Resources(**values)
 
 
@@ -252,7 +257,7 @@ def _outcome(value: Any) -> Outcome:
         return from_json(fields)
     except KeyError:
         raise InputError(
-            f"an outcome must be of a known kind, got {str(fields.get('kind'))[:100]!r}"
+            f"the kind of an outcome must be known, got {str(fields.get('kind'))[:100]!r}"
         ) from None
     except TypeError as error:
         raise InputError(f"outcome: {error}") from None
@@ -268,21 +273,21 @@ def _time(data: Mapping[str, Any], name: str) -> float:
 def _times(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
     values = data[name]
     if not isinstance(values, list) or not values:
-        raise InputError(f"{name} must list times")
+        raise InputError(f"{name} must be a non-empty list of times")
     return tuple(_time({name: value}, name) for value in values)
 
 
 def _interval(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
     found = _times(data, name)
     if len(found) != 2 or found[0] > found[1]:
-        raise InputError(f"{name} must be two times, the lesser first")
+        raise InputError(f"{name} must be two times in ascending order")
     return found
 
 
 def _reason(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str):
-        raise InputError(f"{name} must be a text")
+        raise InputError(f"{name} must be text")
     return value[:MAX_TEXT].encode("utf-8", "replace").decode().replace("\0", " ")
 
 
@@ -302,7 +307,7 @@ def _verification(data: Mapping[str, Any], name: str) -> Verification:
     values = _object(data[name], name)
     known = get_args(typing.get_type_hints(Verification)["how"])
     if values.get("how") not in known:
-        raise InputError(f"how a result was verified must be one of: {', '.join(known)}")
+        raise InputError(f"the verification method must be one of: {', '.join(known)}")
     return Verification(how=values["how"], detail=_reason(values, "detail"), worst=_number(values, "worst"))
 
 
@@ -321,4 +326,4 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
     "refused": _flag,
     "conditions": _conditions,
 }
-"""What each field of an outcome must be; a field that no outcome has is refused when it is made."""
+"""Check of each field of an outcome; the constructor of the outcome refuses unknown fields."""

@@ -1,8 +1,8 @@
-"""JSON Lines: everything that is stored of every measurement, out of one database and into another.
+"""JSON Lines export and import of all measurements of a database.
 
-A line is an object; ``what`` says which. A ``device`` comes before the measurements on it, with the fields of
-`tunebench.device.Device`; a ``measurement`` has the fields of its trial's key, its outcome, and what else is
-stored of it.
+Each line is an object, and its ``what`` is ``device`` or ``measurement``. A device has the fields of
+`tunebench.device.Device` and comes before its measurements. A measurement has the fields of its trial's key,
+its outcome, and all other stored columns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tunebench.outcome import to_json
 __all__ = ["import_jsonl", "is_jsonl", "jsonl_records"]
 
 MAX_LINE_BYTES = 1 << 24
-"""Most that one line may hold."""
+"""Largest size of one line."""
 MAX_FILE_BYTES = 1 << 34
-"""Most that a file may hold once it is decompressed; few lines of it are held at a time."""
+"""Largest size of a decompressed file; only a few lines are in memory at a time."""
 MAX_REFUSED = 100_000
-"""Most lines that are blank, or cannot be used: a file with more of them is none of ours."""
+"""Largest number of blank or unusable lines; a file with more is not an export."""
 MAX_DEVICES = 1000
 MAX_SPACES = 100_000
 
@@ -49,7 +49,12 @@ MAX_SPACES = 100_000
 
 
 def jsonl_records(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]:
-    """Yield what each device is, then every measurement, space by space and oldest first."""
+    """Yield a line per device, then a line per measurement, space by space and oldest first.
+
+    Args:
+        store: Database to export from.
+        spaces: Search spaces to export.
+    """
     chosen = list(spaces)
     keys = {space.device for space in chosen}
     for key, fields in store.descriptors().items():
@@ -83,7 +88,7 @@ def _measurement_line(entry: Record) -> dict[str, Any]:
 
 
 def is_jsonl(path: Path) -> bool:
-    """Tell whether a file holds such lines, by its first ones: one of them may be damaged.
+    """Return whether a file is JSON Lines, by its first ten lines, of which some may be damaged.
 
     Raises:
         InputError: if it cannot be read.
@@ -99,7 +104,7 @@ def _read_line(line: bytes) -> Any:
 
 
 def _numbered(file: LimitedFile) -> Iterator[tuple[int, bytes | None]]:
-    """Yield lines with their numbers; None in place of one that is too long."""
+    """Yield each line with its number; None for a line that is too long."""
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES)
         if not line:
@@ -112,15 +117,15 @@ def _numbered(file: LimitedFile) -> Iterator[tuple[int, bytes | None]]:
 
 
 def import_jsonl(store: Store, path: Path, watcher: ProgressCallback | None = None) -> ImportResult:
-    """Store what another database exported: all its good lines, or nothing if it is interrupted.
+    """Import a JSON Lines export: all usable lines in one transaction.
 
-    A measurement that is there already is left out, and so is one that is older than what its trial has here.
-    Trials whose source is not that of the installed variant are marked stale. Few lines are held at a time.
+    A measurement is skipped if its trial already has it or has a newer one. Trials whose source differs from
+    the installed variant become stale. Only a few lines are in memory at a time.
 
     Args:
-        store: Where to.
+        store: Database to import into.
         path: The file.
-        watcher: Is told how many bytes of the file were read, and of how many.
+        watcher: Progress callback: bytes read, and size of the file.
 
     Raises:
         InputError: if the file cannot be read.
@@ -132,7 +137,7 @@ def import_jsonl(store: Store, path: Path, watcher: ProgressCallback | None = No
 
 
 class _JsonlImport(RowImport):
-    """Devices and measurements as they are found, and the lines that cannot be used."""
+    """Import of one file: devices so far, and rejected lines."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -140,7 +145,10 @@ class _JsonlImport(RowImport):
         self._blank = 0
 
     def batches(self, watcher: ProgressCallback) -> Iterator[MeasurementBatch]:
-        """Yield a few measurements at a time, by device and workload.
+        """Yield batches of measurements of one device and workload.
+
+        Args:
+            watcher: Progress callback.
 
         Raises:
             InputError: if the file cannot be read to its end, or is too large.
@@ -162,7 +170,7 @@ class _JsonlImport(RowImport):
             watcher(file.done_bytes, file.total_bytes)
 
     def _take(self, number: int, line: bytes | None) -> NewMeasurement | None:
-        """Read one line; return the measurement that it tells, if it tells one."""
+        """Parse one line; return its measurement, or None for a device, a blank line or an unusable line."""
         try:
             if line is None:
                 raise InputError(f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
@@ -175,11 +183,9 @@ class _JsonlImport(RowImport):
         except InputError as error:
             reason = str(error)
         except ValueError as error:
-            reason = f"it cannot be read as JSON: {error}"
+            reason = f"it is not valid JSON: {error}"
         if self.refused + self._blank >= MAX_REFUSED:
-            raise InputError(
-                f"{self.path} has more than {MAX_REFUSED} lines that are blank or cannot be used"
-            )
+            raise InputError(f"{self.path} has more than {MAX_REFUSED} blank or unusable lines")
         if reason:
             self.reject(RejectedRow(f"line {number}", reason))
         return None
@@ -190,14 +196,14 @@ class _JsonlImport(RowImport):
         if kind == "device":
             device = device_from_json(data)
             if len(self._devices) >= MAX_DEVICES and device.key not in self._devices:
-                raise InputError(f"a file may tell of {MAX_DEVICES} devices; import it in parts")
+                raise InputError(f"a file may contain at most {MAX_DEVICES} devices; import it in parts")
             self._devices[device.key] = device
             return None
         if kind != "measurement":
-            raise InputError("it must be an object that says what it is: device or measurement")
+            raise InputError("it must be an object whose what is device or measurement")
         measurement = measurement_from_json(data, self._devices)
         if len(self.spaces) >= MAX_SPACES and measurement.key.space not in self.spaces:
-            raise InputError(f"a file may tell of {MAX_SPACES} spaces; import it in parts")
+            raise InputError(f"a file may contain at most {MAX_SPACES} spaces; import it in parts")
         self.spaces[measurement.key.space] = None
         self.good += 1
         return measurement
@@ -220,5 +226,5 @@ class _JsonlImport(RowImport):
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InputError("it has a name twice, of which nobody can tell which one is meant")
+        raise InputError("it contains a name twice")
     return found

@@ -1,4 +1,4 @@
-"""Where a database is: the path of an SQLite file, or the URL of a server."""
+"""Location of a database: the path of an SQLite file, or the URL of a server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Location", "default_path", "locate"]
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One database; exactly one of the two is set.
+    """Location of a database; exactly one of the two fields is set.
 
     Attributes:
-        path: An SQLite file, which may not exist yet.
-        url: An SQLAlchemy URL of a server.
+        path: SQLite file; may not exist yet.
+        url: SQLAlchemy URL of a server.
     """
 
     path: Path | None = None
@@ -38,13 +38,13 @@ def default_path() -> Path:
 
 
 def locate(db: str | Path | None = None) -> Location:
-    """Return where a database is.
+    """Return the location of a database.
 
     Args:
-        db: A path, an SQLAlchemy URL, or None: what `TUNEBENCH_DB` says, else `default_path`.
+        db: Path, SQLAlchemy URL, or None: `TUNEBENCH_DB`, or else `default_path`.
 
     Raises:
-        InputError: if it names no file (an SQLite database in memory would forget).
+        InputError: if it names no file; SQLite databases in memory are not supported.
     """
     given = str(db if db is not None else _environment.database() or default_path())
     scheme, separator, rest = given.partition("://")

@@ -1,8 +1,9 @@
-"""Reading answers with the standard library alone: an SQLite file, or a local index of a server's.
+"""Lookup index: an SQLite copy of a server's answers, which `lookup` reads with the standard library alone.
 
-Serving code must not pay for SQLAlchemy. A file is read as it is, through its view `answer_v1`; of a server
-the rows of that view are exported to an SQLite file in the cache folder, which has a table of that name, and
-of the tables `measurement`, `trial` and `device` those columns that a lookup reads.
+`lookup` must not import SQLAlchemy. It reads an SQLite database directly, through the view `answer_v1`. For a
+server, an SQLite file in the cache folder contains a table of that name, and the columns of `measurement`,
+`trial` and
+`device` that a lookup reads.
 """
 
 from __future__ import annotations
@@ -38,42 +39,43 @@ __all__ = [
 ]
 
 REFRESH_S = 60.0
-"""Age at which an index asks its server whether anything is new."""
+"""Age in seconds at which an index is compared with its server again."""
 
 COLUMNS = (
     *("device", "device_kind", "architecture", "product", "sm_count", "workload", "variant", "revision"),
     *("config", "config_values", "stale", "measurement_id", "kind", "cache", "verification", "time_us"),
     *("ci_low_us", "ci_high_us", "bound_us", "recorded_at"),
 )
-"""Columns of `answer_v1`, in its order."""
+"""Columns of `answer_v1`, in order."""
 
 FORMAT = 3
-"""Of an index file; another one has another name. 3 has `trial`, `device` and comparisons with libraries."""
+"""Format of an index file, part of its name. 3 adds `trial`, `device` and comparisons with baselines."""
 
 _asked_at: dict[Path, float] = {}
-"""When this process last asked each server for news: one that is down is not asked at every lookup."""
+"""Time of the last attempt to reach each server, so that an unavailable one does not delay every lookup."""
 
 
 def index_path(location: Location) -> Path:
-    """Return where the index of a server is kept."""
+    """Return the path of a server's index."""
     name = hashlib.sha256(str(location.url).encode()).hexdigest()[:16]
     return _environment.cache_folder() / "answers" / f"{name}.{FORMAT}.db"
 
 
 def refresh_due(location: Location) -> bool:
-    """Tell whether the index of a server is to be brought up to date."""
+    """Return whether the index of a server must be refreshed."""
     age = _age_s(index_path(location))
     asked_ago = time.monotonic() - _asked_at.get(index_path(location), -REFRESH_S)
     return age is None or not (0 <= age < REFRESH_S or asked_ago < REFRESH_S)
 
 
 def refresh(location: Location) -> Path:
-    """Bring the index of a server up to date if it is older than `REFRESH_S`, and return its path.
+    """Refresh the index of a server if it is older than `REFRESH_S`, and return its path.
 
-    A server that cannot be reached costs a warning, not the answers: the index serves on as it is.
+    If the server cannot be reached, the existing index is used and a warning reports its age.
 
     Raises:
-        DatabaseError: if the server cannot be reached and there is no index yet, or it cannot be written.
+        DatabaseError: if the server cannot be reached and there is no index yet, or the index cannot be
+            written.
     """
     path = index_path(location)
     if not refresh_due(location):
@@ -88,12 +90,12 @@ def refresh(location: Location) -> Path:
     except DatabaseError as error:
         if age is None or _fingerprint(path) is None:
             raise
-        warnings.warn(f"answers are as of {max(age, 0):.0f} s ago: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"answers are {max(age, 0):.0f} s old: {error}", RuntimeWarning, stacklevel=3)
     return path
 
 
 def _age_s(path: Path) -> float | None:
-    """Return how old an index is, less than nothing if its clock was ahead; None if there is none."""
+    """Return the age of an index in seconds, negative if its clock was ahead; None if it does not exist."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -101,7 +103,11 @@ def _age_s(path: Path) -> float | None:
 
 
 def export_index(store: Store, path: Path) -> None:
-    """Write the answers of a store to an index file, unless it has them already.
+    """Write the answers of a store to an index file, unless the file already contains them.
+
+    Args:
+        store: The records.
+        path: The index file.
 
     Raises:
         DatabaseError: if the store cannot be read or the file cannot be written.
@@ -117,7 +123,7 @@ def export_index(store: Store, path: Path) -> None:
 
 
 def _fingerprint(path: Path) -> str | None:
-    """Return what an index was made of; None if there is none, or it is damaged."""
+    """Return the fingerprint of the records of an index; None if it is missing or damaged."""
     try:
         with contextlib.closing(open_read_only(path)) as connection:
             row = connection.execute("SELECT fingerprint FROM source").fetchone()
@@ -127,7 +133,7 @@ def _fingerprint(path: Path) -> str | None:
 
 
 class AnswerSource(Protocol):
-    """What an index is made of."""
+    """Source of an index: a `Reader`, or bundled records."""
 
     def answers(self) -> Iterable[Mapping[str, Any]]:
         """Return the rows of `answer_v1`."""
@@ -135,14 +141,14 @@ class AnswerSource(Protocol):
     def answer_details(
         self, measurements: Sequence[int], /
     ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
-        """Return details and comparisons of measurements, by their ids: those of `answers`."""
+        """Return detail and comparison of measurements of `answers`, by id."""
 
     def descriptors(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the fields of every device, by key."""
 
 
 def replace_index(path: Path, fingerprint: str, source: AnswerSource) -> None:
-    """Write an index to a temporary file in the same folder, then rename it: readers see the old or the new one.
+    """Write an index to a temporary file, then rename it: readers see the old index or the new one.
 
     Args:
         path: The index file; its folder is created if it is missing.
@@ -165,16 +171,7 @@ def replace_index(path: Path, fingerprint: str, source: AnswerSource) -> None:
 
 
 def _write_index(path: Path, fingerprint: str, store: AnswerSource) -> None:
-    """Write an index file.
-
-    Args:
-        path: A file with nothing in it.
-        fingerprint: Of what it is made of.
-        store: What it is made of.
-
-    Raises:
-        sqlite3.Error: if it cannot be written.
-    """
+    """Write an index into an empty file."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("CREATE TABLE source (fingerprint TEXT NOT NULL)")
@@ -200,7 +197,7 @@ def _fill(connection: sqlite3.Connection, table: str, columns: str, rows: Iterab
 
 
 def _answer_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a row of `answer_v1` as SQLite has it."""
+    """Return a row of `answer_v1` in SQLite's types."""
     values = dict(row)
     values["config_values"] = json.dumps(values["config_values"])
     values["recorded_at"] = values["recorded_at"].strftime("%Y-%m-%d %H:%M:%S.%f")

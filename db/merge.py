@@ -1,16 +1,18 @@
-"""Several databases into one: every measurement once, in the order of recording, and all that belongs to it.
+"""Merge of databases: every measurement once, in the order of recording, with its runs, devices and demand.
 
     merge(["a.db", "b.db"], into="all.db")
 
-- Measurements are facts: all are kept, each once. The view decides among them as it does anywhere, so that
-  what was recorded last speaks, and a result that was ever wrong silences its trial.
-- Whether a trial is stale is told by the sources that are installed. Where they are not, the flag of the side
-  that measured it last stays, and of several revisions of one configuration the one measured last stands.
-- A device that is described in two ways keeps the description that a run began with last.
-- Runs keep their ids, and tell under ``database`` where they came from. Claims stay where they are.
-- What programs run counts by the database it was noted in (see `tunebench.db.schema.Demand`).
+- All measurements are kept, each once. The view `answer_v1` ranks them as in any database: the newest
+measurement
+  of a trial counts, and a wrong result excludes its trial.
+- The installed sources decide which trials are stale. Where a variant is not installed, the flag of the
+database with
+  the newest measurement is kept, and only the newest revision of a configuration stays current.
+- If two databases describe a device differently, the description of the latest run is kept.
+- Runs keep their ids and store their database under ``database`` in their versions. Claims are not merged.
+- Demand is kept by the database that counted it (see `tunebench.db.schema.DemandRow`).
 
-Each source goes in as a whole or not at all. To merge again adds nothing.
+Each source is merged in one transaction. Merging it again adds nothing.
 """
 
 from __future__ import annotations
@@ -39,21 +41,21 @@ from tunebench.errors import DatabaseError, InputError
 __all__ = ["MergeResult", "merge"]
 
 MergeWatcher = Callable[[str, int, int], None]
-"""Is told of which source how many measurements were looked at, and of how many."""
+"""Progress callback: name of the source, measurements merged, and their total."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MergeResult:
-    """What became of one source.
+    """Result of merging one source.
 
     Attributes:
-        database: Its path, or its URL without password.
-        added: Measurements that were not there yet.
-        known: Measurements that were.
-        runs: Runs that were not there yet.
-        devices: Devices that were not there yet.
-        described: Keys of devices that were described otherwise here; the later description stays.
-        demand: Counts of what programs run that are new, or have grown.
+        database: Path, or URL without password.
+        added: Number of new measurements.
+        known: Number of measurements that the target already contained.
+        runs: Number of new runs.
+        devices: Number of new devices.
+        described: Keys of devices that the target describes differently; the later description is kept.
+        demand: Number of new or greater demand counts.
     """
 
     database: str
@@ -72,26 +74,30 @@ def merge(
     watcher: MergeWatcher = lambda source, done, total: None,
     done: Callable[[MergeResult], None] = lambda merged: None,
 ) -> list[MergeResult]:
-    """Bring all that some databases hold into one, which is made if there is none.
+    """Merge databases into one, which is created if it does not exist.
 
     Args:
-        sources: Paths or URLs; they are opened for reading only.
+        sources: Paths or URLs; opened for reading only.
         into: Path or URL, or None for the default database.
-        watcher: Is told the progress.
-        done: Is told of each source when it is in.
+        watcher: Progress callback.
+        done: Called with the result of each source after its commit.
 
     Raises:
-        InputError: if a source is the target, or there is none.
-        SchemaError: if one has another schema than this version.
-        DatabaseError: if one cannot be read, or the target cannot be written; sources before it are in.
+        InputError: if a source is the target, or there are no sources.
+        SchemaError: if a database has another schema than this version.
+        DatabaseError: if a source cannot be read or the target cannot be written; earlier sources stay
+            merged.
     """
     if not sources:
-        raise InputError("name at least one database to merge")
+        raise InputError("expected at least one database to merge")
     target = locate(into)
     for location in map(locate, sources):
         if _same(location, target):
-            raise InputError(f"database {location} cannot be merged into itself; name another one by --into")
-        open_store(_named(location), read_only=True).close()  # before the first goes in, all must be readable
+            raise InputError(
+                f"database {location} cannot be merged into itself; choose another target by --into"
+            )
+        # All sources must be readable before the first is merged.
+        open_store(_named(location), read_only=True).close()
     merged = []
     with open_store(_named(target)) as store:
         for location in map(locate, sources):
@@ -134,15 +140,15 @@ def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> MergeResu
 
 @contextmanager
 def _snapshot(source: Reader) -> Iterator[sa.Connection]:
-    """Open a transaction that sees one state of a source throughout, whoever writes into it meanwhile."""
+    """Open a transaction that sees one state of a source, whatever is written to it meanwhile."""
     engine = source._own_engine()
     level = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
     try:
         with closing(engine.connect().execution_options(**level)) as connection, connection.begin():
             yield connection
-    except (ValueError, TypeError) as error:  # JSON, moments and texts that are none
-        said = f"database {source.location} holds rows that cannot be read ({error})"
-        raise DatabaseError(f"{said}; tunebench db verify tells which") from error
+    except (ValueError, TypeError) as error:  # from JSON, times and texts that cannot be decoded
+        said = f"database {source.location} contains rows that cannot be read ({error})"
+        raise DatabaseError(f"{said}; tunebench db verify lists them") from error
 
 
 def _groups(there: sa.Connection) -> list[MergeGroup]:
@@ -155,7 +161,7 @@ def _groups(there: sa.Connection) -> list[MergeGroup]:
 
 
 def _merge_devices(there: sa.Connection, target: MergeTarget, merged: MergeResult) -> dict[int, int]:
-    """Bring devices in, and return their ids here by their ids there."""
+    """Merge the devices, and return the target's id of each source id."""
     here = target.connection
     newest_there, newest_here = _newest(there), _newest(here)
     ids = {}
@@ -180,7 +186,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def _newest(connection: sa.Connection) -> dict[str, Any]:
-    """Return when a run began on each device last, which described it anew; imports describe nothing."""
+    """Return the latest run start of each device, which updated its description; imports do not."""
     newest = sa.func.max(run_table.c.started_at, type_=schema.UtcTime())
     query = sa.select(device_table.c.key, newest.label("newest")).join_from(run_table, device_table)
     query = query.where(run_table.c.sampler != "import").group_by(device_table.c.key)
@@ -188,7 +194,7 @@ def _newest(connection: sa.Connection) -> dict[str, Any]:
 
 
 def _described(connection: sa.Connection, device_id: int) -> Device | None:
-    """Return a device as it is described here; None if this version cannot read it."""
+    """Return a device as the target describes it; None if this version cannot decode it."""
     query = sa.select(device_table.c.descriptor).where(device_table.c.id == device_id)
     try:
         return Device(**connection.execute(query).scalar_one())
@@ -196,13 +202,13 @@ def _described(connection: sa.Connection, device_id: int) -> Device | None:
         return None
 
 
-# -- runs, and what programs run -------------------------------------------------------------------
+# -- runs and demand --------------------------------------------------------------------------------
 
 
 def _merge_runs(
     there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
 ) -> None:
-    """Bring runs in under the ids they have; one that was at work when it was merged is ended."""
+    """Merge the runs under their ids; a run that was still active in an earlier merge is updated."""
     count = sa.select(sa.func.count()).select_from(run_table)
     before = target.connection.execute(count).scalar_one()
     insert = target.insert(run_table)
@@ -230,7 +236,7 @@ def _merge_runs(
 def _merge_demand(
     there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
 ) -> None:
-    """Bring counts in; of two of one origin the greater is the later one, since a database only adds."""
+    """Merge the demand; of two counts of one origin the greater is the later one, since counts only grow."""
     insert = target.insert(demand_table)
     grown = ("calls", "time_us", "first_noted_at", "last_noted_at")
     upsert = insert.on_conflict_do_update(

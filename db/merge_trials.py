@@ -1,4 +1,4 @@
-"""Merging the trials of one workload on one device, with their measurements."""
+"""Merge of the trials and measurements of one workload on one device."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Insert = postgresql.Insert | sqlite.Insert
 
 @dataclass(frozen=True, slots=True)
 class MergeGroup:
-    """What is merged at a time: a workload on a device, by its id there.
+    """Trials that are merged together: one workload on one device, by its id in the source.
 
-    Measurements of all variants stand in one order, since finalists of one silence the search of another.
+    Measurements of all variants share one order, because finalists of one variant supersede searches of
+    others.
     """
 
     device_id: int
@@ -39,7 +40,7 @@ class MergeGroup:
 
 
 class MergeTarget:
-    """The database that is merged into, within a transaction that writes."""
+    """Target database of a merge, within a write transaction."""
 
     def __init__(
         self,
@@ -54,50 +55,50 @@ class MergeTarget:
         self._free = 0
 
     def lock(self) -> None:
-        """Keep others from recording meanwhile, as SQLite does: ids must ascend in the order of recording."""
+        """Block other writers, as SQLite does: measurement ids must ascend in the order of recording."""
         if self._on_server:
             names = f"{_trial.name}, {_measurement.name}"
             self.connection.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
         self._free = (self.connection.execute(sa.select(sa.func.max(_measurement.c.id))).scalar() or 0) + 1
-        if self._on_server:  # ids that were given out and rolled back are higher than any that is there
+        if self._on_server:  # ids that were used and rolled back are greater than any stored id
             sequence = "SELECT nextval(pg_get_serial_sequence('measurement', 'id'))"
             self._free = max(self._free, self.connection.exec_driver_sql(sequence).scalar_one())
 
     def unlock(self) -> None:
-        """Let ids of others begin after those that were given out; the lock goes with the transaction."""
+        """Set the server's id sequence after the used ids; the lock ends with the transaction."""
         if self._on_server:
             sequence = "SELECT setval(pg_get_serial_sequence('measurement', 'id'), %s, false)"
             self.connection.exec_driver_sql(sequence, (self._free,))
 
     def looked_at(self, count: int) -> None:
-        """Tell that some more measurements of the source were looked at."""
+        """Report that more measurements of the source were processed."""
         self._looked_at += count
         self._watcher(self._looked_at)
 
     @property
     def free(self) -> int:
-        """The first id of a measurement that is free."""
+        """First unused measurement id."""
         return self._free
 
     def take(self, count: int) -> None:
-        """Give out so many of the free ids."""
+        """Use the next `count` ids."""
         self._free += count
 
 
 def merge_group(
     there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, device: Device | None
 ) -> tuple[int, int]:
-    """Bring one workload's trials on one device in.
+    """Merge the trials of one workload on one device.
 
     Args:
-        there: Where from.
-        target: Where to.
-        group: Which.
-        device_id: Id of the device here.
-        device: The device; None if it cannot be made of what describes it.
+        there: Connection to the source.
+        target: The target.
+        group: Workload and device.
+        device_id: Id of the device in the target.
+        device: The device; None if this version cannot decode its description.
 
     Returns:
-        How many measurements were not there yet, and how many were.
+        Number of new measurements, and number of measurements that the target already contained.
     """
     here = target.connection
     trials = _merge_trials(there, target, group, device_id)
@@ -121,6 +122,12 @@ def _of_group(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ..
 
 
 def chunks(there: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa.RowMapping]]:
+    """Yield the rows of a query, `CHUNK` at a time.
+
+    Args:
+        there: Connection to the source.
+        query: The query.
+    """
     yield from there.execution_options(yield_per=CHUNK).execute(query).mappings().partitions()
 
 
@@ -132,8 +139,8 @@ class _MergedTrials:
     """Trials of a group.
 
     Attributes:
-        ids: Their ids here, by those there.
-        flags: Of those that were here, too: whether they are stale there, by their ids here.
+        ids: Target id of each source id.
+        flags: Stale flag in the source of each trial that both databases have, by target id.
     """
 
     ids: dict[int, int]
@@ -175,7 +182,7 @@ def _ids(
 
 
 def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[Any, Any]]) -> None:
-    """Store trials; one that is claimed here is done now, as when it is recorded."""
+    """Insert trials; one that is claimed in the target becomes measured, as `record` does."""
     insert = target.insert(_trial)
     stale = sa.case((_trial.c.state == "claimed", insert.excluded.stale), else_=_trial.c.stale)
     insert = insert.on_conflict_do_update(
@@ -198,8 +205,8 @@ def _identity(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _I
 def _arrivals(
     there: sa.Connection, target: MergeTarget, group: MergeGroup, trials: _MergedTrials
 ) -> tuple[list[IncomingMeasurement], int]:
-    """Return the measurements that are not here yet, in their order, and how many are."""
-    # When another tuner's file was imported is no part of what it tells.
+    """Return the new measurements in their order, and the number that the target already contains."""
+    # Import times of recorded tuning spaces do not distinguish measurements.
     names = IDENTITY if group.workload.startswith(RECORDED) else (*IDENTITY, "recorded_at")
     at = _measurement.c
     columns = {at.id, at.trial_id, at.recorded_at, *(at[name] for name in names)}
@@ -223,7 +230,7 @@ def _arrivals(
 
 
 def _present(here: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]) -> dict[_Identity, int]:
-    """Return the measurements of some trials here, by what tells them apart."""
+    """Return the target's measurements of some trials, by identity."""
     if not trial_ids:
         return {}
     at = _measurement.c
@@ -232,7 +239,7 @@ def _present(here: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]
 
 
 def _move(here: sa.Connection, moved: Mapping[int, int]) -> None:
-    """Give measurements ids that nobody has yet."""
+    """Give measurements new ids, which must be unused."""
     moving = _measurement.update().where(_measurement.c.id == sa.bindparam("old"))
     if moved:
         rows = [{"old": old, "new": new} for old, new in moved.items()]
@@ -265,7 +272,7 @@ def _insert_measurements(
             here.execute(_measurement.insert(), rows)
 
 
-# -- what is stale ---------------------------------------------------------------------------------
+# -- staleness -------------------------------------------------------------------------------------
 
 
 def _update_staleness(
@@ -276,7 +283,7 @@ def _update_staleness(
     trials: _MergedTrials,
     arrived: set[int],
 ) -> None:
-    """Mark what is stale: by the sources that are installed, and without them by what was measured last."""
+    """Update which trials are stale: by the installed sources, or else by the newest measurement."""
     at = _trial.c
     newest = sa.func.max(_measurement.c.id).label("newest")
     query = (
@@ -299,19 +306,19 @@ def _update_staleness(
 def _staleness_by_newest(
     rows: Iterable[Mapping[Any, Any]], flags: Mapping[int, bool], arrived: Collection[int]
 ) -> dict[bool, list[int]]:
-    """Return which trials of one variant must be marked as stale (True), and which as standing.
+    """Return the trials of one variant to mark as stale (True) and as current (False).
 
     Args:
-        rows: Trials, the one that was measured last first.
-        flags: Whether those that both sides have are stale there.
-        arrived: Ids of the measurements that came from there.
+        rows: Trials, latest measurement first.
+        flags: Stale flag in the source of each trial that both databases have.
+        arrived: Ids of the measurements that were merged.
     """
     standing: set[str] = set()
     changed: dict[bool, list[int]] = {True: [], False: []}
     for row in rows:
         stale = row["stale"]
         if row["id"] in flags:
-            # The side that measured it last knows whether its source has changed since.
+            # The database with the latest measurement knows whether the source has changed since.
             stale = flags[row["id"]] if row["newest"] in arrived else stale
         stale = stale or row["config"] in standing
         if not stale:

@@ -1,6 +1,6 @@
-"""Revisions of the schema: telling which one a database has, making a fresh one, going up and down.
+"""Schema revisions: detection, creation, upgrade and downgrade.
 
-The revision is read by plain SQL; Alembic is imported only to go from one to another.
+Plain SQL reads the revision; Alembic is imported only to migrate.
 """
 
 from __future__ import annotations
@@ -21,20 +21,27 @@ from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
 __all__ = ["downgrade", "prepare", "upgrade"]
 
-_LOCK = 0x74756E65  # of PostgreSQL, so that two fresh starts do not both make the tables
+_LOCK = 0x74756E65  # PostgreSQL advisory lock: only one of two processes creates the tables
 _MIGRATIONS = Path(str(resources.files("tunebench.db"))) / "migrations"
 
 
 def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
-    """Make sure the database has the schema of this version; a fresh one is made at once.
+    """Check that the database has the schema of this version, and create it in an empty one.
+
+    Args:
+        engine: Engine of the database.
+        location: Path or URL, for messages.
+        read_only: Refuse an empty database instead.
 
     Raises:
-        SchemaError: if it has another, or belongs to another program.
-        DatabaseError: if there is none and `read_only` is set, or it cannot be read.
+        SchemaError: if it has another revision, or belongs to another program.
+        DatabaseError: if it is empty and `read_only` is set, or cannot be read.
     """
     with engine.connect() as connection:
         if read_only and not _has_tables(connection):
-            raise DatabaseError(f"database {location} is empty: nothing has been tuned into it yet")
+            raise DatabaseError(
+                f"database {location} is empty: run tunebench tune first, or name another one by --db"
+            )
         found = _revision(connection, location)
     if found is None and not read_only:
         with write(engine) as connection:
@@ -50,21 +57,23 @@ def _has_tables(connection: sa.Connection) -> bool:
 
 
 def _revision(connection: sa.Connection, location: Location) -> str | None:
-    """Return the revision of the schema; None for a database with nothing in it.
+    """Return the schema revision; None for an empty database.
 
     Raises:
-        SchemaError: if its tables are not ours.
+        SchemaError: if its tables belong to another program.
     """
     tables = set(sa.inspect(connection).get_table_names())
     if not tables:
         return None
     if not {"alembic_version", "measurement", "trial"} <= tables:
         raise SchemaError(
-            f"database {location} holds tables of another program; name one of tunebench's own by --db"
+            f"database {location} belongs to another program; name a tunebench database by --db"
         )
     revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
     if revision is None:
-        raise SchemaError(f"database {location} does not tell its schema revision; restore a copy of it")
+        raise SchemaError(
+            f"database {location} has no schema revision in alembic_version; restore a copy of it"
+        )
     return str(revision)
 
 
@@ -89,7 +98,7 @@ def _create(connection: sa.Connection) -> None:
     schema.Base.metadata.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(schema.ANSWER_VIEW)
     connection.execute(sa.insert(schema.OriginRow).values(id=uuid.uuid4().hex))
-    # As Alembic makes it, so that either may go on from here.
+    # As Alembic creates it, so that Alembic can migrate the database later.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
         "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
@@ -98,13 +107,13 @@ def _create(connection: sa.Connection) -> None:
 
 
 def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
-    """Bring a database to the schema of this version, in one transaction: all of it or nothing.
+    """Upgrade a database to the schema of this version, in one transaction.
 
     Args:
-        db: A path, a URL, or None for the default database.
+        db: Path, URL, or None for the default database.
 
     Returns:
-        The revision before (None if there was nothing) and the one after.
+        Revision before (None if it was empty) and after.
 
     Raises:
         SchemaError: if it has a newer schema, or belongs to another program.
@@ -123,21 +132,21 @@ def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
 
 
 def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> tuple[str, str]:
-    """Take a database back to an earlier schema, in one transaction: all of it or nothing.
+    """Downgrade a database to an earlier schema, in one transaction.
 
-    This version reads it no more; `upgrade` brings it along again.
+    This version cannot read it afterwards; `upgrade` reverts the downgrade.
 
     Args:
-        db: A path, a URL, or None for the default database.
-        to: The revision, one of `REVISIONS`.
-        force: Go back although something is lost for which the earlier schema has no place.
+        db: Path, URL, or None for the default database.
+        to: Target revision, one of `REVISIONS`.
+        force: Downgrade although the earlier schema cannot store all data, which is lost.
 
     Returns:
-        The revision before and the one after.
+        Revision before and after.
 
     Raises:
-        UnknownName: if there is no such revision.
-        InputError: if the database is older than that, or something would be lost and `force` is not set.
+        UnknownName: if the revision does not exist.
+        InputError: if the database is older than the revision, or data would be lost and `force` is not set.
         SchemaError: if it has a newer schema, or belongs to another program.
         DatabaseError: if it does not exist, or cannot be opened or written.
     """
@@ -145,14 +154,18 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
         raise UnknownName("revision", to, schema.REVISIONS)
     location = locate(db)
     if location.path is not None and not location.path.exists():
-        raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
+        raise DatabaseError(
+            f"database {location} does not exist: run tunebench tune first, or name another one by --db"
+        )
     with translate_errors(location):
         _check_readable(location)
     with translate_errors(location), _migrating(location) as connection:
         _lock(connection)
         before = _known_revision(connection, location)
         if before is None:
-            raise DatabaseError(f"database {location} is empty: nothing has been tuned into it yet")
+            raise DatabaseError(
+                f"database {location} is empty: run tunebench tune first, or name another one by --db"
+            )
         if before < to:
             raise InputError(
                 f"database {location} has schema {before}, older than {to}; run: tunebench db upgrade"
@@ -164,18 +177,18 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
         lost = _lost(there, _value_counts(connection))
         if lost and not force:
             raise InputError(
-                f"schema {to} has no place for {', '.join(lost)} of database {location}; it is as it was. "
-                "Export it first (tunebench db export --format jsonl), or lose it by --force"
+                f"schema {to} cannot store {', '.join(lost)} of database {location}, which was not changed. "
+                "Export it first (tunebench db export --format jsonl), or discard the data by --force"
             )
     return before, to
 
 
 _DERIVED = {"measurement.fastest_us", "origin.id"}
-"""Columns that an upgrade fills from others, or anew."""
+"""Columns that an upgrade computes again."""
 
 
 def _value_counts(connection: sa.Connection) -> dict[str, int]:
-    """Return how many values each column of each table has."""
+    """Return the number of values of each column, by table and column name."""
     inspector = sa.inspect(connection)
     found: dict[str, int] = {}
     for name in inspector.get_table_names():
@@ -189,7 +202,7 @@ def _value_counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Return what was lost: rows of a table that is gone, or else values of a column."""
+    """Return what a downgrade lost: rows of a dropped table, or values of a dropped column."""
     tables = {name.partition(".")[0] for name in after}
     lost: dict[str, int] = {}
     for name, amount in before.items():
@@ -201,7 +214,7 @@ def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
 
 
 def _check_readable(location: Location) -> None:
-    """Refuse a file of another program before it is opened for writing, which alone would change it."""
+    """Refuse another program's file before it is opened for writing, because opening may change it."""
     if location.path is not None and location.path.exists() and location.path.stat().st_size:
         engine = create_engine(location, read_only=True)
         try:
@@ -220,7 +233,7 @@ def _known_revision(connection: sa.Connection, location: Location) -> str | None
 
 @contextmanager
 def _migrating(location: Location) -> Iterator[sa.Connection]:
-    # Foreign keys are not enforced meanwhile: rebuilding a table would empty those that refer to it.
+    # Foreign keys are not enforced during a migration: rebuilding a table would cascade to its references.
     engine = create_engine(location, foreign_keys=False)
     try:
         with write(engine) as connection:
@@ -230,7 +243,7 @@ def _migrating(location: Location) -> Iterator[sa.Connection]:
 
 
 def _alembic(connection: sa.Connection, command: str, revision: str) -> None:
-    """Run `upgrade` or `downgrade` of Alembic on an open transaction."""
+    """Run Alembic's `upgrade` or `downgrade` in an open transaction."""
     import alembic.command
     import alembic.config
 
@@ -247,5 +260,5 @@ def _check_references(connection: sa.Connection, location: Location) -> None:
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:
             raise DatabaseError(
-                f"database {location}: {len(broken)} rows refer to nothing; nothing was changed"
+                f"database {location}: {len(broken)} rows refer to missing rows; nothing was changed"
             )

@@ -1,4 +1,4 @@
-"""Who holds a claim: a name that tells whether its process is still alive, if it runs on this machine."""
+"""Owners of claims: names that show whether their process is alive, if it runs on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_dead", "new_owner"]
 
 
 def _process_space() -> str:
-    """Return this host's name and its process-number space: containers may share the one, not both."""
+    """Return the host name and process namespace: containers may share one of them, but not both."""
     try:
         space = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -22,7 +22,7 @@ def _process_space() -> str:
 
 @functools.cache
 def _boot() -> str:
-    """Return what tells one start of this machine from another; nothing where the system does not tell."""
+    """Return an id that changes when this machine boots; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -30,31 +30,31 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in clock ticks since the machine did; nothing if that is not told."""
+    """Return the start of a process in clock ticks since boot; empty if the system does not report it."""
     try:
-        # The name of the program, in parentheses, may hold anything; 20 fields after it comes the start.
+        # The program's name, in parentheses, may contain anything; the start time is 20 fields after it.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
 def new_owner() -> str:
-    """Return a name for one tuner in this process; no other has it.
+    """Return a unique owner name for one tuner in this process.
 
-    It tells when the process started, since its number is given to another one some day: after a power cut,
-    within minutes.
+    The name contains the start time of the process, because process numbers are reused, after a reboot within
+    minutes.
     """
     pid = os.getpid()
     return f"{_process_space()}:{pid}:{_boot()}.{_started(pid)}.{secrets.token_hex(4)}"
 
 
 def is_dead(owner: str) -> bool:
-    """Tell whether an owner's process certainly ended; False for other machines and for foreign names."""
+    """Return whether the owner's process has certainly ended; False for other machines and unknown names."""
     place, _, token = owner.rpartition(":")
     space, _, pid = place.rpartition(":")
     if space != _process_space() or not pid.isdigit():
         return False
-    if os.name == "nt":  # there, signal 0 would end the process
+    if os.name == "nt":  # on Windows signal 0 would end the process
         return False
     try:
         os.kill(int(pid), 0)
@@ -68,9 +68,9 @@ def is_dead(owner: str) -> bool:
 
 
 def _is_another(pid: int, token: str) -> bool:
-    """Tell whether a living process is not the one that a token was made in, but has its number."""
+    """Return whether a process number was reused since the owner's token was created."""
     boot, _, rest = token.partition(".")
     started, _, nonce = rest.partition(".")
-    if not nonce or not boot or not started:  # of an earlier version, or of a system that tells less
+    if not nonce or not boot or not started:  # of an earlier version
         return False
     return (boot, started) != (_boot(), _started(pid) or started)

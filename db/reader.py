@@ -29,8 +29,8 @@ class Reader(SearchReader):
 
         Args:
             workload: Canonical text.
-            device: `Device.key` of the only device; None is all of them.
-            variant: `Variant.key` of the only variant; None is all of them.
+            device: `Device.key` of the only device; None for all.
+            variant: `Variant.key` of the only variant; None for all.
         """
         narrower = ((_device.c.key, device), (_trial.c.variant, variant))
         return self._records(
@@ -39,7 +39,7 @@ class Reader(SearchReader):
         )
 
     def spaces(self) -> dict[SpaceKey, int]:
-        """Return how many trials of each variant, for each workload, on each device, were run."""
+        """Return the number of measured trials of each search space."""
         columns = (_device.c.key, _trial.c.workload, _trial.c.variant)
         query = (
             sa.select(*columns, sa.func.count())
@@ -66,7 +66,7 @@ class Reader(SearchReader):
             return list(connection.execute(query).scalars())
 
     def parameters(self, space: SpaceKey) -> tuple[str, ...] | None:
-        """Return the parameters of a space, in order; None if none of its trials is there."""
+        """Return the parameter names of a space, in order; None if it has no trial."""
         query = sa.select(_trial.c.config_values).join(_device)
         query = query.where(*of_space(space.device, space.workload, space.variant)).limit(1)
         with self._read() as connection:
@@ -74,16 +74,20 @@ class Reader(SearchReader):
         return None if values is None else tuple(values)
 
     def descriptors(self) -> dict[str, Mapping[str, Any]]:
-        """Return the fields of every device as they were stored, by key."""
+        """Return the stored fields of every device, by key."""
         with self._read() as connection:
             rows = connection.execute(sa.select(_device.c.key, _device.c.descriptor).order_by(_device.c.key))
             return {row["key"]: row["descriptor"] for row in rows.mappings()}
 
     def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Record]:
-        """Return the trials that lookup would serve: the best of each variant, device and cache state.
+        """Return the trials that `lookup` would return: the best of each variant, device and cache state.
 
-        Measured before predicted, current sources before stale ones, cold caches before warm ones; then
-        by time.
+        The order is: measured before predicted, current before stale, cold before warm caches, then by time.
+
+        Args:
+            workload: Canonical text.
+            device: `Device.key` of the only device; None for all.
+            limit: Largest number of trials.
         """
         view = schema.answer_v1.c
         unproved = view.verification == "not verified"
@@ -99,7 +103,7 @@ class Reader(SearchReader):
         return [found[i] for i in ids]
 
     def demand(self, device: str) -> list[Demand]:
-        """Return what programs spent on workloads on a device (by its key), the most time first."""
+        """Return the time that programs spent on each workload on a device (by its key), longest first."""
         demand = demand_table.c
         time_us = sa.func.sum(demand.time_us).label("time_us")
         query = (
@@ -119,17 +123,17 @@ class Reader(SearchReader):
             return [Demand(**row) for row in connection.execute(query).mappings()]
 
     def answers(self) -> list[Mapping[str, Any]]:
-        """Return all rows of the view `answer_v1`, from which an index is made."""
+        """Return all rows of the view `answer_v1`, the source of a lookup index."""
         with self._read() as connection:
             return [dict(row) for row in connection.execute(sa.select(schema.answer_v1)).mappings()]
 
     def answer_details(
         self, measurements: Sequence[int]
     ) -> list[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
-        """Return of measurements what a lookup tells besides: id, details, comparisons.
+        """Return id, detail and comparison of measurements, for a lookup index.
 
         Args:
-            measurements: Their ids, of `answers`: by now others may be the answers.
+            measurements: Measurement ids of `answers`; by now the view may contain others.
         """
         columns = (_measurement.c.id, _measurement.c.detail, _measurement.c.comparison)
         ids = sorted(set(measurements))
@@ -144,7 +148,8 @@ class Reader(SearchReader):
     def fingerprint(self) -> str:
         """Return a text that changes whenever an answer may have changed.
 
-        As many trials may become stale as others cease to be, so that their number alone tells too little.
+        It sums the ids of stale trials: as many may become stale as become current, so their number alone is
+            not enough.
         """
         stale = sa.select(
             sa.func.count(), sa.func.sum(_trial.c.id), sa.func.sum(_trial.c.id * _trial.c.id % 1000003)
@@ -155,7 +160,7 @@ class Reader(SearchReader):
         return ":".join(map(str, told))
 
     def stats(self) -> Stats:
-        """Return what the database holds."""
+        """Return statistics of the database."""
         state, stale = _trial.c.state, _trial.c.stale
         count = sa.func.count()
         efforts = [

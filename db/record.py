@@ -1,4 +1,4 @@
-"""What the store takes and gives; plain data, so that callers need not import SQLAlchemy to build it."""
+"""Records that the store takes and returns: dataclasses that need no SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -41,28 +41,29 @@ __all__ = [
 ]
 
 Purpose = Literal["search", "finalist", "audit"]
-"""Why it was measured: to find a good one; to compare the best; to check a configuration that was pruned."""
+"""Reason for a measurement: search, comparison of finalists, or audit of a pruned configuration."""
 
 RECORDED = "recorded:"
-"""How the workload of what another tuner measured begins; no operator is called so."""
+"""Prefix of the workload text of recorded tuning spaces; no operator has this name."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 MAX_FAULTS = 1000
-"""Rows that cannot be used of which it is kept why."""
+"""Rejected rows of an imported file that are kept with their reason."""
 
 
 VersusDefault = Literal["itself", "faster", "not faster"]
-"""How a configuration stands to its variant's default: it is that, or beats it beyond noise, or does not."""
+"""Comparison with the variant's default: the default itself, significantly faster, or not faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What comparing a configuration with others has shown.
+    """Comparison of a configuration with others.
 
     Attributes:
-        versus_default: How it stands to its variant's default; None if that is not known.
-        comparison: With whom it was compared, and the confidence; plain data, empty if with nobody.
+        versus_default: Comparison with the variant's default; None if unknown.
+        comparison: Baselines it was compared with, and confidence intervals; plain data, empty if there are
+            none.
     """
 
     versus_default: VersusDefault | None = None
@@ -71,7 +72,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceKey:
-    """One variant for one workload on one device: the trials that a search chooses among.
+    """Search space of one variant for one workload on one device.
 
     Attributes:
         device: `Device.key`.
@@ -89,14 +90,14 @@ class SpaceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialKey:
-    """Identity of a trial: what must be equal for a result to stand.
+    """Identity of a trial: a result is valid for exactly this key.
 
     Attributes:
-        device: `Device.key`, with the SM count and the power limit in it.
+        device: `Device.key`; includes the number of SMs and the power limit.
         workload: Canonical text.
         variant: `Variant.key`.
-        revision: `Variant.revision` of this configuration: a hash of the source that was compiled.
-        config: The point of the variant's space, in the space's order.
+        revision: `Variant.revision` of the configuration: a hash of the source that was compiled.
+        config: A point of the variant's space, with parameters in the space's order.
     """
 
     device: str
@@ -107,21 +108,21 @@ class TrialKey:
 
     @property
     def space(self) -> SpaceKey:
-        """Return what it is a trial of."""
+        """Return the search space of the trial."""
         return SpaceKey(device=self.device, workload=self.workload, variant=self.variant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What is known when a tuner starts on one workload.
+    """Start of a run of `tune` on one workload.
 
     Attributes:
-        device: What it tunes for; its full description is stored.
+        device: Device that is tuned for; its full description is stored.
         workload: Canonical text.
         sampler: Name of the sampler.
-        seed: Seed of everything random in the run.
-        host: Who drives it (see `tunebench.db.new_owner`): the machine and the process.
-        versions: Versions of tunebench, compilers and drivers; of an import, the file it came from.
+        seed: Seed of all random choices of the run.
+        host: Machine and process of the run (see `tunebench.db.new_owner`).
+        versions: Versions of tunebench, compilers and drivers; for an import, the name of the file.
     """
 
     device: Device
@@ -134,14 +135,14 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What is known when a tuner ends: configurations that cost nothing, and where the time went.
+    """End of a run of `tune` on one workload.
 
     Attributes:
-        masked: Configurations never run because their bound exceeded the incumbent.
-        cached: Configurations whose outcome was known already.
-        wall_s: From start to end.
-        effort: Sums over the trials of this run; compiling may overlap measuring.
-        overhead_s: Wall time in which nothing was compiled, verified or measured.
+        masked: Configurations that were never run because their lower bound exceeded the incumbent.
+        cached: Configurations whose outcome was already in the database.
+        wall_s: Wall time of the run, in seconds.
+        effort: Sum over the trials of the run; compilation may overlap measurement.
+        overhead_s: Wall time without compilation, verification or measurement, in seconds.
     """
 
     masked: int = 0
@@ -153,15 +154,15 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """What resuming needs of one trial: the outcome its search saw, or else its newest.
+    """Outcome of one trial for a resumed search: the one its search measured, or else the newest.
 
     Attributes:
         config: The configuration.
-        revision: Of the source it was compiled from; another revision means it must be timed anew.
-        outcome: What became of it.
-        bound_us: Its bound at the time, if there was one.
-        purpose: Why it was measured.
-        resources: What its binary uses, if it compiled.
+        revision: Hash of the compiled source; with another revision the trial must be measured again.
+        outcome: The outcome.
+        bound_us: Lower bound when it was measured, in microseconds; None if unknown.
+        purpose: Reason for the measurement.
+        resources: Resources of the binary; empty if it did not compile.
     """
 
     config: Config
@@ -174,15 +175,15 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastestSample:
-    """The fastest sample of one run.
+    """Fastest sample of one measurement.
 
     Attributes:
         config: The configuration.
-        revision: Of the source it was compiled from.
-        cache: Cache state it was timed in; None where that is not told, of a run that was aborted.
-        fastest_us: The sample.
-        bound_us: Its bound at the time, if there was one.
-        resources: What its binary uses.
+        revision: Hash of the compiled source.
+        cache: Cache state; None for aborted measurements, which do not store it.
+        fastest_us: The sample, in microseconds.
+        bound_us: Lower bound when it was measured, in microseconds; None if unknown.
+        resources: Resources of the binary.
     """
 
     config: Config
@@ -195,17 +196,17 @@ class FastestSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMeasurement:
-    """One measurement that was made elsewhere, to be stored with others at once.
+    """A measurement to store.
 
     Attributes:
-        key: The trial it belongs to.
-        result: What became of it.
-        purpose: Why it was measured.
-        bound_us: Bound of this configuration at the time, if there was one.
-        seed: Seed of its inputs.
-        recorded_at: When it was recorded there; it is left out if its trial has a later one here. None is
-            now, whatever is there.
-        verdict: How it compared with others there.
+        key: Its trial.
+        result: Outcome, resources, effort and conditions.
+        purpose: Reason for the measurement.
+        bound_us: Lower bound when it was measured, in microseconds; None if unknown.
+        seed: Seed of the inputs.
+        recorded_at: Time of the measurement in the database it comes from. `Store.add` skips it if the trial
+            has a later measurement. None is the current time and is never skipped.
+        verdict: Comparison with other configurations.
     """
 
     key: TrialKey
@@ -219,11 +220,11 @@ class NewMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementBatch:
-    """Measurements of one workload on one device that were made elsewhere.
+    """Measurements of one workload on one device, to store in one run.
 
     Attributes:
-        start: The run they are stored under.
-        measurements: What to store, oldest first.
+        start: The run.
+        measurements: The measurements, oldest first.
     """
 
     start: RunStart
@@ -232,15 +233,15 @@ class MeasurementBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What became of a file.
+    """Result of importing a file.
 
     Attributes:
-        file: Its path.
-        spaces: What its rows are stored under.
-        added: Rows that were not there yet.
-        known: Rows that were.
-        faults: Rows that cannot be used, the first `MAX_FAULTS` of them.
-        refused: How many there are.
+        file: Path of the file.
+        spaces: Search spaces of its rows.
+        added: Number of new rows.
+        known: Number of rows that the database already contained.
+        faults: Rejected rows with the reason, at most `MAX_FAULTS`.
+        refused: Number of rejected rows.
     """
 
     file: Path
@@ -253,14 +254,14 @@ class ImportResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpace:
-    """Where configurations of a variant were run.
+    """A search space with measurements, for a warm start.
 
     Attributes:
         device: `Device.key`.
-        architecture: Its architecture.
+        architecture: Architecture of the device.
         workload: Canonical text.
         variant: `Variant.key`.
-        count: How many of its configurations were run there, or failed to; predictions do not count.
+        count: Number of configurations that were run, failures included; predictions do not count.
     """
 
     device: str
@@ -272,17 +273,17 @@ class MeasuredSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How much of a device's time programs spent on a workload.
+    """Time that programs spent on a workload on one device.
 
     Attributes:
         workload: Canonical text.
-        calls: How often it was run.
-        time_us: How long it took, all calls together.
-        first_noted_at: When it was noted for the first time; None of what is yet to be stored.
-        last_noted_at: When it was noted last.
+        calls: Number of calls.
+        time_us: Time of all calls, in microseconds.
+        first_noted_at: Time of the first count; None for counts that are not stored yet.
+        last_noted_at: Time of the last count.
 
     Raises:
-        InputError: unless there are calls and their time is a finite number.
+        InputError: if `calls` is less than 1, or `time_us` is negative or not finite.
     """
 
     workload: str
@@ -293,24 +294,26 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.calls < 1 or not 0 <= self.time_us < math.inf:
-            raise InputError(f"{self.workload}: {self.calls} calls in {self.time_us} us cannot be noted")
+            raise InputError(
+                f"demand of {self.workload} must be 1 or more calls in a finite time, got {self.calls} in {self.time_us} us"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measurement with everything that was stored of it.
+    """A stored measurement.
 
     Attributes:
-        id: Ascends in the order of recording.
-        key: The trial it belongs to.
-        purpose: Why it was measured.
+        id: Row id; ids ascend in the order of recording.
+        key: Its trial.
+        purpose: Reason for the measurement.
         result: Outcome, resources, effort and conditions.
-        bound_us: Bound of this configuration at the time, if there was one.
-        seed: Seed of its inputs.
-        run_id: The run it came from.
-        recorded_at: When it was committed, UTC.
+        bound_us: Lower bound when it was measured, in microseconds; None if unknown.
+        seed: Seed of the inputs.
+        run_id: Run that measured it.
+        recorded_at: Time of the commit, UTC.
         stale: Whether the variant's source has changed since (see `Store.recheck`).
-        verdict: How it compared with others.
+        verdict: Comparison with other configurations.
     """
 
     id: int
@@ -326,28 +329,28 @@ class Record:
 
     @property
     def violates_bound(self) -> bool:
-        """Whether its fastest sample is below the bound it was recorded with: one of the two is wrong."""
+        """Whether the fastest sample is below the recorded lower bound: one of the two is wrong."""
         samples_us = getattr(self.result.outcome, "samples_us", ())
         return bool(samples_us) and self.bound_us is not None and min(samples_us) < self.bound_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a database holds.
+    """Statistics of a database.
 
     Attributes:
-        database: Its path, or its URL without password.
-        revision: Revision of its schema.
+        database: Path, or URL without password.
+        revision: Schema revision.
         devices: Keys of the devices.
         workloads: Number of distinct workloads.
         runs: Number of runs.
-        trials: Trials with at least one measurement.
-        recorded: Those of them that another tuner made and recorded.
-        claimed: Trials some tuner is at work on, or died at.
-        stale: Trials whose source has changed since.
-        outcomes: Number of measurements by class of outcome.
-        violations: Measurements whose fastest sample is below the bound they were recorded with.
-        effort: Sums over all measurements but those recorded by other tuners.
+        trials: Number of trials with at least one measurement.
+        recorded: Number of these trials that come from recorded tuning spaces.
+        claimed: Number of trials that are claimed by a running or a dead tuner.
+        stale: Number of trials whose source has changed since they were measured.
+        outcomes: Number of measurements of each outcome class.
+        violations: Number of measurements whose fastest sample is below their lower bound.
+        effort: Sum over all measurements except those of recorded tuning spaces.
     """
 
     database: str
@@ -368,7 +371,7 @@ _OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "rea
 
 
 def result_columns(result: Result) -> dict[str, Any]:
-    """Return a result as columns of `measurement`: what is asked for by query apart, the rest as `detail`."""
+    """Return a result as columns of table `measurement`; fields without a column become `detail`."""
     detail = to_json(result.outcome)
     columns = {name: detail.pop(name, None) for name in _OWN_COLUMNS}
     columns["ci_low_us"], columns["ci_high_us"] = detail.pop("ci_us", (None, None))
@@ -387,7 +390,7 @@ def result_columns(result: Result) -> dict[str, Any]:
 
 
 def outcome_from_row(row: Mapping[Any, Any]) -> Outcome:
-    """Rebuild an outcome from the columns `result_columns` made."""
+    """Return the outcome of a row written by `result_columns`."""
     data = dict(row["detail"])
     data |= {name: row[name] for name in _OWN_COLUMNS if row[name] is not None}
     if row["ci_low_us"] is not None:
@@ -398,7 +401,7 @@ def outcome_from_row(row: Mapping[Any, Any]) -> Outcome:
 
 
 def result_from_row(row: Mapping[Any, Any]) -> Result:
-    """Rebuild a result from the columns `result_columns` made."""
+    """Return the result of a row written by `result_columns`."""
     return Result(
         outcome=outcome_from_row(row),
         resources=Resources(**row["resources"]),
@@ -408,7 +411,7 @@ def result_from_row(row: Mapping[Any, Any]) -> Result:
 
 
 def config_from_row(row: Mapping[Any, Any]) -> Config:
-    """Rebuild a configuration from a row with `config_values`."""
+    """Return the configuration of a row with `config_values`."""
     return Config(row["config_values"])
 
 

@@ -1,8 +1,9 @@
-"""Recordings in the database: what other tuners measured, brought in, and any space of it taken out again.
+"""Import and export of recorded tuning spaces: measurements of other tuners in the database.
 
-A foreign kernel is none of our variants, and its problem none of our workloads. It is stored under
-``recorded:kernel=Xgemm,problem=4096x4096`` and ``recorded/Xgemm``, which no operator has, and its times count
-as not verified: a lookup cannot serve them. Times are those of warm caches, as other tuners take them.
+A kernel of another tuner is not one of our variants, and its problem size is not one of our workloads. Its
+results are stored under ``recorded:kernel=Xgemm,problem=4096x4096`` and ``recorded/Xgemm``, which no operator
+uses, and
+count as not verified, so that `lookup` never returns them. Other tuners measure with warm caches.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _KERNEL = re.compile(r"[A-Za-z0-9_.+/-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOverrides:
-    """What a user says of a file; it wins over what the file says of itself.
+    """Values that a user gives for a file; they override those in the file.
 
     Attributes:
         device: Name of a device (see `tunebench.device.find`).
         kernel: Name of the kernel.
-        problem: Its size.
+        problem: Kernel Tuner's problem size.
     """
 
     device: str | None = None
@@ -60,19 +61,23 @@ class ImportOverrides:
 
 
 def workload_of(kernel: str, problem: Sequence[int] = ()) -> str:
-    """Return the text under which a recording is stored.
+    """Return the workload text of a recorded tuning space.
+
+    Args:
+        kernel: Name of the kernel.
+        problem: Problem size; empty if unknown.
 
     Raises:
-        InputError: if the kernel's name cannot be part of it.
+        InputError: if the kernel's name is missing or contains other characters than the text allows.
     """
     if not _KERNEL.fullmatch(kernel):
-        told = f"its kernel is called {kernel[:100]!r}" if kernel else "it does not tell its kernel"
-        raise InputError(f"{told}; name it by --kernel, of letters, digits, and any of _ . + - /")
+        told = f"its kernel is named {kernel[:100]!r}" if kernel else "it does not name its kernel"
+        raise InputError(f"{told}; give --kernel with letters, digits, and any of _ . + - /")
     return f"{RECORDED}kernel={kernel}" + (f",problem={'x'.join(map(str, problem))}" if problem else "")
 
 
 def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
-    """Return kernel and problem of a text that `workload_of` made."""
+    """Return kernel and problem size of a workload text made by `workload_of`."""
     kernel, _, problem = workload.removeprefix(f"{RECORDED}kernel=").partition(",problem=")
     return kernel, tuple(int(size) for size in problem.split("x")) if problem else ()
 
@@ -80,20 +85,20 @@ def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
 def import_recorded_space(
     store: Store, path: Path, naming: ImportOverrides | None = None, watcher: ProgressCallback | None = None
 ) -> ImportResult:
-    """Store what a file of another tuner holds: all its good rows, or nothing if it is interrupted.
+    """Import a recorded tuning space: all usable rows in one transaction.
 
-    Rows that are stored already are left out, so that the same file again adds nothing, and a cache file that
-    has grown since adds what is new in it.
+    Rows that the database already contains are skipped: importing a file again adds only rows that are new in
+        it.
 
     Args:
-        store: Where to.
-        path: A Kernel Tuner cache file, or one in T4 format.
-        naming: What the file does not tell, or tells wrong.
-        watcher: Is told how many rows are stored, and of how many.
+        store: Database to import into.
+        path: A Kernel Tuner cache file, or a file in T4 format.
+        naming: Values that override those in the file.
+        watcher: Progress callback: bytes read, and size of the file.
 
     Raises:
-        InputError: if the file cannot be read, or another space is there under its name, or neither it nor
-            `naming` tells the kernel and the device.
+        InputError: if the file cannot be read, a space with other parameters is stored under its name, or
+            neither the file nor `naming` gives the kernel and the device.
         DatabaseError: if the database cannot be written.
     """
     naming = naming or ImportOverrides()
@@ -103,8 +108,8 @@ def import_recorded_space(
     try:
         if log.workload and naming.kernel is None:
             raise InputError(
-                f"it is of tunebench's own {log.kernel} for {log.workload}, and does not tell how results "
-                "were verified; --kernel NAME imports it as a foreign kernel all the same"
+                f"it records tunebench's own {log.kernel} for {log.workload}, but not their verification; "
+                "give --kernel NAME to import it as a kernel of another tuner"
             )
         kernel = naming.kernel or log.kernel
         workload = workload_of(kernel, log.problem if naming.problem is None else naming.problem)
@@ -144,21 +149,21 @@ class _SpaceImport(RowImport):
 
 def _device_of(told: str) -> Device:
     if not told:
-        raise InputError("it does not tell its device; name it by --device")
+        raise InputError("it does not name its device; give --device")
     known = devices.described()
     found = known.get(product_name(told))
     if found is None:
         names = ", ".join(sorted(known))
-        raise InputError(f"its device {told[:100]!r} is not described; name one by --device. Known: {names}")
+        raise InputError(f"its device {told[:100]!r} is unknown; give --device. Known: {names}")
     return found
 
 
 def _order(log: TuningLog, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
-    """Return the order of the parameters: that of the configurations that are there, if there are any."""
+    """Return the order of the parameters: that of stored configurations, if there are any."""
     if known is not None and set(known) != set(log.names):
         raise InputError(
-            f"{space} is there with other parameters ({', '.join(known)}), not those of this file "
-            f"({', '.join(log.names)}); name this kernel by --kernel"
+            f"{space} is stored with other parameters ({', '.join(known)}) than this file has "
+            f"({', '.join(log.names)}); give this kernel another name by --kernel"
         )
     return known or log.names
 
@@ -174,7 +179,7 @@ def _trial_of(row: RecordedTrial, names: Sequence[str], space: SpaceKey) -> Tria
 
 
 def _origin(log: TuningLog, path: Path) -> dict[str, str]:
-    """Return what makes a recording of the rows again, kept with the run that brought them."""
+    """Return the values, stored with the run, from which an export restores the file's header."""
     origin = {"tunebench": __version__, "file": ascii(path.name)[1:-1], "device_name": log.device}
     if log.values:
         origin["values"] = json.dumps(dict(log.values), separators=(",", ":"))
@@ -182,22 +187,22 @@ def _origin(log: TuningLog, path: Path) -> dict[str, str]:
 
 
 def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -> TuningLog:
-    """Return what is known of one variant for one workload on one device, as other tuners write it down.
+    """Return the measurements of one search space as a tuning log, for other tuners.
 
-    A configuration speaks through its newest measurement, unless it was ever wrong. What was only predicted,
-    or is of a source that has changed since, is left out.
+    Each configuration has its newest measurement, or a wrong result if it ever had one. Predictions and stale
+    trials are left out.
 
     Args:
-        store: Where from.
-        space: Which.
-        cache: Cache state of the times. None takes the only one that there is.
+        store: Database to export from.
+        space: The search space.
+        cache: Cache state of the times; None if there is only one.
 
     Raises:
-        InputError: if nothing was measured, or times of both cache states are there and `cache` is None.
+        InputError: if there is no measurement, or both cache states were measured and `cache` is None.
     """
     entries = _speaking(_comparable(store, space, cache))
     if not entries:
-        raise InputError(f"nothing was measured of {space}" + (f" with {cache} caches" if cache else ""))
+        raise InputError(f"{space} has no measurement" + (f" with {cache} caches" if cache else ""))
     foreign = space.workload.startswith(RECORDED)
     kernel = space.variant
     problem: tuple[int, ...] = ()
@@ -210,7 +215,7 @@ def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | No
         values = next((json.loads(origin["values"]) for origin in origins if "values" in origin), {})
     names = tuple(entries[0].key.config)
     if any(set(entry.key.config) != set(names) for entry in entries):
-        raise InputError(f"{space}: its parameters have changed over time, so that it is no one space")
+        raise InputError(f"{space}: its parameters have changed over time; export it as jsonl")
     return TuningLog(
         kernel=kernel,
         device=product,
@@ -223,7 +228,7 @@ def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | No
 
 
 def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> list[Record]:
-    """Return the measurements of sources that still stand, with times of one cache state."""
+    """Return the current measurements with times of one cache state."""
     entries = [
         entry
         for entry in store.history(space.workload, space.device, space.variant)
@@ -231,13 +236,13 @@ def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> lis
     ]
     states = {o.cache for entry in entries if isinstance(o := entry.result.outcome, Measured)}
     if cache is None and len(states) > 1:
-        raise InputError(f"{space} was timed with cold and with warm caches; say which by --cache")
+        raise InputError(f"{space} was measured with cold and with warm caches; select one by --cache")
     wanted = cache or next(iter(states), None)
     return [e for e in entries if getattr(e.result.outcome, "cache", wanted) == wanted]
 
 
 def _speaking(entries: Iterable[Record]) -> list[Record]:
-    """Return the measurement by which each trial is known: its newest, unless it was ever wrong."""
+    """Return the newest measurement of each trial, or its wrong result if it ever had one."""
     chosen: dict[TrialKey, Record] = {}
     for entry in entries:
         before = chosen.get(entry.key)
@@ -248,7 +253,7 @@ def _speaking(entries: Iterable[Record]) -> list[Record]:
 
 def _row(entry: Record, names: Sequence[str], foreign: bool) -> RecordedTrial:
     config = Config({name: entry.key.config[name] for name in names})
-    if foreign:  # what it was measured at is among its conditions, if the file told it
+    if foreign:  # its conditions contain the time of the measurement, if the file recorded it
         return RecordedTrial(config=config, result=entry.result)
     conditions = {**entry.result.conditions, "timestamp": entry.recorded_at.isoformat(sep=" ")}
     return RecordedTrial(config=config, result=dataclasses.replace(entry.result, conditions=conditions))

@@ -22,7 +22,7 @@ _CONFLICTS = ("40001", "40P01")
 """SQLSTATE of a serialization failure and of a deadlock: PostgreSQL rolled the transaction back."""
 
 _UNAVAILABLE = ("57P01", "57P02", "57P03", "53300", "58030")
-"""SQLSTATE of shutdown, crash, startup, too many connections and I/O error; class 08 (connection) is added below."""
+"""SQLSTATE of shutdown, crash, startup, too many connections and I/O error; class 08 counts, too."""
 
 _MAX_CONFLICTS = 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -53,11 +53,13 @@ def retry(policy: RetryPolicy | None, location: Location, attempt: Callable[[boo
     Args:
         policy: How long to wait for an unavailable database; None raises at once.
         location: The database.
-        attempt: Runs one transaction and raises `DatabaseError` from the driver's error. Its argument is True if
-            an earlier attempt may have been committed: a connection that breaks during a commit does not say.
+        attempt: Runs one transaction and raises `DatabaseError` from the driver's error. Its argument is True
+            if an earlier attempt may have been committed: a connection that breaks during a commit does not
+            say.
 
     Raises:
-        DatabaseError: if the error is not transient, or the database is unavailable for longer than the policy.
+        DatabaseError: if the error is not transient, or the database is unavailable for longer than the
+            policy.
     """
     pause_s, conflicts = _FIRST_PAUSE_S, 0
     unavailable_since: float | None = None

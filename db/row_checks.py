@@ -1,4 +1,4 @@
-"""Rows as they lie in a database, decoded with distrust: what no reader could rebuild is told."""
+"""Checks of single rows: values that cannot be decoded, and values that contradict one another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["check_device", "check_measurement", "check_trial", "decode_row", "le
 
 
 def raw_columns(table: sa.Table) -> list[sa.Label[Any]]:
-    """Return the columns of a table such that no value is converted: JSON and moments as text."""
+    """Return the columns of a table without type conversion: JSON and times as text."""
     return [_raw(column).label(column.name) for column in table.c]
 
 
@@ -34,7 +34,7 @@ def _raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 @contextmanager
 def lenient_text(connection: sa.Connection) -> Iterator[None]:
-    """Let texts of SQLite that are not UTF-8 be read, as texts with halves of characters."""
+    """Decode invalid UTF-8 in SQLite texts to surrogates instead of failing."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name != "sqlite":
         yield
@@ -47,10 +47,14 @@ def lenient_text(connection: sa.Connection) -> Iterator[None]:
 
 
 def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
-    """Return a row with its JSON and its moments read.
+    """Return a row with its JSON and times decoded.
+
+    Args:
+        row: A row of `raw_columns`.
+        table: Its table.
 
     Raises:
-        ValueError: if one cannot be.
+        ValueError: if a value cannot be decoded.
     """
     found = dict(row)
     for column in table.c:
@@ -65,31 +69,31 @@ def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
             elif isinstance(value, str):
                 value.encode()
             elif isinstance(value, float) and not math.isfinite(value):
-                raise ValueError("it is no finite number")
+                raise ValueError("the number is not finite")
         except (ValueError, RecursionError, InputError) as error:
-            raise ValueError(f"its {column.name} cannot be read: {error}") from None
+            raise ValueError(f"its {column.name} cannot be decoded: {error}") from None
     return found
 
 
-# What is wrong of data that a database holds is wrong in ways that its classes never meant to name.
+# Errors that constructors raise for damaged data.
 _DECODE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, InputError)
 
 
 def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong of a measurement that was decoded: the kind of finding, and why."""
+    """Yield kind and reason of each finding in a decoded measurement."""
     try:
         outcome = result_from_row(row).outcome
     except _DECODE_ERRORS as error:
-        yield "unreadable", f"its outcome cannot be made again: {error!r}"
+        yield "unreadable", f"its outcome cannot be decoded: {error!r}"
         return
     samples_us = getattr(outcome, "samples_us", None)
     if samples_us is not None and not (samples_us and all(_positive(one) for one in samples_us)):
         yield "unreadable", "its samples must be positive times"
     elif row["fastest_us"] != (min(samples_us) if samples_us else None):
-        yield "figure", f"its fastest sample is told as {row['fastest_us']}"
+        yield "figure", f"its fastest sample is stored as {row['fastest_us']}"
     low_us, high_us = row["ci_low_us"], row["ci_high_us"]
     if low_us is not None and high_us is not None and low_us > high_us:
-        yield "figure", f"its interval begins at {low_us} us and ends at {high_us}"
+        yield "figure", f"its confidence interval starts at {low_us} us and ends at {high_us} us"
     for name in ("median_us", "predicted_us"):
         if row[name] is not None and not _positive(row[name]):
             yield "figure", f"its {name} is {row[name]}"
@@ -97,7 +101,7 @@ def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if _positive(fastest_us) and _positive(bound_us) and fastest_us < bound_us:
         yield (
             "bound",
-            f"it took {fastest_us:g} us, below its bound of {bound_us:g} us: one of the two is wrong",
+            f"it took {fastest_us:g} us, below its lower bound of {bound_us:g} us: one of the two is wrong",
         )
 
 
@@ -106,28 +110,28 @@ def _positive(value: Any) -> bool:
 
 
 def check_trial(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong of a trial that was decoded."""
+    """Yield kind and reason of each finding in a decoded trial."""
     values = row["config_values"]
     if not isinstance(values, dict) or not values:
         yield "unreadable", "its configuration has no values"
     elif any(isinstance(value, dict | list | type(None)) for value in values.values()):
-        yield "unreadable", "its configuration has values that are none of a parameter"
+        yield "unreadable", "its configuration has values of a type that parameters cannot have"
     elif str(Config(values)) != row["config"]:
-        yield "config", f"its text is {row['config'][:200]}, and its values are {Config(values)}"
+        yield "config", f"its text is {row['config'][:200]}, but its values are {Config(values)}"
 
 
 def check_device(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong of a device that was decoded."""
+    """Yield kind and reason of each finding in a decoded device."""
     try:
         device = Device(**row["descriptor"])
         key = device.key
     except _DECODE_ERRORS as error:
-        yield "unreadable", f"what describes it cannot be read: {error}"
+        yield "unreadable", f"its description cannot be decoded: {error}"
         return
     if key != row["key"]:
-        yield "device", f"its key is {row['key']}, and what describes it is of {key}"
+        yield "device", f"its key is {row['key']}, but its description has the key {key}"
     told = (device.kind, device.architecture, device.name, device.sm_count, device.power_limit_w)
     columns = ("kind", "architecture", "product", "sm_count", "power_limit_w")
     for name, value in zip(columns, told, strict=True):
         if row[name] != value:
-            yield "device", f"its {name} is {row[name]}, and what describes it says {value}"
+            yield "device", f"its {name} is {row[name]}, but its description has {value}"

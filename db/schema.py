@@ -1,7 +1,8 @@
-"""The tables, the view that answers are read from, and the revision they are at.
+"""Tables, the view `answer_v1`, and the schema revisions.
 
-Changing anything here needs a migration in `migrations/versions`, its number in `REVISIONS`, and a golden
-file of the new revision in `tests/golden`; a test compares what migrations make with what is declared here.
+A change of the schema needs a migration in `migrations/versions`, its number in `REVISIONS`, and a golden
+file of the new revision in `tests/golden`. A test compares the result of the migrations with the tables here.
+See "Add a column to the measurement table" in docs/development.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 REVISIONS = ("0001", "0002", "0003", "0004")
-"""Every revision this version knows, oldest first."""
+"""All known revisions, oldest first."""
 HEAD = REVISIONS[-1]
 
 _NAMING = {
@@ -45,31 +46,31 @@ _NAMING = {
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
-    """A moment, stored in UTC: as text with microseconds in SQLite, as `timestamptz` in PostgreSQL."""
+    """A time in UTC: text with microseconds in SQLite, `timestamptz` in PostgreSQL."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """Refuse moments without a time zone."""
+        """Return the time in UTC; refuse one without a time zone."""
         if value is not None and value.tzinfo is None:
             raise ValueError(f"{value} has no time zone")
         return value.astimezone(UTC) if value is not None else None
 
     def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """Return the moment with its time zone."""
+        """Return the time with its time zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 _JSON = sa.JSON(none_as_null=True)
-_BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only an INTEGER key is an alias of the row id
+_BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite: only INTEGER aliases the row id
 _REAL: sa.Double[float] = sa.Double()
 
 
 class Base(DeclarativeBase):
-    """Base of the tables; every constraint has a name, so that a migration can change it."""
+    """Base of the tables. Every constraint has a name, so that migrations can change it."""
 
     metadata = sa.MetaData(naming_convention=_NAMING)
     type_annotation_map = {
@@ -82,7 +83,7 @@ class Base(DeclarativeBase):
 
 
 class DeviceRow(Base):
-    """A device results were stored for; `key` tells apart what makes times incomparable."""
+    """A device. `key` differs between devices whose times cannot be compared."""
 
     __tablename__ = "device"
 
@@ -97,7 +98,7 @@ class DeviceRow(Base):
 
 
 class RunRow(Base):
-    """One tuner at work on one workload, from start to end; `finished_at` is empty if it was killed."""
+    """One run of `tune` on one workload; `finished_at` is NULL if the run was killed."""
 
     __tablename__ = "run"
 
@@ -120,14 +121,14 @@ class RunRow(Base):
 
 
 TRIAL_KEY = ("device_id", "workload", "variant", "config", "revision")
-"""Columns that identify a trial; the index without the last one finds every revision of a configuration."""
+"""Columns that identify a trial. Without the last one they find all revisions of a configuration."""
 
 
 class TrialRow(Base):
     """One configuration of one source revision of one variant, for one workload on one device.
 
-    A claimed trial has no measurement yet. `config` is its text form and part of the key;
-    `config_values` keeps the types of the values, so that it can be read without the variant.
+    A claimed trial has no measurement yet. `config` is the text of the configuration and part of the key.
+    `config_values` stores the values with their types, so that reading them does not need the variant.
     """
 
     __tablename__ = "trial"
@@ -158,13 +159,13 @@ _FAILED = ", ".join(f"'{failure.kind}'" for failure in FAILURES)
 
 
 class MeasurementRow(Base):
-    """One time a trial was run, or tried to: its outcome with what is needed to believe and repeat it."""
+    """One measurement of a trial: its outcome, and everything needed to judge and reproduce it."""
 
     __tablename__ = "measurement"
     __table_args__ = (
         sa.CheckConstraint(f"kind IN ('measured', 'predicted', 'aborted', 'pruned', {_FAILED})", name="kind"),
         sa.CheckConstraint("purpose IN ('search', 'finalist', 'audit')", name="purpose"),
-        # Only a success holds a time, and what is measured never stands where a belief does.
+        # Only a success has a time, and a prediction never fills a column of a measured time.
         sa.CheckConstraint(
             "(kind = 'measured') = (median_us IS NOT NULL) "
             "AND (kind = 'measured') = (ci_low_us IS NOT NULL) "
@@ -208,7 +209,7 @@ class MeasurementRow(Base):
 
 
 class OriginRow(Base):
-    """What this database is called in others that it is merged into: one row, made with the tables."""
+    """Id of this database in those it is merged into: one row, inserted when the tables are created."""
 
     __tablename__ = "origin"
 
@@ -216,10 +217,10 @@ class OriginRow(Base):
 
 
 class DemandRow(Base):
-    """How often programs ran a workload on a device, and how long it took them in all.
+    """Calls of a workload by programs on a device, and their total time.
 
-    Each database adds to rows of its own `origin` alone, and never takes from them. Merging takes over the
-    rows of another origin, and of two with one key the greater: to merge again changes nothing.
+    A database adds only to rows of its own `origin`. A merge copies the rows of other origins and keeps the
+    greater of two rows with the same key, so that repeating a merge changes nothing.
     """
 
     __tablename__ = "demand"
@@ -245,7 +246,7 @@ measurement_table = cast(sa.Table, MeasurementRow.__table__)
 demand_table = cast(sa.Table, DemandRow.__table__)
 
 DONE = {"state": "done", "claim_owner": None, "claim_expires_at": None}
-"""Columns of a trial that has a measurement."""
+"""Column values of a trial with a measurement."""
 
 ANSWER_VIEW = """
 CREATE VIEW answer_v1 AS
@@ -294,14 +295,15 @@ FROM (
 ) AS placed
 WHERE place = 1
 """
-"""The best of each variant for each workload, device and cache state, measured and predicted apart.
+"""Best configuration of each variant for each workload, device and cache state.
 
-A trial speaks through its newest success in a cache state (a finalist's careful timing replaces the
-search's), unless a later run of it failed or any run of it was ever wrong. What the search timed once speaks
-until finalists have been timed: of many hasty times the least is a lucky one. What does not beat its
-variant's default beyond noise stands back for it: by the verdict on the finalists, and without one where the
-intervals of the two meet. A time whose result was not verified never counts as measured, and a prediction for
-an unverified kernel comes after verified ones.
+Measured and predicted times are ranked separately. A trial is represented by its newest success in a cache
+state, unless a later measurement failed or any measurement had a wrong result. Once finalists were measured,
+earlier search measurements do not count: the
+minimum of many single measurements is biased low. A configuration that does not beat its variant's default
+significantly is left out: by the stored comparison, or without one where the confidence intervals overlap. A
+time without
+verification never counts as measured, and a prediction of an unverified kernel ranks after verified ones.
 """
 
 answer_v1 = sa.Table(
@@ -317,11 +319,17 @@ answer_v1 = sa.Table(
     *(sa.Column(name, _REAL) for name in ("time_us", "ci_low_us", "ci_high_us", "bound_us")),
     sa.Column("recorded_at", UtcTime),
 )
-"""The view's columns, for queries through SQLAlchemy; it is no table of `Base`."""
+"""Columns of the view for SQLAlchemy queries; not part of `Base`."""
 
 
 def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return what selects the trials of one variant for one workload on one device."""
+    """Return the conditions that select the trials of one variant for one workload on one device.
+
+    Args:
+        device: `Device.key`.
+        workload: Canonical text.
+        variant: `Variant.key`.
+    """
     return (
         device_table.c.key == device,
         trial_table.c.workload == workload,

@@ -29,13 +29,13 @@ class SearchReader(Database):
     def trial_outcomes(
         self, device: str, workload: str, variant: str, *, cache: CacheState | None = None
     ) -> list[TrialOutcome]:
-        """Return what is known of each trial, oldest first, so that a search can go on where it stopped.
+        """Return one outcome per trial, oldest first, for a search to resume from.
 
         Args:
             device: `Device.key`.
             workload: Canonical text.
             variant: `Variant.key`.
-            cache: Cache state the search times in: of a trial that was timed in both, this time is returned.
+            cache: Cache state of the search; preferred for trials that were measured in both.
         """
         place = sa.func.row_number().over(
             partition_by=_measurement.c.trial_id,
@@ -73,7 +73,7 @@ class SearchReader(Database):
 
     @retrying
     def fastest_samples(self, device: str, workload: str, variant: str) -> list[FastestSample]:
-        """Return the fastest sample of every run of a variant, so that today's bound can be held against it.
+        """Return the fastest sample of every measurement, to check them against current lower bounds.
 
         Args:
             device: `Device.key`.
@@ -105,13 +105,13 @@ class SearchReader(Database):
     def measured_spaces(
         self, operator: str, variants: Collection[str], *, kind: str, exclude: tuple[str, str]
     ) -> list[MeasuredSpace]:
-        """Return where configurations of some variants were run, and how many.
+        """Return the measured search spaces of some variants, with their numbers of configurations.
 
         Args:
             operator: Name of the operator.
-            variants: `Variant.key` of each.
-            kind: Of the devices: ``"gpu"`` or ``"cpu"``.
-            exclude: Device and workload of which only what earlier sources did counts.
+            variants: `Variant.key` of each variant.
+            kind: Kind of device: ``"gpu"`` or ``"cpu"``.
+            exclude: Device and workload whose current trials do not count; stale trials do.
         """
         trial = _trial.c
         query = (
@@ -136,15 +136,15 @@ class SearchReader(Database):
     def config_times(
         self, place: MeasuredSpace, *, cache: CacheState, exclude: tuple[str, str]
     ) -> list[tuple[Config, float]]:
-        """Return what each configuration took at a place, in microseconds: the newest, by its newest source.
+        """Return the time of each configuration of a space, in microseconds: the newest of its newest source.
 
-        A failure is infinite, and an aborted run took its fastest sample. Predictions and times of another
-        cache state are left out.
+        A failure is infinite, and an aborted measurement counts as its fastest sample. Predictions and the
+        other cache state are left out.
 
         Args:
-            place: Of `measured_spaces`.
-            cache: The cache state.
-            exclude: As for `measured_spaces`.
+            place: One of `measured_spaces`.
+            cache: Cache state.
+            exclude: As in `measured_spaces`.
         """
         measurement = _measurement.c
         query = (
@@ -167,10 +167,10 @@ class SearchReader(Database):
 
     @retrying
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
-        """Return how many trials were recorded by runs that ended before their budget was spent.
+        """Return the number of search trials of interrupted runs; they count against the next run's budget.
 
-        Counted are runs alike that began after the last one that finished and whose process is gone: the
-        next such run takes up where they stopped.
+        An interrupted run has the same arguments, started after the last finished run, and its process has
+        ended.
 
         Args:
             device: `Device.key`.
@@ -202,7 +202,7 @@ class SearchReader(Database):
             return int(connection.execute(count).scalar_one())
 
     def finished(self, device: str) -> set[str]:
-        """Return the workloads that a run on a device (by its key) has come to the end of."""
+        """Return the workloads with a finished run on a device, given by its key."""
         query = (
             sa.select(_run.c.workload)
             .join(_device)
@@ -214,14 +214,14 @@ class SearchReader(Database):
 
 
 def _followed(run: Mapping[Any, Any], *, by: Mapping[Any, Any]) -> bool:
-    """Tell whether another run came later: by what they recorded if both did, since clocks are set back."""
+    """Return whether another run is later: by ids of measurements, since the clock may have been set back."""
     if run["newest"] is not None and by["newest"] is not None:
         return bool(by["newest"] > run["newest"])
     return bool(by["started_at"] > run["started_at"])
 
 
 def _elsewhere(exclude: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return what selects runs of other places and of earlier sources; predictions are none."""
+    """Return the conditions that leave out current trials of a device and workload, and predictions."""
     device, workload = exclude
     here = (_device.c.key == device) & (_trial.c.workload == workload)
     return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(here) | _trial.c.stale)

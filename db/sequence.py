@@ -1,8 +1,8 @@
-"""The order of measurements from two databases: each keeps its own, and between them the clock decides.
+"""Order of measurements from two databases: each keeps its own order, and clocks decide between them.
 
-Which measurement of a trial is the newest is told by ids, since a clock may be set back or be wrong by
-years; so what is merged in must get ids that stand where it belongs. Whatever its clock said, nothing was
-recorded later than what was recorded after it in the same database, nor later than now.
+Ids decide which measurement of a trial is the newest, because a clock may be set back or be wrong by years.
+Merged measurements therefore get ids at their place in the order. A measurement was made no later than those
+recorded after it in the same database, and no later than now, whatever its clock said.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ __all__ = ["IncomingMeasurement", "MergedIds", "interleave"]
 
 @dataclass(frozen=True, slots=True)
 class IncomingMeasurement:
-    """A measurement that is merged in.
+    """A measurement that is merged.
 
     Attributes:
-        id: Its id where it comes from.
-        recorded_at: When it was recorded.
-        after: Id here of the last one that was recorded before it there, too, and is here already; or 0.
+        id: Its id in the source.
+        recorded_at: Time of the measurement.
+        after: Target id of the last measurement before it in the source that the target already contains; or
+            0.
     """
 
     id: int
@@ -32,11 +33,11 @@ class IncomingMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class MergedIds:
-    """New ids, so that ids ascend in the order of recording.
+    """New ids that ascend in the order of recording.
 
     Attributes:
-        moved: Of those here that come after one that arrives, by the id they have.
-        arrived: Of those that arrive, by the id they have there.
+        moved: New id of each measurement of the target that follows a merged one, by its old id.
+        arrived: Target id of each merged measurement, by its source id.
     """
 
     moved: dict[int, int]
@@ -46,13 +47,13 @@ class MergedIds:
 def interleave(
     here: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], free: int, now: datetime
 ) -> MergedIds:
-    """Return ids under which two sequences become one.
+    """Return the ids under which two sequences of measurements become one.
 
     Args:
-        here: Ids and moments of those that are here, in their order.
-        arrivals: Those that arrive, in theirs.
-        free: The first id that is free; all above it are.
-        now: The time.
+        here: Ids and times of the target's measurements, in order.
+        arrivals: Measurements to merge, in order.
+        free: First unused id; all greater ids are unused.
+        now: Current time.
     """
     moved: dict[int, int] = {}
     arrived: dict[int, int] = {}
@@ -62,7 +63,7 @@ def interleave(
         elif arrived:
             moved[id_] = free
         else:
-            continue  # what is before all that arrives stays as it is
+            continue  # measurements before the first merged one keep their ids
         free += 1
     return MergedIds(moved, arrived)
 
@@ -83,6 +84,6 @@ def _in_order(
 
 
 def _latest_possible(moments: Iterable[datetime], now: datetime) -> list[datetime]:
-    """Return when each of a sequence was recorded at the latest."""
+    """Return the latest possible time of each measurement of a sequence."""
     backwards = [now, *reversed(list(moments))]
     return list(itertools.accumulate(backwards, min))[:0:-1]

@@ -13,25 +13,25 @@ from pathlib import Path
 __all__ = ["FrozenConnection", "explain_sqlite", "has_wal", "open_read_only"]
 
 _LOCK_FAILURES = ("unable to open", "readonly", "disk i/o", "is full")
-"""What SQLite says where the shared memory beside a file in WAL mode cannot be made, or just goes away."""
+"""Messages of SQLite if the shared memory of a file in WAL mode cannot be created, or is being removed."""
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.01
 
 
 class FrozenConnection(sqlite3.Connection):
-    """A connection that takes its file for unchanging: it sees nothing written after it was opened."""
+    """A connection to an immutable file or a copy: it never sees later commits."""
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open an SQLite file so that nothing is ever written to it.
+    """Open an SQLite file for reading only; nothing is written next to it.
 
-    Where a folder may not be written, or its disk is full, a file in WAL mode cannot be opened as usual, for
-    want of the shared memory beside it. A `FrozenConnection` reads it then: the file itself where there is no
-    log, since nobody is writing; else a copy in memory, with what stands in the log.
+    If the folder is read-only or the disk is full, a file in WAL mode cannot be opened normally, because its
+    shared memory cannot be created. Then a `FrozenConnection` is returned: on the file itself if it has no
+    write-ahead log, because no writer is active; else on a copy in memory that includes the log.
 
     Raises:
-        sqlite3.Error: as SQLite says it (`explain_sqlite` says what to do).
+        sqlite3.Error: as SQLite raises it; `explain_sqlite` returns a message with a remedy.
     """
     try:
         return _opened(path)
@@ -49,7 +49,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Open a file as usual. The last of its writers may just be taking log and shared memory away."""
+    """Open a file normally; retry while its last writer removes the log and the shared memory."""
     attempts = _ATTEMPTS if os.access(path.parent, os.W_OK) else 1
     for attempt in range(1, attempts + 1):
         try:
@@ -70,24 +70,25 @@ def _uri(path: Path, *, immutable: bool = False) -> str:
 
 
 def _copy_with_wal(path: Path) -> FrozenConnection:
-    """Return a copy in memory of a file and the log that was left beside it.
+    """Return a copy in memory of a file and its write-ahead log.
 
-    Whoever writes may be at it, on another machine. While the head of the log stays the same, the log holds
-    all that is being moved into the file, so that the two are whole together.
+    A writer on another machine may be active. While the header of the log does not change, the log contains
+    everything that a checkpoint moves to the file, so that both together are consistent.
     """
     log = Path(f"{path}-wal")
     with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
         copy = Path(folder) / "copy.db"
         for _ in range(_ATTEMPTS):
             head = _wal_header(log)
-            # By SQLite, not by a file of our own: to close that would end this process's locks on the other.
+            # Read through SQLite: closing a file object would release this process's POSIX locks on the
+            # database.
             with contextlib.closing(_probed(_uri(path, immutable=True), FrozenConnection)) as raw:
                 copy.write_bytes(raw.serialize())
             shutil.copyfile(log, f"{copy}-wal")
             if _wal_header(log) == head == _wal_header(Path(f"{copy}-wal")):
                 break
         else:
-            raise sqlite3.OperationalError("unable to open database file: it does not stand still")
+            raise sqlite3.OperationalError("unable to open database file: it keeps changing")
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as merging:
             merging.execute("PRAGMA journal_mode = DELETE").fetchone()
             whole = merging.serialize()
@@ -100,7 +101,7 @@ def _copy_with_wal(path: Path) -> FrozenConnection:
 
 
 def _wal_header(log: Path) -> bytes:
-    """Return the head of a log: another one whenever it begins anew."""
+    """Return the header of a log, which changes whenever the log restarts."""
     with log.open("rb") as file:
         return file.read(32)
 
@@ -118,44 +119,49 @@ def _probed(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
 
 
 def has_wal(path: Path) -> bool:
-    """Tell whether a write-ahead log with something in it stands beside the file."""
+    """Return whether a non-empty write-ahead log exists next to the file."""
     try:
         return Path(f"{path}-wal").stat().st_size > 0
     except OSError:
         return False
 
 
-_DAMAGED = "is damaged. Restore a copy, or save what can be read: sqlite3 FILE .recover | sqlite3 NEW_FILE"
-_CHANGED = "is damaged, or was changed by hand: its tables are not as they were made. Restore a copy"
+_DAMAGED = "is damaged. Restore a copy, or recover what is readable: sqlite3 FILE .recover | sqlite3 NEW_FILE"
+_CHANGED = "is damaged or was edited: its tables differ from the schema. Restore a copy"
 _REMEDIES = (
     (
         "not a database",
-        "is not an SQLite database, or its first page is damaged; give another path by --db, or move that "
+        "is not an SQLite database, or its first page is damaged; name another path by --db, or move the "
         "file away and restore a copy",
     ),
     (
         "disk is full",
-        "cannot grow: the disk is full. What was recorded is kept; free space and run the same command again",
+        "cannot grow: the disk is full. Committed records are kept; free space and run the command again",
     ),
-    ("readonly", "cannot be written: make the file and its folder writable, or give another path by --db"),
+    ("readonly", "cannot be written: make the file and its folder writable, or name another path by --db"),
     ("permission denied", "cannot be opened: its folder must be readable and writable for this user"),
     ("unable to open", "cannot be opened: its folder must exist and be readable and writable for this user"),
-    ("locked", "is in use by another program that does not let go; wait for it, or end it, and try again"),
+    ("locked", "is locked by another program; wait for that program or end it, then try again"),
     *((sign, _DAMAGED) for sign in ("malformed", "could not decode", "unsupported file format")),
     *((sign, _CHANGED) for sign in ("no such", "no column named")),
     (
         "disk i/o",
-        "cannot be read or written: check the disk and its quota, then run the same command again",
+        "cannot be read or written: check the disk and its quota, then run the command again",
     ),
 )
 
 
 def explain_sqlite(path: Path, error: BaseException) -> str:
-    """Return one line that says what is wrong with an SQLite file and what to do."""
+    """Return one line with the problem of an SQLite file and its remedy.
+
+    Args:
+        path: The file.
+        error: The error that SQLite, the file system or the decoder raised.
+    """
     if os.path.isdir(path):  # noqa: PTH112 (the method of a path raises where its folder is closed)
         return f"database {path} is a folder; name a file in it"
     said = str(error)
-    if isinstance(error, ValueError | KeyError | TypeError):  # of a record that is not as it was written
+    if isinstance(error, ValueError | KeyError | TypeError):  # raised by decoding a record
         return f"database {path} {_DAMAGED} ({type(error).__name__}: {said})"
     for sign, remedy in _REMEDIES:
         if sign in said.lower():

@@ -1,4 +1,4 @@
-"""Which trials are of sources that have changed since: they are served only where nothing else is known."""
+"""Stale trials: their source has changed since they were measured, and `lookup` returns them last."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 Revision = Callable[[Config], str]
-"""Returns the revision that a configuration has today; raises `ConfigError` for one that there is no more."""
+"""Returns a configuration's current revision; raises `ConfigError` if the space no longer contains it."""
 
 
 class StoredTrial(NamedTuple):
-    """What is stored of a trial that tells whether it is stale."""
+    """A trial with its stored revision and stale flag."""
 
     id: int
     config: Config
@@ -39,14 +39,14 @@ class StoredTrial(NamedTuple):
     stale: bool
 
 
-_CHUNK = 500  # of at most 32766 variables in a statement of SQLite
+_CHUNK = 500  # SQLite allows 32766 variables in a statement
 
 
 def installed_revision(space: SpaceKey, device: Device) -> Revision | None:
-    """Return how the installed variant tells its revisions; None if it is not installed.
+    """Return a function for the installed variant's revisions; None if the variant is not installed.
 
     Args:
-        space: Whose.
+        space: Search space of the trials.
         device: The space's device.
     """
     try:
@@ -58,14 +58,14 @@ def installed_revision(space: SpaceKey, device: Device) -> Revision | None:
     def revision(config: Config) -> str:
         if refused is not None:
             raise ConfigError(refused)
-        # Refuses what another version of the space allowed, of which no source can be made.
+        # Refuses configurations that only another version of the space contains: they have no source.
         return variant.revision(workload, variant.space.check(config, workload=workload, device=device))
 
     return revision
 
 
 def current_revision(revision: Revision, config: Config) -> str | None:
-    """Return the revision that a configuration has today; None if there is no such configuration."""
+    """Return the current revision of a configuration; None if the space no longer contains it."""
     try:
         return revision(config)
     except ConfigError:
@@ -76,9 +76,9 @@ def stored_trials(connection: sa.Connection, device: int | str, space: SpaceKey)
     """Return the trials of a space.
 
     Args:
-        connection: To read by.
+        connection: Open connection.
         device: Id or key of the space's device.
-        space: Which trials.
+        space: The search space.
     """
     at = _trial.c
     query = sa.select(at.id, at.config_values, at.revision, at.stale).where(
@@ -93,11 +93,11 @@ def stored_trials(connection: sa.Connection, device: int | str, space: SpaceKey)
 
 
 def staleness_changes(trials: Iterable[StoredTrial], revision: Revision) -> tuple[dict[bool, list[int]], int]:
-    """Return the trials to be marked as stale (True) or as standing, and how many of all are stale.
+    """Return the trials to mark as stale (True) and as current (False), and the number of stale trials.
 
     Args:
-        trials: All of a space.
-        revision: Of today.
+        trials: All trials of a space.
+        revision: Current revision of a configuration.
     """
     changed: dict[bool, list[int]] = {True: [], False: []}
     count = 0
@@ -110,12 +110,12 @@ def staleness_changes(trials: Iterable[StoredTrial], revision: Revision) -> tupl
 
 
 def update_staleness(connection: sa.Connection, device_id: int, space: SpaceKey, device: Device) -> None:
-    """Mark the trials of a space by the installed variant; what is not installed cannot be asked.
+    """Mark the trials of a space by the installed variant; no effect if it is not installed.
 
     Args:
-        connection: Within a transaction that writes.
-        device_id: Of the space's device.
-        space: Which trials.
+        connection: Open write transaction.
+        device_id: Id of the space's device.
+        space: The search space.
         device: The space's device.
     """
     revision = installed_revision(space, device)
@@ -124,7 +124,12 @@ def update_staleness(connection: sa.Connection, device_id: int, space: SpaceKey,
 
 
 def mark_stale(connection: sa.Connection, changed: Mapping[bool, Sequence[int]]) -> None:
-    """Mark trials, by their ids, as stale (True) or as standing."""
+    """Mark trials as stale or as current.
+
+    Args:
+        connection: Open write transaction.
+        changed: Ids of trials by their new flag.
+    """
     for stale, trials in changed.items():
         for start in range(0, len(trials), _CHUNK):
             chosen = _trial.c.id.in_(trials[start : start + _CHUNK])

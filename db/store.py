@@ -1,10 +1,13 @@
-"""The store: claims trials, records what became of them, and tells what is known.
+"""The store: claims trials and records their outcomes.
 
-One transaction a recorded trial: what `record` returned from is on the disk. Several tuners may use one
-database at once; a trial is theirs by a claim, which expires, so that the trials of a tuner that died are
-taken over; at once, if it died on this machine. Expiry is a stored moment: a clock that is set back makes
-others wait longer for a dead tuner's claims, up to a day, and breaks nothing (times of a PostgreSQL server
-are its own, whatever the clients' clocks say).
+`record` commits one transaction per trial and returns when it is on disk. Several tuners may share a
+database: a tuner claims a trial before it measures it. A claim expires, so that trials of a dead tuner are
+measured by
+others; if the tuner died on this machine, the claim is free at once. Expiry is a stored time. A clock that is
+set back
+makes others wait longer for a dead tuner's claims, at most a day, and has no other effect. PostgreSQL servers
+use
+their own clock, not those of the clients.
 """
 
 from __future__ import annotations
@@ -59,44 +62,46 @@ __all__ = ["CLAIM_S", "Store", "open_store"]
 def open_store(
     db: str | Path | None = None, *, read_only: bool = False, retry_policy: RetryPolicy | None = None
 ) -> Store:
-    """Open a database; a fresh one is made if there is none.
+    """Open a database, and create it if it does not exist.
 
     Args:
-        db: A path, an SQLAlchemy URL (SQLite or PostgreSQL), or None: what `TUNEBENCH_DB` says, else the
-            file in the user's data folder.
-        read_only: Write nothing, not even beside the file; there must be a database.
-        retry_policy: How long a tuner waits for a database that goes away once it is open.
+        db: Path, SQLAlchemy URL (SQLite or PostgreSQL), or None: `TUNEBENCH_DB`, or else the file in the
+            user's data folder.
+        read_only: Write nothing, not even files next to the database, which must exist.
+        retry_policy: How long to wait for a database that becomes unavailable after it was opened.
 
     Raises:
-        InputError: if `db` names no file and no supported server.
-        DatabaseError: if it cannot be opened, is no database, or (`read_only`) does not exist.
+        InputError: if `db` names neither a file nor a supported server.
+        DatabaseError: if it cannot be opened, is not a database, or (with `read_only`) does not exist.
         SchemaError: if its schema is older or newer than this version's.
-        MissingDependency: if the driver of a server is not installed.
+        MissingDependency: if the driver of the server is not installed.
     """
     location = locate(db)
     if read_only and location.path is not None and not location.path.exists():
-        raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
+        raise DatabaseError(
+            f"database {location} does not exist: run tunebench tune first, or name another one by --db"
+        )
     return Store(location, read_only=read_only, retry_policy=retry_policy)
 
 
 class Store(Writer):
-    """One open database; safe among threads; a context manager.
+    """One open database; thread-safe; a context manager.
 
-    Methods raise `DatabaseError`, with one line that says what to do, where the database refuses; what was
-    recorded before is kept.
+    Methods raise `DatabaseError` with one line that says what to do; records committed before are kept.
 
     Attributes:
-        location: Where it is.
-        retry_policy: How long claiming, recording, and what a tuner asks wait for it, once it is open.
+        location: Path or URL.
+        retry_policy: How long claims, records and queries of a search wait for a database that becomes
+            unavailable.
     """
 
     # -- runs ----------------------------------------------------------------------------------------
 
     def begin_run(self, start: RunStart) -> str:
-        """Store that a tuner starts, with its device; claims of dead tuners of this host are released.
+        """Store the start of a run and its device, and release the claims of dead tuners of this host.
 
         Returns:
-            The run's id, for `record` and `finish_run`.
+            Id of the run, for `record` and `finish_run`.
         """
         run_id = uuid.uuid4().hex
 
@@ -111,7 +116,7 @@ class Store(Writer):
         return run_id
 
     def finish_run(self, run_id: str, summary: RunSummary) -> None:
-        """Store that a run ended, and its summary; a run that was killed has none."""
+        """Store the end of a run and its summary; a killed run has none."""
 
         def finish(connection: sa.Connection, again: bool) -> None:
             figures = {
@@ -130,16 +135,16 @@ class Store(Writer):
     # -- claims --------------------------------------------------------------------------------------
 
     def claim(self, key: TrialKey, owner: str, ttl_s: float = CLAIM_S) -> bool:
-        """Take a trial for `owner`, so that no other tuner measures it; claiming it again renews the claim.
+        """Claim a trial for `owner`, so that no other tuner measures it; claiming it again renews the claim.
 
         Args:
-            key: The trial; its device must have been in a `begin_run`.
-            owner: Who takes it (see `tunebench.db.new_owner`).
-            ttl_s: Seconds until another tuner may take it over.
+            key: The trial; `begin_run` must have been called for its device.
+            owner: Owner of the claim (see `tunebench.db.new_owner`).
+            ttl_s: Seconds until another tuner may take the claim.
 
         Returns:
-            Whether `owner` now has it: False if it is done, or another's claim has not expired and its
-            process has not ended, as far as this machine can tell.
+            Whether `owner` has the claim now: False if the trial is measured, or another owner's claim has
+            not expired and its process has not ended as far as this machine can determine.
         """
 
         def take(connection: sa.Connection, again: bool) -> bool:
@@ -159,7 +164,7 @@ class Store(Writer):
         return self._lasting(take)
 
     def release(self, key: TrialKey, owner: str) -> None:
-        """Give a trial back that was claimed and not measured; nothing happens if `owner` has it no more."""
+        """Release a claimed trial that was not measured; no effect if `owner` no longer has the claim."""
         with self._write() as connection:
             connection.execute(
                 _trial.delete().where(
@@ -182,21 +187,21 @@ class Store(Writer):
         seed: int | None = None,
         verdict: Verdict | None = None,
     ) -> int:
-        """Store one measurement of a trial and end its claim; it is on the disk when this returns.
+        """Store one measurement of a trial and end its claim; it is on disk when this returns.
 
-        Other revisions of the same configuration are marked stale.
+        Other revisions of the same configuration become stale.
 
         Args:
-            key: The trial; its device must have been in a `begin_run`.
-            result: What became of it.
-            purpose: Why it was measured.
-            bound_us: Its bound at the time.
+            key: The trial; `begin_run` must have been called for its device.
+            result: Outcome, resources, effort and conditions.
+            purpose: Reason for the measurement.
+            bound_us: Lower bound when it was measured, in microseconds.
             run_id: The run it belongs to.
-            seed: Seed of its inputs.
-            verdict: How it compared with others.
+            seed: Seed of the inputs.
+            verdict: Comparison with other configurations.
 
         Returns:
-            The measurement's id; ids ascend.
+            Id of the measurement; ids ascend.
         """
         measurement = NewMeasurement(
             key=key,
@@ -211,14 +216,14 @@ class Store(Writer):
     def record_together(
         self, measurements: Sequence[NewMeasurement], *, run_id: str | None = None
     ) -> list[int]:
-        """Store measurements that say something only together, each as `record` does: all of them or none.
+        """Store several measurements in one transaction, each as `record` does.
 
         Args:
-            measurements: What to store, now: their `recorded_at` is not looked at.
+            measurements: The measurements; their `recorded_at` is ignored.
             run_id: The run they belong to.
 
         Returns:
-            Their ids.
+            Ids of the measurements.
         """
         rows = [measurement_row(each, run_id) for each in measurements]  # before other writers have to wait
         moment: datetime | None = None
@@ -237,18 +242,19 @@ class Store(Writer):
         return self._lasting(store)
 
     def recheck(self, device: str, workload: str, variant: str, revision: Callable[[Config], str]) -> int:
-        """Mark the trials whose source has changed since as stale, and the others as standing.
+        """Mark the trials whose source has changed as stale, and the others as current.
 
-        A stale trial is served only where nothing else is known; it is never deleted.
+        `lookup` returns a stale trial only if there is no other; stale trials are never deleted.
 
         Args:
             device: `Device.key`.
             workload: Canonical text.
             variant: `Variant.key`.
-            revision: Returns today's revision of a configuration; one it refuses with `ConfigError` is stale.
+            revision: Returns the current revision of a configuration, or raises `ConfigError`, which counts
+                as stale.
 
         Returns:
-            How many of them are stale now.
+            Number of stale trials of the space.
         """
         space = SpaceKey(device=device, workload=workload, variant=variant)
 
@@ -268,25 +274,27 @@ class Store(Writer):
         *,
         recheck: bool = False,
     ) -> int:
-        """Store many measurements that were made elsewhere: all of them, or none if it is interrupted.
+        """Store many measurements from elsewhere in one transaction.
 
-        A measurement that its trial has already (of the same purpose, with the same outcome, times and
-        samples) is left out, so that adding the same ones again adds nothing. Batches may be made as they are
-        asked for; those that begin with the same run are stored under one.
+        A measurement is skipped if its trial has one with the same purpose, outcome, times and samples:
+            adding the same
+        ones again adds nothing. Batches may be generated lazily; consecutive batches with equal `start` share
+        a run.
 
         Args:
-            batches: What to store.
-            watcher: Is told how many of a batch are stored, and of how many.
-            recheck: Mark what is not of the installed variants' sources as stale.
+            batches: The measurements.
+            watcher: Progress callback: measurements of the batch stored, and their total.
+            recheck: Mark trials whose source differs from the installed variants as stale.
 
         Returns:
-            How many were not there yet.
+            Number of new measurements.
         """
         watcher = watcher or (lambda done, total: None)
         with self._write() as connection:
             adding = BulkInsert()
             for batch in batches:
-                # A device that is there stays as it is described; others who add to it wait here.
+                # A device that exists keeps its description. The upsert locks its row: concurrent imports
+                # wait here.
                 device_id = self._describe(connection, batch.start.device, again=False)
                 watcher(0, len(batch.measurements))
                 for start in range(0, len(batch.measurements), CHUNK):
@@ -329,14 +337,14 @@ class Store(Writer):
         adding.spaces.update(dict.fromkeys((each.key.space for each in fresh), on))
 
     def add_demand(self, device: Device, demands: Iterable[Demand]) -> None:
-        """Add to what programs spent on workloads; many may add at once.
+        """Add to the time that programs spent on workloads; several programs may add at the same time.
 
         Args:
-            device: Where they ran; it is described if it is not there yet.
-            demands: What was spent since it was last told, a workload each.
+            device: Device that ran them; stored if it is missing.
+            demands: Counts since the last call, one per workload.
         """
         with self._write() as connection:
-            # Others who add to the device wait at its row, so no two can wait for each other.
+            # The upsert locks the device's row, so that two writers cannot deadlock.
             device_id = self._describe(connection, device, again=False)
             add_demand(connection, self._insert(_demand), device_id, demands, self._now())
 
@@ -346,7 +354,7 @@ def _insert(connection: sa.Connection, row: Mapping[str, Any]) -> int:
 
 
 def _recorded(connection: sa.Connection, row: Mapping[str, Any]) -> int | None:
-    """Return the id of a measurement if it was stored though nobody was told."""
+    """Return the id of a measurement that an earlier attempt committed; None if none did."""
     names = ("trial_id", "purpose", "recorded_at")
     query = sa.select(_measurement.c.id).where(*(_measurement.c[name] == row[name] for name in names))
     return connection.execute(query).scalar()

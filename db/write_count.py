@@ -1,4 +1,4 @@
-"""Number of transactions in which this process wrote to a database: lookups compare it to notice new records."""
+"""Number of write transactions of this process: a lookup compares it to notice new records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write transactions of a database, with the time of the server and the rows that several methods write."""
+"""Write transactions of a database, the server's time, and the rows that several methods write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Writer(Reader):
-    """Base of `Store`: how it opens a transaction that writes, and what its transactions share."""
+    """Base of `Store`: write transactions and the rows that they share."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Writer(Reader):
         try:
             with translate_errors(location):
                 prepare(self._engine, location, read_only=read_only)
-                self._engine.dispose()  # a file that was fresh has its tables now, and is opened as such
+                self._engine.dispose()  # a new file has its tables now: open it again, with a write-ahead log
                 self._compare_clocks()
         except BaseException:
             self.close()
@@ -64,9 +64,10 @@ class Writer(Reader):
             count_write()
 
     def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
-        """Do work in a transaction that writes; `RetryPolicy` waits for a database that is away meanwhile.
+        """Run `work` in a write transaction, and retry it as `retry_policy` allows.
 
-        The work is told whether an earlier attempt may have been committed all the same.
+        Args:
+            work: Receives the connection, and whether an earlier attempt may have been committed.
         """
 
         def attempt(again: bool) -> T:
@@ -79,20 +80,20 @@ class Writer(Reader):
         return self._clock() + self._clock_is_behind
 
     def _compare_clocks(self) -> None:
-        """Tell time by the server, if there is one: claims of different machines must agree on it."""
+        """Use the server's time, if there is a server: claims of all machines must agree on it."""
         if self.location.url is not None:
             with self._engine.connect() as connection:
                 theirs = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
             self._clock_is_behind = theirs - self._clock()
 
     def _insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-        """Return an INSERT that can say ON CONFLICT, which both kinds of database spell alike."""
+        """Return an INSERT of the dialect, with its `on_conflict_do_update`."""
         if self._engine.dialect.name == "postgresql":
             return postgresql.insert(table)
         return sqlite.insert(table)
 
     def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
-        """Store a device, or describe one that is there `again`, and return its id; its row is locked."""
+        """Store a device and return its id; `again` updates an existing description. Locks its row."""
         described: dict[str, Any] = {
             "kind": device.kind,
             "architecture": device.architecture,
@@ -121,7 +122,7 @@ class Writer(Reader):
         return run_id
 
     def _end(self, connection: sa.Connection, key: TrialKey) -> int:
-        """Mark a trial as done and its other revisions as stale, and return its id."""
+        """Mark a trial as measured and its other revisions as stale, and return its id."""
         done = {**DONE, "stale": False}
         columns = self._columns(connection, key)
         insert = self._insert(_trial).values(**columns | done)
@@ -135,16 +136,16 @@ class Writer(Reader):
         return trial_id
 
     def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
-        """Return the columns that make a trial unique.
+        """Return the columns that identify a trial.
 
         Raises:
-            InputError: if no run was ever begun on its device.
+            InputError: if `begin_run` was never called for its device.
         """
         if key.device not in self._device_ids:
             found = connection.execute(sa.select(_device.c.id).where(_device.c.key == key.device)).scalar()
             if found is None:
                 raise InputError(
-                    f"device {key.device!r} is not in database {self.location}: begin a run on it first"
+                    f"device {key.device!r} is not in database {self.location}: call begin_run for it first"
                 )
             self._device_ids[key.device] = found
         return {
@@ -164,7 +165,7 @@ def _today() -> datetime:
 
 
 def _since_start() -> datetime:
-    """Tell time by a clock that nobody sets: how far it is behind a server's stays the same."""
-    steady = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps
+    """Return the time of a clock that cannot be set, so that its offset to the server's stays constant."""
+    steady = getattr(time, "CLOCK_BOOTTIME", None)  # also counts while the machine sleeps
     seconds = time.monotonic() if steady is None else time.clock_gettime(steady)
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,8 +1,7 @@
-"""Tuned kernels on NumPy arrays, and on anything that speaks DLPack.
+"""Tuned kernels on NumPy arrays, and on CPU arrays of any library with DLPack.
 
-Each call runs the best configuration that is known for the problem on this processor, or else the default of
-a variant. There is no library to fall back on: what no kernel can do is an error. Results are new arrays, or
-`out`.
+Each call runs the best known configuration for the workload on this processor, or else a variant's default.
+There is no fallback: a call that no kernel supports is an error. Results are new arrays, or `out`.
 
 >>> import numpy as np
 >>> from tunebench.numba import matmul
@@ -34,21 +33,28 @@ __all__ = ["attention", "conv2d", "layer_norm", "matmul", "softmax"]
 
 
 def matmul(a: Any, b: Any, out: Any = None) -> Array:
-    """Multiply matrices, or batches of as many: (..., m, k) and (..., k, n) give (..., m, n).
+    """Multiply matrices, or batches of equal size: (..., m, k) and (..., k, n) to (..., m, n).
 
-    Transposed views of contiguous matrices are read where they are.
+    Transposed views of contiguous matrices are not copied.
+
+    Args:
+        a: Left matrices.
+        b: Right matrices, of the same dtype.
+        out: Array for the result.
 
     Raises:
-        InputError: if no kernel can do it.
+        InputError: if no kernel supports the call.
     """
     left, trans_a = _matrix(a)
     right, trans_b = _matrix(b)
     if left.ndim < 2 or right.ndim != left.ndim or left.shape[:-2] != right.shape[:-2]:
-        raise InputError(f"matmul takes matrices, or batches of as many, not {left.shape} and {right.shape}")
+        raise InputError(
+            f"matmul expects matrices or batches of equal size, got {left.shape} and {right.shape}"
+        )
     batch, (m, k), n = _count(left.shape[:-2]), left.shape[-2:], right.shape[-1]
     sizes = {"m": m, "n": n, "k": k, "batch": batch, "trans": trans_a + trans_b}
     if right.shape[-2] != k:
-        raise InputError(f"matmul: {left.shape} and {right.shape} do not go together")
+        raise InputError(f"matmul: shapes {left.shape} and {right.shape} are incompatible")
     given = [t.swapaxes(-1, -2) if way == "t" else t for t, way in ((left, trans_a), (right, trans_b))]
     return _serve("gemm", sizes, given, (*left.shape[:-1], n), out)[0]
 
@@ -56,8 +62,13 @@ def matmul(a: Any, b: Any, out: Any = None) -> Array:
 def softmax(x: Any, out: Any = None, *, log: bool = False) -> Array:
     """Return the softmax along the last axis, or its logarithm.
 
+    Args:
+        x: The input.
+        out: Array for the result.
+        log: Return the logarithm.
+
     Raises:
-        InputError: if no kernel can do it.
+        InputError: if no kernel supports the call.
     """
     rows = _array(x)
     sizes = {"rows": _count(rows.shape[:-1]), "cols": rows.shape[-1], "log": log}
@@ -65,10 +76,17 @@ def softmax(x: Any, out: Any = None, *, log: bool = False) -> Array:
 
 
 def layer_norm(x: Any, gamma: Any, beta: Any, out: Any = None, *, eps: float = 1e-5) -> Array:
-    """Normalise the last axis, with `eps` added to the variance.
+    """Normalise the last axis.
+
+    Args:
+        x: The input.
+        gamma: Scale of each column.
+        beta: Offset of each column.
+        out: Array for the result.
+        eps: Added to the variance.
 
     Raises:
-        InputError: if no kernel can do it.
+        InputError: if no kernel supports the call.
     """
     rows = _array(x)
     sizes = {"rows": _count(rows.shape[:-1]), "cols": rows.shape[-1], "eps": eps}
@@ -87,14 +105,27 @@ def conv2d(
     groups: int = 1,
     layout: str = "nchw",
 ) -> Array:
-    """Convolve images: x (n, c, h, w) and w (k, c / groups, r, s), or channels last for layout ``"nhwc"``.
+    """Convolve images with filters.
+
+    Args:
+        x: Images, (n, c, h, w); channels last for layout ``"nhwc"``.
+        w: Filters, (k, c / groups, r, s); channels last for layout ``"nhwc"``.
+        bias: Added to each output channel.
+        out: Array for the result.
+        stride: Step between windows.
+        pad: Zeros on each side.
+        dilation: Step within a window.
+        groups: Number of channel groups.
+        layout: ``"nchw"`` or ``"nhwc"``.
 
     Raises:
-        InputError: if no kernel can do it.
+        InputError: if no kernel supports the call.
     """
     images, filters = _array(x), _array(w)
     if images.ndim != 4 or filters.ndim != 4:
-        raise InputError(f"conv2d takes a batch of images and filters, not {images.shape}, {filters.shape}")
+        raise InputError(
+            f"conv2d expects 4-D images and filters, got shapes {images.shape} and {filters.shape}"
+        )
     last = layout == "nhwc"
     (n, height, width, c), (k, r, s, _) = (
         t.shape if last else (t.shape[0], *t.shape[2:], t.shape[1]) for t in (images, filters)
@@ -107,16 +138,21 @@ def conv2d(
 
 
 def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) -> Array:
-    """Attend: q (batch, heads, seq_q, head_dim), k and v (batch, heads_k, seq_k, head_dim) give (like q).
+    """Compute attention; the result has the shape of `q`.
 
-    If causal, the last query sees all keys.
+    Args:
+        q: Queries, (batch, heads, seq_q, head_dim).
+        k: Keys, (batch, heads_k, seq_k, head_dim).
+        v: Values, like `k`.
+        out: Array for the result.
+        causal: Mask future keys; the last query sees all keys.
 
     Raises:
-        InputError: if no kernel can do it.
+        InputError: if no kernel supports the call.
     """
     queries, keys, values = _array(q), _array(k), _array(v)
     if queries.ndim != 4 or keys.ndim != 4:
-        raise InputError(f"attention takes arrays of four axes, not {queries.shape} and {keys.shape}")
+        raise InputError(f"attention expects 4-D arrays, got shapes {queries.shape} and {keys.shape}")
     batch, heads, seq_q, head_dim = queries.shape
     sizes = {"batch": batch, "heads": heads, "seq_q": seq_q, "head_dim": head_dim, "causal": causal}
     sizes |= {"heads_k": keys.shape[1], "seq_k": keys.shape[2]}
@@ -127,20 +163,20 @@ def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) 
 
 
 def _array(given: Any) -> Array:
-    """Return an array on memory of the processor, of anything that has some."""
+    """Return a NumPy array on the memory of a CPU array of any library."""
     if isinstance(given, np.ndarray):
         return given
     if not hasattr(given, "__dlpack__"):
-        raise InputError(f"an array, or what speaks DLPack, is needed, not {type(given).__name__}")
+        raise InputError(f"expected a NumPy array or an object with __dlpack__, got {type(given).__name__}")
     try:
         array: Array = np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise InputError(f"{type(given).__name__} gives no memory of the processor: {error}") from error
+        raise InputError(f"{type(given).__name__} is not in CPU memory: {error}") from error
     return array
 
 
 def _matrix(given: Any) -> tuple[Array, str]:
-    """Return an array and whether its matrices lie row by row (n) or column by column (t)."""
+    """Return an array, and whether its matrices are row-major (n) or column-major (t)."""
     array = _array(given)
     swapped = array.ndim > 1 and not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
     return array, "t" if swapped else "n"
@@ -169,10 +205,10 @@ def _workload(operator: str, dtype: DType, *sizes: tuple[str, Any]) -> Workload:
 def _serve(
     operator: str, sizes: dict[str, Any], given: list[Array], shape: tuple[int, ...] | None, out: Any
 ) -> list[Array]:
-    """Run the kernel of a problem and return what it writes, the first in `shape` and, if given, in `out`."""
+    """Run the kernel of a workload and return its outputs; the first has `shape` and is written to `out`."""
     dtype = _types().get(given[0].dtype)
     if dtype is None:
-        raise InputError(f"kernels compute with float32, float16 and bfloat16, not {given[0].dtype}")
+        raise InputError(f"expected float32, float16 or bfloat16, got {given[0].dtype}")
     asked = _workload(operator, dtype, *sizes.items())
     found = dispatcher(asked, _device())
     with prefer("tunebench"):
@@ -197,5 +233,5 @@ def _serve(
 def _checked_out(out: Array, shape: tuple[int, ...], like: Array) -> Array:
     if out.shape != shape or out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         found = f"{out.shape}, {out.dtype}"
-        raise InputError(f"out must be {shape}, {like.dtype}, C-contiguous and writeable, not {found}")
+        raise InputError(f"out must be {shape}, {like.dtype}, C-contiguous and writeable, got {found}")
     return out

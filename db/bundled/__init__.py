@@ -1,9 +1,10 @@
-"""Records that come with the package: a file of text an architecture, in `db/shipped`, and what reads it.
+"""Records bundled with the package: one text file per architecture in `db/bundled`.
 
-The first line says which format it is and of which architecture; then come the devices, a line each, then the
-answers, a line each, in a fixed order, so that a change of one record is a change of one line. Looking up
-reads an SQLite index of it, which is made in the cache folder when a file is first asked for; the files are
-never written to. Nothing here but `export_bundled` needs more than the standard library.
+The first line contains format and architecture. Then follow the devices and the answers, one per line in a
+fixed order, so that a changed record changes one line. A lookup reads an SQLite index of the file, which is
+created in the
+cache folder at first use; the files are never written. Only `export_bundled` needs more than the standard
+library.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER", "FORMAT", "BundledRecords", "export_bundled", "files", "index_of", "read"]
 
 FORMAT = 1
-"""Of a file; one of another format is passed over."""
+"""Format of a file; files of other formats are skipped."""
 
 FOLDER = Path(__file__).parent
-"""Where the files of the package are."""
+"""Folder of the files."""
 
 _Key = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
 class BundledRecords:
-    """What a file holds.
+    """Records of one file.
 
     Attributes:
-        architecture: Of all its devices.
-        devices: The fields of each device, by its key.
-        records: Each answer, by device, workload, variant and cache state.
+        architecture: Architecture of all its devices.
+        devices: Fields of each device, by key.
+        records: Answers, by workload, device, variant and cache state.
     """
 
     architecture: str
@@ -53,13 +54,13 @@ class BundledRecords:
     records: dict[_Key, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a record, in place of an older one of its kind."""
+        """Add a record; it replaces an older one with the same key."""
         key = (record["workload"], record["device"], record["variant"], record["cache"])
         before = self.records.get(key)
         if before is None or before["recorded_at"] <= record["recorded_at"]:
             self.records[key] = record
 
-    # What an index is made of has these three, as a `Reader` does.
+    # The three methods of an `AnswerSource`.
 
     def answers(self) -> Iterable[Mapping[str, Any]]:
         """Return the rows of `answer_v1`."""
@@ -70,14 +71,14 @@ class BundledRecords:
     def answer_details(
         self, measurements: Sequence[int]
     ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
-        """Return what a lookup tells besides of answers, by their ids."""
+        """Return id, detail and comparison of answers."""
         records = [record for _, record in sorted(self.records.items())]
         for number in measurements:
             record = records[number - 1]
             yield number, record["detail"], record["comparison"]
 
     def descriptors(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the devices."""
+        """Return the fields of every device, by key."""
         return dict(sorted(self.devices.items()))
 
 
@@ -85,22 +86,25 @@ class BundledRecords:
 
 
 def files() -> list[Path]:
-    """Return the files that are there, one an architecture."""
+    """Return the files, one per architecture."""
     return sorted(FOLDER.glob("*.jsonl"))
 
 
 def read(path: Path) -> BundledRecords:
     """Read a file.
 
+    Args:
+        path: The file.
+
     Raises:
-        DatabaseError: if it is of another format, or damaged.
+        DatabaseError: if it has another format, or is damaged.
     """
     try:
         with path.open(encoding="utf-8") as file:
             head = json.loads(file.readline())
             if head["format"] != FORMAT:
                 raise DatabaseError(
-                    f"{path} is passed over: it is of format {head['format']}, this version reads {FORMAT}"
+                    f"{path} is skipped: it has format {head['format']}, and this version reads {FORMAT}"
                 )
             shipped = BundledRecords(head["architecture"])
             for line in file:
@@ -110,15 +114,15 @@ def read(path: Path) -> BundledRecords:
                 else:
                     shipped.add(data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatabaseError(f"{path} cannot be read, and is passed over: {error!r}") from error
+        raise DatabaseError(f"{path} is skipped: it cannot be read: {error!r}") from error
     return shipped
 
 
 def index_of(path: Path) -> Path:
-    """Return an index that holds what a file does, made anew if there is none of this file yet.
+    """Return the index of a file; create it if there is none for the file's contents.
 
     Raises:
-        DatabaseError: if the file cannot be used, or the cache folder cannot be written.
+        DatabaseError: if the file cannot be read, or the cache folder cannot be written.
     """
     try:
         status = path.stat()
@@ -129,7 +133,7 @@ def index_of(path: Path) -> Path:
         if not found.exists():
             lookup_index.replace_index(found, digest, read(path))
     except (OSError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
-        raise DatabaseError(f"{path} cannot be used, and is passed over: {error!r}") from error
+        raise DatabaseError(f"{path} is skipped: {error!r}") from error
     return found
 
 
@@ -151,7 +155,7 @@ def indexes(architecture: str | None = None) -> list[Path]:
 
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, modified_ns: int, size: int) -> str:
-    """Return a hash of a file, read once a process unless it changes."""
+    """Return a hash of a file, computed once per process unless the file changes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -165,20 +169,20 @@ _FIELDS = (
 
 
 def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
-    """Write what may come with the package: answers that were timed, and proved right where they were timed.
+    """Write the records that may be bundled: measured answers, verified against the reference.
 
-    Records of the package's own variants with today's sources alone are taken. A file that is there is added
-    to: of two records of one variant for one problem on one device the newer one stays.
+    Only records of the package's own variants with their current source are written. They are added to
+    existing files; of two records of one variant, workload and device the newer one is kept.
 
     Args:
-        store: Where from.
-        folder: Where to; made if it is not there.
+        store: Database to export from.
+        folder: Folder of the files; created if it is missing.
 
     Returns:
-        The files that were written, and how many records each has.
+        Each written file with its number of records.
 
     Raises:
-        DatabaseError: if a file that is there cannot be read, or one cannot be written.
+        DatabaseError: if an existing file cannot be read, or a file cannot be written.
     """
     shipped: dict[str, BundledRecords] = {}
     answers = store.answers()

@@ -1,27 +1,30 @@
-"""Serving what is known: the best variant and configuration for a problem on a device.
+"""Lookup of the best known variant and configuration for a workload on a device.
 
     answer = tunebench.lookup("gemm", m=96, n=4096, k=4096, dtype="f16", device="h100-sxm")
 
-There is always an answer, and it says how it is known (`Answer.how`). The first that exists is served:
+`Answer.how` says where an answer comes from. The first of these sources that has one is used:
 
-1. ``measured here``: this problem was timed on this device;
-2. ``same architecture``: it was timed on another device of the architecture, the most similar one first;
-3. ``neighbour``: the nearest problems were timed on this architecture. What was best for each is a candidate,
-and
-   the one that is expected to be fastest for *this* problem is served;
-4. ``other architecture``: likewise, from devices of other architectures;
-5. ``predicted``: nobody timed anything of use. A prediction that tuning recorded comes first, then the
-default
-   configuration that the model expects to be fastest.
+1. ``measured here``: the workload was measured on this device.
+2. ``same architecture``: it was measured on another device of the architecture; the most similar device comes
+first. 3. ``neighbour``: the nearest workloads were measured on this architecture. The best configuration of
+each is
+a
+   candidate, and the one with the shortest expected time for *this* workload is returned.
+4. ``other architecture``: the same, from devices of other architectures.
+5. ``predicted``: nothing comparable was measured. A stored prediction comes first, then the default
+configuration with
+   the shortest predicted time.
 
-Nothing is served that cannot run: constraints, limits and resources are checked against the variants of
-today. Nor is what was timed from a source that has changed since (it is to be timed again; nothing is
-deleted), nor what lost to its variant's default. Times with cold caches come before times with warm ones, and
-never compare.
+A configuration that cannot run is never returned: constraints, limits and resources are checked with the
+installed variants. Stale records (their source has changed) and configurations that lost to their variant's
+default are
+not returned either. Times with cold caches come before times with warm ones, and are never compared with
+them.
 
-An exact answer costs a serving process the standard library's `sqlite3` and one view of the database,
-`answer_v1`: no NumPy, SQLAlchemy, Optuna, Numba or CUDA is imported. A process keeps its answers, and looks
-every `FRESH_S` whether anything was committed since, so that new records are served without a restart.
+An exact answer needs only the standard library's `sqlite3` and the view `answer_v1` of the database: no
+NumPy, SQLAlchemy, Optuna, Numba or CUDA is imported. A process caches its answers. Every `FRESH_S` it checks
+whether
+anything was committed, so that new records are returned without a restart.
 """
 
 from tunebench._deprecation import renamed

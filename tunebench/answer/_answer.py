@@ -1,4 +1,4 @@
-"""What a lookup returns."""
+"""The result of a lookup."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["EXACT", "Answer", "BaselineComparison", "How", "Unmeasured"]
 
 How = Literal["measured here", "same architecture", "neighbour", "other architecture", "predicted"]
-"""How an answer is known (see `tunebench.answer`)."""
+"""Source of an answer (see `tunebench.answer`)."""
 
 EXACT: tuple[How, ...] = ("measured here", "same architecture")
-"""What was timed for this very problem on this device, or on another one of its architecture."""
+"""Answers that were measured for this workload on this device, or on another device of its architecture."""
 
 
 class Unmeasured(UserWarning):
-    """An answer rests on other problems, other architectures, or a model: nobody timed this one here."""
+    """The workload was not measured on this architecture: the answer is inferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """How the configuration stands to a library, by rounds in which both were timed.
+    """Comparison of a configuration with a baseline, measured in the same rounds.
 
     Attributes:
-        ratio: The library's time over its own: above 1, it is faster than the library.
-        low: Lower end of the 95 % interval.
-        high: Upper end; None if it is not known.
+        ratio: Time of the baseline over time of the configuration; above 1 the configuration is faster.
+        low: Lower end of the 95 % confidence interval.
+        high: Upper end; None if unknown.
     """
 
     ratio: float
@@ -43,33 +43,32 @@ class BaselineComparison:
 
     @property
     def faster(self) -> bool:
-        """Whether it is faster than the library beyond noise."""
+        """Whether the configuration is significantly faster than the baseline."""
         return self.low > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The best that is known for one problem on one device, and how it is known.
+    """Best known variant and configuration for a workload on a device.
 
     Attributes:
-        workload: Canonical text of the problem.
-        device: Key of the device it was measured on or predicted for.
-        how: How it is known.
-        because: The same in words: what was measured where, and what was made of it.
-        variant: `Variant.key` of the implementation; `tunebench.kernels.variant` finds it.
-        config: Its configuration.
-        expected_us: Median that was measured, or the time that is expected.
-        ci_us: 95 % confidence interval of the median; None unless it was measured for this problem.
-        interval_us: What nine of ten times lie between, of a prediction whose record tells; None otherwise.
-        bound_us: The bound it was held against, if there was one.
-        cache: Cache state it was timed in; None for a prediction.
-        verification: How its result was proved right; a prediction may be ``"not verified"``.
-        revision: Source it was compiled from, of the record that it rests on; today's for a prediction.
-        recorded_at: When that record was made, UTC; None where there is none.
-        database: Where the record stands: a path, or a URL without password; for one that comes with the
-            package, the index that was made of it.
-        baselines: How it stands to libraries, by name, such as ``"torch"``. Of a neighbour that was timed on
-            this device, what was found there, with wider intervals; empty where they were not timed with it.
+        workload: Canonical text of the workload.
+        device: Key of the device that was measured or predicted.
+        how: Source of the answer.
+        because: Explanation of the source: what was measured where.
+        variant: `Variant.key` of the implementation; `tunebench.kernels.variant` returns it.
+        config: The configuration.
+        expected_us: Measured median, or expected time, in microseconds.
+        ci_us: 95 % confidence interval of the median; None unless this workload was measured.
+        interval_us: 90 % prediction interval of a stored prediction; None otherwise.
+        bound_us: Lower bound, in microseconds; None if unknown.
+        cache: Cache state of the measurement; None for a prediction.
+        verification: Method of verification; ``"not verified"`` is possible for a prediction.
+        revision: Hash of the source of the record; of the current source for a prediction.
+        recorded_at: Time of the record, UTC; None if there is no record.
+        database: Database of the record: a path, or a URL without password; for a bundled record its index.
+        baselines: Comparison with each baseline, such as ``"torch"``. For a neighbour on this device, the
+            neighbour's comparison with wider intervals; empty if no baseline was measured in its rounds.
     """
 
     workload: str
@@ -91,17 +90,17 @@ class Answer:
 
     @property
     def exact(self) -> bool:
-        """Whether this very problem was timed, here or on a device of the same architecture."""
+        """Whether this workload was measured, on this device or another one of its architecture."""
         return self.how in EXACT
 
     @property
     def libraries(self) -> Mapping[str, BaselineComparison]:
-        """Old name of `baselines`."""
+        """Deprecated name of `baselines`."""
         warn_renamed("Answer.libraries", "Answer.baselines")
         return self.baselines
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the answer as plain data."""
         data = {name: getattr(self, name) for name in self.__slots__}
         baselines = {name: dataclasses.asdict(comparison) for name, comparison in self.baselines.items()}
         return {
@@ -109,5 +108,5 @@ class Answer:
             "config": dict(self.config),
             "recorded_at": self.recorded_at.isoformat() if self.recorded_at is not None else None,
             "baselines": baselines,
-            "libraries": baselines,  # old name, for this version
+            "libraries": baselines,  # deprecated name of baselines
         }

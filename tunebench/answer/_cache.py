@@ -1,8 +1,7 @@
-"""Lookups, and what a process keeps of them: the hot path.
+"""Public lookup functions, and the answers that a process caches.
 
-A lookup that was made before costs a dictionary and a look at the clock. Every `FRESH_S`, and whenever this
-process has written to a database, the files are asked whether anything was committed since; if so, all
-answers are forgotten.
+A repeated lookup costs a dictionary access and a clock reading. Every `FRESH_S`, and after each write of this
+process, the files are checked for commits, which clear all cached answers.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from tunebench.db.location import Location
 from tunebench.device import Device
 from tunebench.errors import DatabaseError
 from tunebench.workload import Workload
-from tunebench.workloads import parse, workload
+from tunebench.workloads import parse
+from tunebench.workloads import workload as make_workload
 
 __all__ = ["FRESH_S", "generation", "lookup", "lookup_workload", "recorded", "timed"]
 
 FRESH_S = 0.25
-"""What other processes have recorded is served after so many seconds at most; of this process, at once."""
+"""Delay in seconds until records of other processes are returned; those of this process are at once."""
 
 
 def lookup(
@@ -40,24 +40,23 @@ def lookup(
     strict: bool = False,
     **dimensions: Any,
 ) -> Answer:
-    """Return the best that is known: `lookup("gemm", m=64, n=64, k=64, dtype="f16", device="h100-sxm")`.
+    """Return the best known answer: `lookup("gemm", m=64, n=64, k=64, dtype="f16", device="h100-sxm")`.
 
-    An answer that rests on no measurement of this very problem is warned of (`Unmeasured`), once a process.
+    An answer without a measurement of this workload raises the warning `Unmeasured`, once per process.
 
     Args:
         operator: Name of the operator.
         device: A device, its name (see `tunebench.device.find`), its stored key, or None: the first GPU, or
             the CPU if there is none.
-        db: A path, a URL, or None: what `TUNEBENCH_DB` says, else the user's database. A server is read
-            through a local index, at most a minute old.
-        strict: Whether only what was timed for this problem, on this device or another of its architecture,
-            is an answer.
-        dimensions: Of the operator; those with defaults may be left out.
+        db: Path, URL, or None: `TUNEBENCH_DB`, or else the user's database. A server is read through a local
+            index, which is at most a minute old.
+        strict: Accept only measurements of this workload, on this device or another of its architecture.
+        dimensions: Dimensions of the operator; those with a default are optional.
 
     Raises:
-        InputError: if the operator, a dimension or the device is unknown, missing or out of range; or if no
-            variant can do the problem there.
-        LookupMiss: if there is no answer; the message names the command that would tune it.
+        InputError: if the operator, a dimension or the device is unknown, missing or out of range, or no
+            variant supports the workload on the device.
+        LookupMiss: if there is no answer; the message contains the command that tunes the workload.
         DatabaseError: if the database cannot be read.
     """
     named = device.key if isinstance(device, Device) else device
@@ -66,17 +65,17 @@ def lookup(
     try:
         _cache.refresh()
         found = _cache.asked.get(asked)
-    except TypeError:  # a dimension that cannot be hashed cannot be right either: have it named
-        workload(operator, **dimensions)
+    except TypeError:  # an unhashable dimension is invalid: raise the error that names it
+        make_workload(operator, **dimensions)
         raise
     if found is None:
-        found = _lookup(str(workload(operator, **dimensions)), device, db, strict=strict)
+        found = _lookup(str(make_workload(operator, **dimensions)), device, db, strict=strict)
         _cache.asked[asked] = found
     return found
 
 
 def lookup_workload(
-    problem: Workload | str,
+    workload: Workload | str,
     *,
     device: Device | str | None = None,
     db: str | Path | None = None,
@@ -84,48 +83,48 @@ def lookup_workload(
     strict: bool = False,
     quiet: bool = False,
 ) -> Answer:
-    """Return the best that is known for a workload, given as such or as text; otherwise as `lookup`.
+    """Return the best known answer for a workload object or text; see `lookup`.
 
     Args:
-        problem: What to compute.
-        device: As for `lookup`.
-        db: As for `lookup`.
+        workload: The workload.
+        device: As in `lookup`.
+        db: As in `lookup`.
         variant: Key of the only variant to consider.
-        strict: As for `lookup`.
-        quiet: Whether to warn of nothing: for whoever tells by itself how an answer is known.
+        strict: As in `lookup`.
+        quiet: Do not warn of answers without a measurement.
     """
     _cache.refresh()
-    return _lookup(_text(problem), device, db, variant, strict=strict, quiet=quiet)
+    return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet)
 
 
-def timed(problem: Workload | str, *, device: Device | str | None = None) -> Answer | None:
-    """Return what rests on times of this architecture, of this problem or its neighbours; None if nothing.
+def timed(workload: Workload | str, *, device: Device | str | None = None) -> Answer | None:
+    """Return an answer from measurements on this architecture, of this workload or its neighbours; else None.
 
     Args:
-        problem: What to compute.
-        device: As for `lookup`.
+        workload: The workload.
+        device: As in `lookup`.
 
     Raises:
         DatabaseError: if the default database cannot be read.
     """
     _cache.refresh()
     with _cache.lock:
-        return LookupQuery(_text(problem), device, None, None, _cache.view).timed()
+        return LookupQuery(_text(workload), device, None, None, _cache.view).timed()
 
 
 def recorded(
-    problem: Workload | str,
+    workload: Workload | str,
     *,
     device: Device | str | None = None,
     db: str | Path | None = None,
     variant: str | None = None,
 ) -> Answer | None:
-    """Return what a database has for this very problem, a recorded prediction at worst; None if nothing.
+    """Return the stored answer for this workload, measured or else predicted; None if there is none.
 
     Args:
-        problem: What was computed.
-        device: As for `lookup`.
-        db: As for `lookup`.
+        workload: The workload.
+        device: As in `lookup`.
+        db: As in `lookup`.
         variant: Key of the only variant to consider.
 
     Raises:
@@ -133,37 +132,37 @@ def recorded(
     """
     _cache.refresh()
     with _cache.lock:
-        return LookupQuery(_text(problem), device, db, variant, _cache.view).recorded()
+        return LookupQuery(_text(workload), device, db, variant, _cache.view).recorded()
 
 
 def generation() -> int:
-    """Return a number that changes whenever answers may have changed.
+    """Return a number that changes whenever answers may have changed, for callers that cache a result of one.
 
-    Whoever keeps what was made of an answer compares it; that costs no more than a look at the clock.
+    It costs a clock reading between checks of the files.
     """
     _cache.refresh()
     return _cache.generation
 
 
-def _text(problem: Workload | str) -> str:
-    return str(problem if isinstance(problem, Workload) else parse(problem))
+def _text(workload: Workload | str) -> str:
+    return str(workload if isinstance(workload, Workload) else parse(workload))
 
 
-# -- what a process keeps --------------------------------------------------------------------------
+# -- the cache of a process ---------------------------------------------------------------------------
 
 
 class _LookupCache:
-    """Answers that were given, and the files they are from; safe among threads."""
+    """Cached answers and open files of a process; thread-safe."""
 
     def __init__(self) -> None:
         self.due = 0.0
-        """When the files are to be asked again, by the monotonic clock."""
+        """Time of the next check of the files, on the monotonic clock."""
         self.writes = -1
         self.generation = 0
         self.asked: dict[Any, Answer] = {}
-        """By everything that `lookup` was called with."""
+        """By all arguments of `lookup`."""
         self.answers: dict[Any, Answer] = {}
-        """By problem, target, database, variant and strictness."""
+        """By workload, target, database, variant and strictness."""
         self.views: dict[Path, AnswerReader] = {}
         self.warned: set[tuple[str, ...]] = set()
         self.refreshing: threading.Thread | None = None
@@ -171,12 +170,12 @@ class _LookupCache:
         self._database: str | None = None
 
     def refresh(self) -> None:
-        """Ask the files for news, if that is due."""
+        """Check the files for commits, if it is time."""
         if monotonic() >= self.due or write_count.writes != self.writes:
             self.look()
 
     def look(self) -> None:
-        """Ask every file that was read whether anything was committed since; forget all answers if so."""
+        """Check all open files for commits, and clear the cached answers if there are any."""
         with self.lock:
             self.due, writes = monotonic() + FRESH_S, write_count.writes
             database = _environment.database()
@@ -193,30 +192,30 @@ class _LookupCache:
             if view.location.url is not None and lookup_index.refresh_due(view.location):
                 self._refresh(view.location)
             return view.changed()
-        except DatabaseError:  # whoever asks for it is told
+        except DatabaseError:  # the next lookup of this file raises the error
             del self.views[path]
             return True
 
     def _refresh(self, location: Location) -> None:
-        """Bring the index of a server up to date, in a thread: serving does not wait for it."""
+        """Refresh the index of a server in a thread, so that lookups do not wait."""
         if self.refreshing is None or not self.refreshing.is_alive():
             self.refreshing = threading.Thread(target=_try_to_refresh, args=(location,), daemon=True)
             self.refreshing.start()
 
     def view(self, path: Path, location: Location) -> AnswerReader:
-        """Return what reads a file."""
+        """Return the reader of a file."""
         if path not in self.views:
             self.views[path] = AnswerReader(path, location)
             self.views[path].changed()
         return self.views[path]
 
     def after_fork(self) -> None:
-        """Begin anew with what threads of the parent may have held; the answers stand."""
+        """Replace locks and threads of the parent process; cached answers stay valid."""
         self.lock, self.due, self.refreshing = threading.RLock(), 0.0, None
 
 
 def _try_to_refresh(location: Location) -> None:
-    """Refresh an index; where that fails it serves on, and the next lookup that needs it says why."""
+    """Refresh an index; if that fails, the old index is used until a lookup raises the error."""
     with contextlib.suppress(DatabaseError):
         lookup_index.refresh(location)
 
@@ -247,5 +246,5 @@ def _lookup(
     told = (text, question.target.key, str(question.location))
     if not found.exact and not quiet and told not in _cache.warned:
         _cache.warned.add(told)
-        warnings.warn(f"{text} was not timed on {found.device}: {found.because}", Unmeasured, stacklevel=3)
+        warnings.warn(f"{text} was not measured on {found.device}: {found.because}", Unmeasured, stacklevel=3)
     return found

@@ -1,8 +1,7 @@
-"""What to expect of a problem that nobody timed: from its neighbours, other architectures, or the model.
+"""Answers for workloads that were not measured: from neighbours, other architectures, or the model.
 
-A record of a neighbour tells what its configuration took there. What it takes here is taken to be that, times
-what the model says the same configuration takes here over what it says of there: where the model is wrong, it
-is wrong alike in both, so that only the differences between the two problems rest on it.
+The expected time of a neighbour's configuration is its measured time there, times the ratio of the model's
+predictions for here and there. Errors of the model that both predictions share cancel out.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from tunebench.workloads import parse
 __all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "default_answer"]
 
 NEAREST_COUNT = 6
-"""So many problems, the nearest ones, name candidates."""
+"""Number of nearest workloads that contribute candidates."""
 
 MAX_TRIED = 8 * NEAREST_COUNT
-"""So many are asked at most, where records of near ones cannot be used."""
+"""Largest number of workloads that are tried if records of the nearest cannot be used."""
 
 DOUBLING_MARGIN = 1.1
-"""What is inferred from a problem twice as large is doubted by so much: it must promise more than a nearer
-one, and the interval in which it beats a library is so much wider. A choice, not a measurement.
+"""Margin per doubling of distance: a farther neighbour must be expected to be faster by this factor, and its
+interval of the comparison with a baseline is wider by it. A choice, not a measurement.
 """
 
 LAYOUT_DISTANCE = 1.0
-"""What a fused operation or a layout that differs counts for, in doublings."""
+"""Distance in doublings of a different fused operation or layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NeighbourRecord:
-    """A record of another problem or device, and what is expected of its configuration here."""
+    """A record of another workload or device, and the expected time of its configuration here."""
 
     view: AnswerReader
     row: AnswerRow
@@ -64,7 +63,7 @@ class _NeighbourRecord:
 
 
 def best_neighbour(
-    problem: Workload,
+    workload: Workload,
     device: Device,
     target: LookupTarget,
     views: Sequence[AnswerReader],
@@ -72,58 +71,64 @@ def best_neighbour(
     *,
     here: bool,
 ) -> Answer | None:
-    """Return the best of what was timed for near problems; None if nothing is of use.
+    """Return the best answer from measurements of near workloads; None if none can be used.
 
     Args:
-        problem: What is to be computed.
-        device: Where.
-        target: The same, as records are chosen by.
-        views: Databases, those first that come first.
+        workload: The workload.
+        device: The device.
+        target: The same device, as records are selected.
+        views: Databases, by priority.
         variant: Key of the only variant to consider.
-        here: Whether on this architecture, or on all others.
+        here: Use only this architecture (True), or only others (False).
 
     Raises:
         DatabaseError: if a database cannot be read.
     """
-    near = [(view, *found) for view in views for found in _comparable_workloads(problem, view)]
+    near = [(view, *found) for view in views for found in _comparable_workloads(workload, view)]
     near.sort(key=lambda found: found[1])
-    found = list(_neighbour_records(problem, device, target, near, variant, here=here))
+    found = list(_neighbour_records(workload, device, target, near, variant, here=here))
     best = min(found, key=lambda candidate: candidate.rank, default=None)
-    return None if best is None else _answer(problem, target, best, here=here)
+    return None if best is None else _answer(workload, target, best, here=here)
 
 
-def default_answer(problem: Workload, device: Device, variant: str | None, database: str) -> Answer:
-    """Return the default configuration that the model expects to be fastest.
+def default_answer(workload: Workload, device: Device, variant: str | None, database: str) -> Answer:
+    """Return the default configuration with the shortest predicted time.
+
+    Args:
+        workload: The workload.
+        device: The device.
+        variant: Key of the only variant to consider.
+        database: Name of the database, for the answer.
 
     Raises:
-        InputError: if no variant can do the problem there, saying why for each.
+        InputError: if no variant supports the workload on the device; the message lists the reasons.
     """
     refused, found = [], []
-    for one in variants(problem):
+    for one in variants(workload):
         if variant not in (None, one.key):
             continue
         try:
-            reason = one.refuses(problem, device)
+            reason = one.refuses(workload, device)
             if reason is None:
-                found.append(_default(one, problem, device, database))
+                found.append(_default(one, workload, device, database))
                 continue
         except TunebenchError as error:
             reason = str(error)
         refused.append(reason)
     if not found:
-        reasons = "; ".join(refused) or f"{variant or problem.operator} has no variants that are installed"
-        raise InputError(f"no variant can do {problem} on {device.name}: {reasons}")
+        reasons = "; ".join(refused) or f"no installed variant matches {variant or workload.operator}"
+        raise InputError(f"no variant supports {workload} on {device.name}: {reasons}")
     return min(found, key=lambda answer: answer.expected_us)
 
 
-def _default(variant: Variant[Any], problem: Workload, device: Device, database: str) -> Answer:
-    config = variant.space.check(variant.default(problem, device), workload=problem, device=device)
-    forecast = _forecast(variant, config, problem, device, "cold")
+def _default(variant: Variant[Any], workload: Workload, device: Device, database: str) -> Answer:
+    config = variant.space.check(variant.default(workload, device), workload=workload, device=device)
+    forecast = _forecast(variant, config, workload, device, "cold")
     return Answer(
-        workload=str(problem),
+        workload=str(workload),
         device=device.key,
         how="predicted",
-        because="nothing like it was timed: the default that is expected to be fastest",
+        because="nothing comparable was measured: default configuration with the shortest predicted time",
         variant=variant.key,
         config=config,
         expected_us=forecast.us,
@@ -132,27 +137,27 @@ def _default(variant: Variant[Any], problem: Workload, device: Device, database:
         bound_us=forecast.bound_us,
         cache=None,
         verification="not verified",
-        revision=variant.revision(problem, config),
+        revision=variant.revision(workload, config),
         recorded_at=None,
         database=database,
     )
 
 
-# -- how near --------------------------------------------------------------------------------------
+# -- distance ----------------------------------------------------------------------------------------
 
 
-def _comparable_workloads(problem: Workload, view: AnswerReader) -> Iterator[tuple[float, str, str]]:
-    """Yield every problem of a database that is comparable: its distance, the device, its text."""
-    for device, text in view.problems(problem.operator):
+def _comparable_workloads(workload: Workload, view: AnswerReader) -> Iterator[tuple[float, str, str]]:
+    """Yield distance, device and text of every comparable workload of a database."""
+    for device, text in view.workloads(workload.operator):
         other = _parsed(text)
-        distance = _distance(problem, other) if other is not None else None
+        distance = _distance(workload, other) if other is not None else None
         if distance is not None:
             yield distance, device, text
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _parsed(text: str) -> Workload | None:
-    """Return a workload; None for one that another version wrote and this one refuses."""
+    """Return a workload; None for one of another version that this version refuses."""
     try:
         return parse(text)
     except InputError:
@@ -160,10 +165,10 @@ def _parsed(text: str) -> Workload | None:
 
 
 def _distance(one: Workload, other: Workload) -> float | None:
-    """Return how many doublings of sizes apart two problems are; None if they are not comparable.
+    """Return the distance of two workloads in doublings of sizes; None if they are not comparable.
 
-    Sizes count by the logarithm of their ratio, as lengths of a vector do. What is fused, and layouts, may
-    differ; real numbers, such as an eps, are no sizes and count for nothing.
+    The distance is Euclidean in the logarithms of the sizes. Fused operations and layouts may differ.
+    Real-valued dimensions, such as an epsilon, do not count.
     """
     allowed_changes = one.allowed_changes
     squares = 0.0
@@ -182,11 +187,11 @@ def _distance(one: Workload, other: Workload) -> float | None:
     return math.sqrt(squares)
 
 
-# -- what to expect --------------------------------------------------------------------------------
+# -- expected times ----------------------------------------------------------------------------------
 
 
 def _neighbour_records(
-    problem: Workload,
+    workload: Workload,
     device: Device,
     target: LookupTarget,
     near: Iterable[tuple[AnswerReader, float, str, str]],
@@ -194,7 +199,7 @@ def _neighbour_records(
     *,
     here: bool,
 ) -> Iterator[_NeighbourRecord]:
-    """Yield what may be served, from the nearest problems that have anything to offer."""
+    """Yield candidates from the nearest workloads that have any."""
     offering: set[str] = set()
     tried: set[str] = set()
     for view, distance, key, text in near:
@@ -205,25 +210,25 @@ def _neighbour_records(
             return
         for row in view.rows(text, target, variant, elsewhere=not here):
             if row.device == key and not row.predicted:
-                candidate = _neighbour_record(view, row, distance, problem, device)
+                candidate = _neighbour_record(view, row, distance, workload, device)
                 if candidate is not None:
                     offering.add(text)
                     yield candidate
 
 
 def _neighbour_record(
-    view: AnswerReader, row: AnswerRow, distance: float, problem: Workload, device: Device
+    view: AnswerReader, row: AnswerRow, distance: float, workload: Workload, device: Device
 ) -> _NeighbourRecord | None:
-    """Return a record as a candidate; None if its configuration cannot run here or its source has changed."""
+    """Return a record as a candidate; None if it cannot run here or its source has changed."""
     source = _parsed(row.workload)
     try:
         variant = find_variant(row.variant)
-        if source is None or variant.refuses(problem, device) is not None:
+        if source is None or variant.refuses(workload, device) is not None:
             return None
-        config = variant.space.check(row.config, workload=problem, device=device)
+        config = variant.space.check(row.config, workload=workload, device=device)
         if variant.revision(source, config) != row.revision:
             return None
-        here = _forecast(variant, config, problem, device, row.cache or "cold")
+        here = _forecast(variant, config, workload, device, row.cache or "cold")
         there = _forecast(variant, config, source, _device_of(view, row) or device, row.cache or "cold")
     except TunebenchError:
         return None
@@ -248,21 +253,21 @@ class _Forecast:
 
 
 def _forecast(
-    variant: Variant[Any], config: Config, problem: Workload, device: Device, cache: CacheState
+    variant: Variant[Any], config: Config, workload: Workload, device: Device, cache: CacheState
 ) -> _Forecast:
-    """Return what the model expects of one configuration."""
+    """Return the predicted time of a configuration."""
     table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
-    costs = variant.costs(problem, table, device)
-    bounds = bound(costs, problem.traffic(), device, cache=cache, rows=1)
+    costs = variant.costs(workload, table, device)
+    bounds = bound(costs, workload.traffic(), device, cache=cache, rows=1)
     expected = predict_us(bounds, costs, device)
     low, high = interval_us(expected, bounds)
     return _Forecast(float(expected[0]), (float(low[0]), float(high[0])), float(bounds.us[0]))
 
 
-def _answer(problem: Workload, target: LookupTarget, best: _NeighbourRecord, *, here: bool) -> Answer:
+def _answer(workload: Workload, target: LookupTarget, best: _NeighbourRecord, *, here: bool) -> Answer:
     row = best.row
-    same = row.workload == str(problem)
-    what = "this problem" if same else row.workload
+    same = row.workload == str(workload)
+    what = "this workload" if same else row.workload
     doubt: Callable[[BaselineComparison], BaselineComparison] = lambda versus: dataclasses.replace(  # noqa: E731
         versus,
         low=versus.low / DOUBLING_MARGIN**best.distance,
@@ -270,10 +275,10 @@ def _answer(problem: Workload, target: LookupTarget, best: _NeighbourRecord, *, 
     )
     baselines = best.view.baselines(row) if row.device == target.key else {}
     return Answer(
-        workload=str(problem),
+        workload=str(workload),
         device=target.key,
         how="neighbour" if here else "other architecture",
-        because=f"{what} took {row.time_us:.2f} us on {row.device}; the rest is the model's",
+        because=f"{what} took {row.time_us:.2f} us on {row.device}, scaled to this workload by the model",
         variant=row.variant,
         config=row.config,
         expected_us=best.expected_us,

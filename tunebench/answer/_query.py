@@ -1,4 +1,4 @@
-"""One question: which answers there may be, where they stand, and which is served."""
+"""One lookup query: its candidates, where they are stored, and which one is returned."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["LookupQuery"]
 
 
 class LookupQuery:
-    """What is asked, and where answers may stand; asking again asks anew.
+    """A lookup of one workload on one device.
 
     Args:
-        text: Canonical text of the problem.
-        device: As for `lookup`.
-        db: As for `lookup`.
+        text: Canonical text of the workload.
+        device: As in `lookup`.
+        db: As in `lookup`.
         variant: Key of the only variant to consider.
-        view_of: Returns what reads a file.
+        view_of: Returns the reader of a file.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LookupQuery:
 
     @functools.cached_property
     def views(self) -> list[AnswerReader]:
-        """The user's database, and beneath it the records of this architecture that come with the package."""
+        """The user's database, then the bundled records of this architecture."""
         path = self.location.path if self.location.path is not None else lookup_index.refresh(self.location)
         return [self._view_of(path, self.location), *self._bundled(self.target.architecture)]
 
@@ -58,10 +58,10 @@ class LookupQuery:
 
     @functools.cached_property
     def device(self) -> Device:
-        """The description of the device; of one that is known by its key alone, that of its architecture.
+        """Description of the device; for a stored key without one, the description of its architecture.
 
         Raises:
-            UnknownName: if that is not described either.
+            UnknownName: if the architecture has no description either.
         """
         if isinstance(self._given, Device):
             return self._given
@@ -75,7 +75,10 @@ class LookupQuery:
         return dataclasses.replace(like, name=self.target.product, sm_count=self.target.sm_count)
 
     def answer(self, *, strict: bool) -> Answer:
-        """Return the best answer there is (see `tunebench.answer`).
+        """Return the best answer (see `tunebench.answer`).
+
+        Args:
+            strict: Accept only measurements of this workload on this architecture.
 
         Raises:
             LookupMiss: if there is none.
@@ -89,13 +92,13 @@ class LookupQuery:
         return found
 
     def recorded(self) -> Answer | None:
-        """Return what was recorded for this very problem, a prediction at worst."""
+        """Return the stored answer for this workload, measured or else predicted."""
         with self._held():
             return self._exact() or self._predicted()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Read one state of each file throughout: a row and what is told of it belong together."""
+        """Read one state of each file: a row and its details belong together."""
         with ExitStack() as stack:
             for view in self.views:
                 stack.enter_context(view.held())
@@ -108,7 +111,7 @@ class LookupQuery:
         return self._best(lambda row: row.predicted)
 
     def timed(self) -> Answer | None:
-        """Return what rests on times of this architecture, of this problem or its neighbours."""
+        """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():
             return self._exact() or self._near(here=True)
 
@@ -116,8 +119,8 @@ class LookupQuery:
         from tunebench.answer import _estimate
 
         views = self.views if here else list(dict.fromkeys([*self.views, *self._bundled(None)]))
-        problem = parse(self.text)
-        return _estimate.best_neighbour(problem, self.device, self.target, views, self.variant, here=here)
+        workload = parse(self.text)
+        return _estimate.best_neighbour(workload, self.device, self.target, views, self.variant, here=here)
 
     def _inferred(self) -> Answer | None:
         from tunebench.answer import _estimate
@@ -132,9 +135,9 @@ class LookupQuery:
             return None
 
     def _best(self, wanted: Callable[[AnswerRow], bool]) -> Answer | None:
-        """Return the first wanted row that stands: measured here in any database before it is elsewhere."""
+        """Return the first valid row that is wanted; rows of this device in any database come first."""
         rows = [(view, row) for view in self.views for row in self._rows(view) if wanted(row)]
-        rows.sort(key=lambda found: found[1].device != self.target.key)  # stable: the rest is in order
+        rows.sort(key=lambda found: found[1].device != self.target.key)  # a stable sort
         for view, row in rows:
             reason = reason_invalid(row, self.target, lambda: self.device)
             if reason is None:

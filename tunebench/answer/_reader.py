@@ -1,4 +1,4 @@
-"""Reading records with the standard library alone: one SQLite file, or index of a server, at a time."""
+"""Queries of one SQLite database or lookup index with the standard library alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["AnswerReader", "AnswerRow"]
 
 
 class AnswerRow(NamedTuple):
-    """One row of `answer_v1`: the best of a variant, for a problem, on a device, in a cache state."""
+    """One row of `answer_v1`: the best configuration of a variant for a workload, device and cache state."""
 
     device: str
     architecture: str
@@ -48,8 +48,8 @@ _COLUMNS = (
     "ci_low_us, ci_high_us, bound_us, recorded_at, measurement_id"
 )
 
-# Of other devices the nearest one answers: the same product (with another power limit, say), else the one
-# with the most similar number of SMs.
+# Order of other devices: the same product (with another power limit) first, then the most similar number of
+# SMs.
 _ROWS = f"""
 SELECT {_COLUMNS}
 FROM answer_v1
@@ -60,8 +60,8 @@ ORDER BY kind = 'predicted', architecture <> :architecture, device <> :key, prod
          measurement_id
 """  # noqa: S608 (no outside text)
 
-# Every distinct workload of an operator on a device, each by one step through the index of trials: what is
-# known is listed in a time that does not grow with the number of trials.
+# List the distinct workloads of an operator on a device by one index step each, so that the time does not
+# grow with the number of trials.
 _WORKLOADS = """
 WITH RECURSIVE found (workload) AS (
     SELECT MIN(workload) FROM trial
@@ -76,11 +76,11 @@ SELECT workload FROM found WHERE workload IS NOT NULL
 
 
 class AnswerReader:
-    """One file that is read; its callers hold a lock.
+    """One open file; callers hold a lock.
 
     Args:
-        path: The file, which may not exist yet.
-        location: What it stands for in messages: the file, or the server it is an index of.
+        path: The file; may not exist yet.
+        location: Location in messages: the file, or the server of the index.
     """
 
     def __init__(self, path: Path, location: Location) -> None:
@@ -91,7 +91,7 @@ class AnswerReader:
         self._holds = False
 
     def changed(self) -> bool:
-        """Tell whether anything may have been committed since this was last asked, or another file is there.
+        """Return whether anything was committed since the last call, or the file was replaced.
 
         Raises:
             DatabaseError: if the file cannot be read.
@@ -103,7 +103,7 @@ class AnswerReader:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Read one state of one file within, whatever is committed or put in its place meanwhile.
+        """Read one state of one file within the context, whatever is committed meanwhile.
 
         Raises:
             DatabaseError: if the file cannot be read.
@@ -116,13 +116,19 @@ class AnswerReader:
                 yield
             finally:
                 self._holds = False
-                if connection is not None and connection is self._connection:  # what failed is closed by now
+                if connection is not None and connection is self._connection:  # else closed
                     connection.execute("COMMIT")
 
     def rows(
         self, workload: str, target: LookupTarget, variant: str | None, *, elsewhere: bool = False
     ) -> list[AnswerRow]:
-        """Return what is known of a workload, best first: on the target's architecture, or `elsewhere` too.
+        """Return the rows of a workload, best first.
+
+        Args:
+            workload: Canonical text.
+            target: Device of the lookup.
+            variant: Key of the only variant; None for all.
+            elsewhere: Include other architectures.
 
         Raises:
             DatabaseError: if the file cannot be read.
@@ -139,8 +145,11 @@ class AnswerReader:
         with self._reading() as connection:
             return [_answer_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
 
-    def problems(self, operator: str) -> list[tuple[str, str]]:
-        """Return every workload of an operator that has trials, with the key of the device they ran on.
+    def workloads(self, operator: str) -> list[tuple[str, str]]:
+        """Return every workload of an operator that has trials, with the key of their device.
+
+        Args:
+            operator: Name of the operator.
 
         Raises:
             DatabaseError: if the file cannot be read.
@@ -157,7 +166,10 @@ class AnswerReader:
             ]
 
     def descriptor(self, key: str) -> Mapping[str, Any] | None:
-        """Return the fields of a device as they were stored, or None.
+        """Return the stored fields of a device, or None.
+
+        Args:
+            key: Key of the device.
 
         Raises:
             DatabaseError: if the file cannot be read.
@@ -168,13 +180,13 @@ class AnswerReader:
             return json.loads(row[0]) if row else None
 
     def interval_us(self, row: AnswerRow) -> tuple[float, float] | None:
-        """Return what nine of ten times of a predicted row lie between; None in records that do not tell."""
+        """Return the 90 % prediction interval of a predicted row, in microseconds; None if it has none."""
         detail = self._details(row)[0]
         low_us, high_us = detail.get("low_us"), detail.get("high_us")
         return None if low_us is None or high_us is None else (low_us, high_us)
 
     def baselines(self, row: AnswerRow) -> dict[str, BaselineComparison]:
-        """Return how a row stands to libraries that were timed in its rounds."""
+        """Return the comparison of a row with each baseline that was measured in its rounds."""
         found = self._details(row)[1].get("libraries", {})
         return {
             name: BaselineComparison(ratio=versus["ratio"], low=versus["low"], high=versus["high"])
@@ -199,7 +211,7 @@ class AnswerReader:
             raise self._explained(error) from error
 
     def _current(self) -> sqlite3.Connection | None:
-        """Return a connection to the file that is there now; None if there is none, or nothing in it."""
+        """Return a connection to the current file; None if it is missing or empty."""
         if self._holds:
             return self._connection
         try:
@@ -207,8 +219,9 @@ class AnswerReader:
         except FileNotFoundError:
             self._forget()
             return None
-        # A file that took this one's place, and a process after a fork, need a connection of their own; and
-        # one that is frozen, which sees no change at all, as soon as the file or its log has changed.
+        # A replaced file, and a process after a fork, need a new connection. A frozen connection, which sees
+        # no
+        # commits, is replaced when the file or its log has changed.
         file: tuple[int, ...] = (os.getpid(), status.st_dev, status.st_ino)
         if isinstance(self._connection, FrozenConnection):
             file += _file_stamp(self.path)
@@ -225,7 +238,7 @@ class AnswerReader:
 
     def _forget(self) -> None:
         if self._connection is not None and self._file[0] != os.getpid():
-            _inherited_connections.append(self._connection)  # the parent's: SQLite must not close it here
+            _inherited_connections.append(self._connection)  # the parent's: must not be closed here
         elif self._connection is not None:
             self._connection.close()
         self._connection, self._file, self._version = None, (), -1
@@ -233,8 +246,8 @@ class AnswerReader:
     def _explained(self, error: Exception) -> DatabaseError:
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaError(
-                f"database {self.location} has no view answer_v1 as this version reads it: it is not one of "
-                "tunebench's, or of another version of it; `tunebench db upgrade` tells which"
+                f"database {self.location} has no view answer_v1 of this version: another program's, or "
+                "has another schema; `tunebench db upgrade` says which"
             )
         return DatabaseError(explain_sqlite(self.path, error))
 
@@ -243,7 +256,7 @@ _inherited_connections: list[sqlite3.Connection] = []
 
 
 def _file_stamp(path: Path) -> tuple[int, ...]:
-    """Return sizes and times of a file and of its log."""
+    """Return sizes and times of a file and its write-ahead log."""
     found: list[int] = []
     for name in (path, Path(f"{path}-wal")):
         try:

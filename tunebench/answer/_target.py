@@ -1,4 +1,4 @@
-"""What of a device decides which records serve it."""
+"""Properties of a device by which records are selected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LookupTarget", "lookup_target"]
 
 @dataclass(frozen=True, slots=True)
 class LookupTarget:
-    """A device that is asked about; one that is known by its stored key alone has no description."""
+    """Device of a lookup; a device that is given by its stored key has no description."""
 
     key: str
     architecture: str
@@ -22,13 +22,13 @@ class LookupTarget:
 
 
 def lookup_target(device: Device | str | None) -> LookupTarget:
-    """Return what is asked about.
+    """Return the device of a lookup.
 
     Args:
         device: A device, its name, its stored key, or None: the first GPU, or the CPU if there is none.
 
     Raises:
-        UnknownName: if there is no such device.
+        UnknownName: if the device does not exist.
     """
     return _of(device) if isinstance(device, Device) else _named(device)
 
@@ -39,7 +39,7 @@ def _of(device: Device) -> LookupTarget:
 
 @functools.lru_cache(maxsize=256)
 def _named(name: str | None) -> LookupTarget:
-    if name is not None and ",sm=" in name:  # a key, as results are stored under
+    if name is not None and ",sm=" in name:  # a stored key
         architecture, _, rest = name.partition(":")
         product, *facts = rest.split(",")
         counts = [fact.removeprefix("sm=") for fact in facts if fact.startswith("sm=")]

@@ -1,8 +1,7 @@
-"""Whether a record still stands: its variant is there, its source is the same, and it can run.
+"""Validity of a record: its variant is installed, its source is unchanged, and it can run on the device.
 
-Asking the variant means to import it and NumPy, and to make its source anew. What was found to stand is
-therefore kept in the cache folder, for as long as no file of this package changes: the next process need not
-ask again.
+Checking a variant imports it and NumPy, and generates its source. Valid records are therefore remembered in
+the cache folder until a file of this package changes, so that the next process can skip the check.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], Device]) -> str | None:
-    """Return why a record cannot be served for its problem on a device, or None if it stands.
+    """Return why a record cannot be used for its workload on a device, or None if it is valid.
 
     Args:
         row: The record.
-        target: Where it is to run.
-        device: Returns the description of that device; it is asked only if the variant must be.
+        target: Device of the lookup.
+        device: Returns the description of that device; called only if the variant must be checked.
     """
     note = _marker(row, target) if _is_packaged(row.variant) else None
     if note is not None and _read(note) == _signature():
@@ -48,15 +47,15 @@ def _check_variant(row: AnswerRow, device: Callable[[], Device]) -> str | None:
     from tunebench.workloads import parse
 
     try:
-        variant, problem, on = find_variant(row.variant), parse(row.workload), device()
-        reason = variant.refuses(problem, on)
+        variant, workload, on = find_variant(row.variant), parse(row.workload), device()
+        reason = variant.refuses(workload, on)
         if reason is not None:
             return reason
-        variant.space.check(row.config, workload=problem, device=on)
-        today = variant.revision(problem, row.config)
+        variant.space.check(row.config, workload=workload, device=on)
+        today = variant.revision(workload, row.config)
     except TunebenchError as error:
         return str(error)
-    return None if today == row.revision else f"the source of {row.variant} has changed since it was timed"
+    return None if today == row.revision else f"the source of {row.variant} has changed since it was measured"
 
 
 def _marker(row: AnswerRow, target: LookupTarget) -> Path:
@@ -73,7 +72,7 @@ def _read(note: Path) -> str | None:
 
 
 def _write(note: Path, text: str) -> None:
-    """Keep a note; a folder that cannot be written costs the next process the question, and nothing else."""
+    """Write a marker file; if that fails, the next process checks again."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=note.parent)
@@ -85,14 +84,14 @@ def _write(note: Path, text: str) -> None:
 
 
 def _is_packaged(variant: str) -> bool:
-    """Tell whether a variant is a file of this package: what others bring may change unseen."""
+    """Return whether a variant is a file of this package; others may change without notice."""
     operator, _, name = variant.partition("/")
     return f"{operator}{name}".isidentifier() and (_PACKAGE / "kernels" / operator / f"{name}.py").is_file()
 
 
 @functools.cache
 def _signature() -> str:
-    """Return a hash of the names, sizes and times of all files that decide whether a record stands."""
+    """Return a hash of names, sizes and times of all files on which validity depends."""
     lines = [__version__]
     for folder in (_PACKAGE, _PACKAGE / "kernels", _PACKAGE / "workloads"):
         lines += sorted(_stamps(folder, deep=folder != _PACKAGE))

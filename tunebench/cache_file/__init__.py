@@ -1,14 +1,15 @@
-"""Tuning spaces that were measured whole: Kernel Tuner's cache files and the T4 format, read and written.
+"""Recorded tuning spaces: reading and writing of Kernel Tuner cache files and the T4 format.
 
-    log, faults = scan(path)       what a file holds, and the rows of it that cannot be used
-    recording = read(path)         the same as columns, to search in; one bad row and it is refused
+    log, faults = scan(path)       contents of a file, and its rejected rows
+    space = read(path)             the same as columns, to search in; a rejected row is an error
     write(log, path, "t4")
 
-A file is read in pieces: `read_header` tells of which space it is, and then yields its rows one by one.
+Files are streamed: `read_header` returns the metadata, and then yields the rows one by one.
 
-Nothing of a file is executed or trusted beyond its schema; it may be compressed by gzip. `scan` passes over
-bad rows because whoever collects measurements wants the good ones; `read` does not, because a space that lost
-rows in silence is another space, with another optimum.
+Nothing in a file is executed, and every value is checked; files may be compressed by gzip. `scan` skips
+rejected rows, because an import needs the usable ones. `read` does not, because a space without them would
+have another
+optimum.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ _WRITERS: Mapping[str, Callable[[TuningLog], dict[str, Any]]] = {
 }
 
 FORMATS = tuple(_WRITERS)
-"""Formats that `write` knows; `scan` and `read` tell them apart by what they hold."""
+"""Formats of `write`; `scan` and `read` detect the format by its contents."""
 
 
 MAX_MEMBERS = 100
-"""Members of a file that are kept; the formats have a dozen."""
+"""Largest number of members of a file; the formats have a dozen."""
 
 AS_JSON = " as JSON"
 _UNFINISHED = "cache"
@@ -72,11 +73,11 @@ _ROWS = (_UNFINISHED, "results")
 
 @dataclass(frozen=True, slots=True)
 class CacheFileHeader:
-    """What a file tells besides its rows, which are read one after the other when they are asked for.
+    """Metadata of a cache file; its rows are read on demand.
 
     Attributes:
         path: The file.
-        log: What it tells; without rows.
+        log: The metadata, as a log without rows.
     """
 
     path: Path
@@ -87,10 +88,10 @@ class CacheFileHeader:
     def rows(
         self, watcher: Callable[[int, int], None] | None = None
     ) -> Iterator[RecordedTrial | RejectedRow]:
-        """Yield every row, or why it cannot be used.
+        """Yield every row, or the reason for its rejection.
 
         Args:
-            watcher: Is told how many bytes of the file were read, and of how many.
+            watcher: Progress callback: bytes read, and size of the file.
 
         Raises:
             InputError: if the file cannot be read to its end.
@@ -115,10 +116,13 @@ class CacheFileHeader:
 
 
 def read_header(path: Path) -> CacheFileHeader:
-    """Return what a file holds besides its rows; it is read to its end, and its rows forgotten.
+    """Return the metadata of a file; reads it to its end without keeping the rows.
+
+    Args:
+        path: The file.
 
     Raises:
-        InputError: if the file cannot be read, is of another format, or has no parameters.
+        InputError: if the file cannot be read, has another format, or has no parameters.
     """
     told: dict[str, Any] = {}
     names: tuple[str, ...] = ()
@@ -131,7 +135,7 @@ def read_header(path: Path) -> CacheFileHeader:
                 if rows > MAX_ROWS:
                     raise InputError(f"{path} has more than {MAX_ROWS} rows; import it in parts")
             elif member.name in told:
-                raise InputError(f"{path} has {member.name[:100]!r} twice")
+                raise InputError(f"{path} contains {member.name[:100]!r} twice")
             elif len(told) < MAX_MEMBERS:
                 told[member.name] = member.value
     try:
@@ -139,18 +143,19 @@ def read_header(path: Path) -> CacheFileHeader:
             return CacheFileHeader(path, _kernel_tuner.read_header(told), _kernel_tuner, told)
         if isinstance(told.get("results"), list):
             return CacheFileHeader(path, _t4.read_header(told, names), _t4, told)
-        raise InputError(
-            "it is neither a Kernel Tuner cache file nor in T4 format: it has no cache, no results"
-        )
+        raise InputError("expected a Kernel Tuner cache file or T4: an object with a member cache or results")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
 def scan(path: Path) -> tuple[TuningLog, tuple[RejectedRow, ...]]:
-    """Return what a file holds, and the rows of it that cannot be used.
+    """Return the contents of a file, and its rejected rows.
+
+    Args:
+        path: The file.
 
     Raises:
-        InputError: if the file cannot be read, is of another format, or has no parameters.
+        InputError: if the file cannot be read, has another format, or has no parameters.
     """
     found = read_header(path)
     rows: list[RecordedTrial] = []
@@ -164,14 +169,17 @@ def scan(path: Path) -> tuple[TuningLog, tuple[RejectedRow, ...]]:
 
 
 def read(path: Path) -> RecordedSpace:
-    """Read a recorded space.
+    """Return a recorded tuning space.
+
+    Args:
+        path: The file.
 
     Raises:
-        InputError: if the file cannot be read, is of another format, or contradicts itself in any row.
+        InputError: if the file cannot be read, has another format, or any row is rejected.
     """
     log, faults = scan(path)
     if faults:
-        more = f" ({len(faults) - 1} more rows cannot be used either)" if len(faults) > 1 else ""
+        more = f" ({len(faults) - 1} more rows are rejected)" if len(faults) > 1 else ""
         raise InputError(f"{path}: {faults[0]}{more}")
     try:
         return log.recorded_space()
@@ -180,15 +188,15 @@ def read(path: Path) -> RecordedSpace:
 
 
 def write(log: TuningLog, path: Path, form: str) -> None:
-    """Write a file that other tuners read; one of that name is replaced when all is written.
+    """Write a recorded tuning space; an existing file is replaced when all is written.
 
     Args:
-        log: What to write.
-        path: Where; compressed by gzip if it ends in ``.gz``.
+        log: The contents.
+        path: File to write; compressed by gzip if it ends in ``.gz``.
         form: One of `FORMATS`.
 
     Raises:
-        UnknownName: if there is no such format.
+        UnknownName: if the format does not exist.
         InputError: if the file cannot be written.
     """
     if form not in _WRITERS:

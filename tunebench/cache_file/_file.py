@@ -1,4 +1,4 @@
-"""Files of recordings: plain or compressed JSON, of limited size, written whole or not at all."""
+"""Reading of plain or gzip files with limits on their size, and atomic writing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tunebench.errors import InputError
 __all__ = ["MAX_BYTES", "LimitedFile", "open_limited", "replacing"]
 
 MAX_BYTES = 1 << 30
-"""Most that a file may hold once it is decompressed."""
+"""Largest size of a decompressed file."""
 MAX_EXPANSION = 200
-"""Most times its size that a compressed file may expand to; recordings come to 10."""
+"""Largest compression ratio; cache files reach 10. Guards against decompression bombs."""
 BUFFERED_BYTES = 1 << 18
-"""A smaller file is taken for one of this size."""
+"""Smaller files count as this size in the ratio."""
 
 
 class LimitedFile:
-    """A file of limited size that is read in pieces, decompressed if it is compressed by gzip.
+    """A file that is read in pieces and decompressed if it is compressed by gzip; its size is limited.
 
     Attributes:
-        total_bytes: Its size as it lies on the disk.
+        total_bytes: Size on disk.
     """
 
     def __init__(self, path: Path, raw: io.BufferedReader, limit_bytes: int) -> None:
@@ -42,49 +42,49 @@ class LimitedFile:
 
     @property
     def done_bytes(self) -> int:
-        """How much of it was read, as it lies on the disk."""
+        """Number of bytes read on disk."""
         return self._raw.tell()
 
     def readline(self, most: int) -> bytes:
-        """Return a line, or the first `most` bytes of it; nothing at the end."""
+        """Return a line, or its first `most` bytes; empty at the end."""
         return self._counted(self._file.readline(most))
 
     def read(self, size: int) -> str:
-        """Return about `size` characters of its text; nothing at the end."""
+        """Return about `size` characters; empty at the end."""
         while True:
             data = self._counted(self._file.read(size))
             text = self._decoder.decode(data, final=not data)
-            if text or not data:  # a piece may be the half of one character
+            if text or not data:  # a piece may end within a character
                 return text
 
     def _counted(self, data: bytes) -> bytes:
         self._read_bytes += len(data)
         if self._read_bytes > self._limit_bytes:
             raise InputError(
-                f"{self._path} holds more than {self._limit_bytes >> 20} MiB; import it in parts"
+                f"{self._path} contains more than {self._limit_bytes >> 20} MiB; import it in parts"
             )
         if self._read_bytes > MAX_EXPANSION * max(self.done_bytes, BUFFERED_BYTES):
             raise InputError(
-                f"{self._path} expands to more than {MAX_EXPANSION} times its size: no measurements do"
+                f"{self._path} expands to more than {MAX_EXPANSION} times its size, which no cache file does"
             )
         return data
 
 
 @contextmanager
 def open_limited(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterator[LimitedFile]:
-    """Open a file for reading, whatever may go wrong with it until it is closed.
+    """Open a file for reading; translate every error within the context.
 
     Args:
-        path: An ordinary file.
-        what: What it is read as.
-        limit_bytes: Most that it may hold once it is decompressed.
+        path: A regular file.
+        what: Suffix of messages: what it is read as.
+        limit_bytes: Largest decompressed size.
 
     Raises:
-        InputError: if it cannot be read, is too large, or what is made of it is no JSON.
+        InputError: if it cannot be read, is too large, or is not valid JSON.
     """
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no ordinary file; give one that can be read twice")
+            raise InputError(f"{path} is not a regular file; it must be readable twice")
         with open(path, "rb") as raw:
             yield LimitedFile(path, raw, limit_bytes)
     except RecursionError:
@@ -95,9 +95,12 @@ def open_limited(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterato
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a file for writing text; it takes its name when all of it is there.
+    """Open a text file for writing; it is renamed to its final name when it is complete.
 
     A name that ends in ``.gz`` is compressed.
+
+    Args:
+        path: The file.
 
     Raises:
         InputError: if it cannot be written.
@@ -123,7 +126,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def _umask() -> int:
-    """Return the mask of rights that new files lack; it can only be read by setting it."""
+    """Return the umask; it can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

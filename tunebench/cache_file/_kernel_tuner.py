@@ -1,4 +1,4 @@
-"""Kernel Tuner's cache files.
+"""Kernel Tuner cache files.
 
 Source: Kernel Tuner, "Cache files"; the schema of version 1.1.0 of the format.
 """
@@ -29,14 +29,17 @@ __all__ = ["dump", "location", "read_header", "row_parser"]
 
 
 def read_header(told: Mapping[str, Any]) -> TuningLog:
-    """Return what a cache file tells besides its rows.
+    """Return the metadata of a cache file.
+
+    Args:
+        told: Members of the file without rows.
 
     Raises:
-        InputError: if it does not say which parameters there are.
+        InputError: if it does not list its parameters.
     """
     names = told.get("tune_params_keys")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError("tune_params_keys must list the names of the parameters")
+        raise InputError("tune_params_keys must list the parameter names")
     return TuningLog(
         kernel=printable(str(told.get("kernel_name", ""))),
         device=printable(str(told.get("device_name", ""))),
@@ -48,7 +51,7 @@ def read_header(told: Mapping[str, Any]) -> TuningLog:
 
 
 def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value, ...]]]:
-    """Yield the order of values where all of them are such as a configuration may have."""
+    """Yield the declared values of parameters, in order, if all are valid."""
     for name in names if isinstance(values, dict) else ():
         declared = values.get(name)
         if isinstance(declared, list) and len(declared) <= MAX_VALUES:
@@ -57,17 +60,17 @@ def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value,
 
 
 def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
-    """Return what makes a row of an entry.
+    """Return a function that converts an entry to a trial.
 
     Args:
-        told: The members of the file without rows.
-        log: What `read_header` made of them.
+        told: Members of the file without rows.
+        log: Result of `read_header`.
     """
     return functools.partial(_row, names=log.names)
 
 
 def location(number: int, key: str | int) -> str:
-    """Return where an entry stands, for people."""
+    """Return the location of an entry, for messages."""
     return f"cache entry {number} ({str(key)[:100]!r})"
 
 
@@ -75,7 +78,7 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
     entry = as_object(entry)
     told = RawTrial(
         values=entry,
-        time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time
+        time=entry.get("__error__", entry.get("time")),  # version 1.5 stores the failure next to the time
         samples=entry.get("times"),
         compiling=entry.get("compile_time"),
         verifying=entry.get("verification_time"),
@@ -88,13 +91,13 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
 
 
 _FAILURE_NAMES = {CompileFailed.kind: "CompilationFailedConfig"}
-"""What a failure is called; any but these failed at run time."""
+"""Names of failures; others are runtime failures."""
 
 
 def dump(log: TuningLog) -> dict[str, Any]:
-    """Return a log as a cache file holds it.
+    """Return a log as the contents of a cache file.
 
-    What was aborted is called failed, as the format has no word for it.
+    Aborted measurements become runtime failures: the format has no name for them.
     """
     return {
         "schema_version": "1.1.0",

@@ -1,4 +1,4 @@
-"""What a tuner wrote down of one space on one device, row by row, whatever the format of its file."""
+"""Trials of a recorded tuning space, in rows and in columns, for all file formats."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ __all__ = [
 ]
 
 MAX_TEXT = 1000
-"""Most characters of any text that is taken from a file."""
+"""Largest length of a text."""
 MAX_PARAMETERS = 100
-"""Most parameters of a space."""
+"""Largest number of parameters of a space."""
 MAX_VALUES = 1 << 15
-"""Most values of one parameter: a `Table` counts them in 16 bits."""
+"""Largest number of values of a parameter: a `Table` stores 16-bit ordinals."""
 MAX_ROWS = 1 << 21
-"""Most rows of one recording."""
+"""Largest number of rows of a space."""
 MAX_INTEGER = 1 << 63
-"""Integers of this magnitude and above are taken from no file."""
+"""Only integers below this magnitude are accepted."""
 
 RECORDED_AS = "recorded as "
-"""How the reason of a failure begins that another tuner recorded; its own word follows."""
+"""Prefix of the reason of a failure that another tuner recorded; the tuner's text follows."""
 
 _UNVERIFIED = Verification(how="not verified", detail="recorded by another tuner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSpace:
-    """A space of which every configuration was tried, on one device.
+    """A tuning space with the recorded result of every configuration, on one device.
 
     Attributes:
-        kernel: Name of the kernel, as recorded; empty in T4 files that do not tell it.
-        device: Name of the device, as its driver tells it; empty where it is not told.
-        problem: Its size, as recorded; empty where it is not told.
+        kernel: Name of the kernel; empty if a T4 file does not contain it.
+        device: Name of the device as its driver reports it; empty if unknown.
+        problem: Kernel Tuner's problem size; empty if unknown.
         table: The configurations.
-        times_us: What each took, in microseconds: the recorded average, or the median of what tunebench
-            measured; NaN for a failure.
-        fastest_us: The fastest sample of each, NaN for a failure.
-        failures: What became of the rows without a time.
+        times_us: Time of each, in microseconds: the recorded average, or the median of tunebench's own
+            measurements; NaN for a failure.
+        fastest_us: Fastest sample of each, in microseconds; NaN for a failure.
+        failures: Outcomes of the rows without a time.
     """
 
     kernel: str
@@ -88,10 +88,15 @@ class RecordedSpace:
     def completed(
         self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()
     ) -> RecordedSpace:
-        """Return this recording with what its file does not tell, as those in T4 format do not.
+        """Return the space with missing metadata filled in, which T4 files lack.
+
+        Args:
+            kernel: Name of the kernel.
+            device: Name of the device.
+            problem: Problem size.
 
         Raises:
-            InputError: if the file tells otherwise.
+            InputError: if the file contains another value.
         """
         mine, theirs = (product_name(name) if name else "" for name in (self.device, device))
         for what, told, given in (
@@ -100,7 +105,7 @@ class RecordedSpace:
             ("problem", self.problem, problem),
         ):
             if told and given and told != given:
-                raise InputError(f"{what}: the file tells {told}, not {given}; leave the option out")
+                raise InputError(f"{what}: the file contains {told}, not {given}; remove the option")
         return dataclasses.replace(
             self,
             kernel=self.kernel or kernel,
@@ -110,17 +115,17 @@ class RecordedSpace:
 
     @property
     def optimum_us(self) -> float:
-        """Least recorded time."""
+        """Shortest recorded time, in microseconds."""
         return float(np.nanmin(self.times_us))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTrial:
-    """One configuration, and what became of it.
+    """One configuration with its result.
 
     Attributes:
         config: The configuration, in the order of the space.
-        result: Its outcome; `conditions` holds what else the file told, such as ``timestamp``.
+        result: Its result; `conditions` contains other values of the file, such as ``timestamp``.
     """
 
     config: Config
@@ -128,7 +133,7 @@ class RecordedTrial:
 
     @property
     def time_us(self) -> float:
-        """What the recording calls its time, NaN for a failure: an average, where another tuner made one."""
+        """Recorded time in microseconds, NaN for a failure: an average, if another tuner recorded it."""
         outcome = self.result.outcome
         if not isinstance(outcome, Measured):
             return math.nan
@@ -136,14 +141,14 @@ class RecordedTrial:
 
     @property
     def fastest_us(self) -> float:
-        """Its fastest sample, NaN for a failure."""
+        """Fastest sample in microseconds, NaN for a failure."""
         outcome = self.result.outcome
         return min(*outcome.samples_us, self.time_us) if isinstance(outcome, Measured) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that cannot be used: where it stands in its file, and why."""
+    """A row that cannot be used: its location in the file, and the reason."""
 
     place: str
     reason: str
@@ -153,22 +158,22 @@ class RejectedRow:
 
 
 class DuplicateCheck:
-    """Tells rows whose configuration was there before, and remembers no more of each than its digests."""
+    """Detection of duplicate configurations; stores only digests."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
     def check(self, config: Config) -> None:
-        """Note a configuration.
+        """Add a configuration.
 
         Raises:
-            InputError: if it was there before.
+            InputError: if an equal one was added before.
         """
-        # By its values and by its text: 1 equals 1.0 and True, and 1 reads as "1".
+        # Compare values and text: 1 equals 1.0 and True, and 1 has the text of "1".
         equal = repr([v if isinstance(v, str) or v != int(v) else int(v) for v in config.values()])
         names = {_digest(equal), _digest(str(config))}
         if names & self._seen:
-            raise InputError(f"a configuration is there twice: {config}")
+            raise InputError(f"the configuration occurs twice: {config}")
         self._seen |= names
 
 
@@ -178,16 +183,16 @@ def _digest(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningLog:
-    """What a tuner wrote down of one space on one device.
+    """Contents of a cache file: the recorded trials of one space on one device.
 
     Attributes:
-        kernel: Name of the kernel; empty where it is not told.
-        device: Name of the device; empty where it is not told.
-        problem: Size of the problem; empty where it is not told.
-        workload: Canonical text, where a kernel of tunebench itself was tuned; else empty.
-        names: The parameters, outermost first.
-        values: The values of parameters in a meaningful order, where that is told.
-        rows: The configurations, each once.
+        kernel: Name of the kernel; empty if unknown.
+        device: Name of the device; empty if unknown.
+        problem: Kernel Tuner's problem size; empty if unknown.
+        workload: Canonical text if a kernel of tunebench was tuned; else empty.
+        names: Parameter names, outermost first.
+        values: Declared order of the values of parameters, if the file contains it.
+        rows: The trials, each configuration once.
     """
 
     kernel: str = ""
@@ -200,17 +205,17 @@ class TuningLog:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.names) <= MAX_PARAMETERS:
-            raise InputError(f"a space has 1 to {MAX_PARAMETERS} parameters, this one {len(self.names)}")
-        Space(tuple(Parameter(name, (0,), "refuses names that no space has") for name in self.names))
+            raise InputError(f"a space needs 1 to {MAX_PARAMETERS} parameters, got {len(self.names)}")
+        Space(tuple(Parameter(name, (0,), "validates the name") for name in self.names))
 
     def recorded_space(self) -> RecordedSpace:
-        """Return the rows as columns, in the order of their space.
+        """Return the trials as columns, in the order of their space.
 
         Raises:
-            InputError: if no row has a time, or the space is too large.
+            InputError: if no trial has a time, or the space is too large.
         """
         if not any(isinstance(row.result.outcome, Measured) for row in self.rows):
-            raise InputError(f"no configuration of {len(self.rows)} has a time")
+            raise InputError(f"none of {len(self.rows)} configurations has a time")
         space = Space(tuple(Parameter(name, self.values_of(name), "recorded") for name in self.names))
         places = [{value: place for place, value in enumerate(p.values)} for p in space.parameters]
         ordinals = np.array(
@@ -223,7 +228,7 @@ class TuningLog:
         keys = space.keys(ordinals)
         order = np.argsort(keys)
         if len(np.unique(keys)) != len(keys):
-            raise InputError("a configuration is there twice")
+            raise InputError("a configuration occurs twice")
         placed = [self.rows[i] for i in order]
         return RecordedSpace(
             kernel=self.kernel,
@@ -240,7 +245,7 @@ class TuningLog:
         )
 
     def values_of(self, name: str) -> tuple[Value, ...]:
-        """Return the values that occur: in the order that is told, if that has them all, else ascending."""
+        """Return the values that occur, in the declared order if it contains them all, else ascending."""
         present = {row.config[name] for row in self.rows}
         if len(present) > MAX_VALUES:
             raise InputError(f"parameter {name} has {len(present)} values, more than {MAX_VALUES}")
@@ -262,25 +267,25 @@ _FAILURE_OUTCOMES: dict[str, Callable[..., Outcome]] = {
     "correctness": WrongResult,
     "timeout": TimedOut,
 }
-"""What other tuners call a failure, and what it is here; any other word counts as a failed launch.
+"""Outcome of each failure name of other tuners; any other name is a failed launch.
 
-Kernel Tuner calls a configuration `RuntimeFailedConfig` where a launch asked for more than the device has.
+Kernel Tuner uses `RuntimeFailedConfig` if a launch asks for more resources than the device has.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTrial:
-    """What a file tells of one configuration, as it stands there: anything may be anything.
+    """Unchecked values of one configuration in a file.
 
     Attributes:
-        values: Its parameters, among others.
-        time: What the file calls its time, or a word for the class of failure.
-        unit_us: Microseconds in the unit of `time`.
-        samples: Every sample.
-        reason: What else the file says of a failure.
-        compiling, verifying, measuring, framework, search: Where the wall time went.
-        others_unit_us: Microseconds in the unit of all times but `time`.
-        timestamp: When it was measured.
+        values: Parameters, and possibly other fields.
+        time: The time, or the name of a failure.
+        unit_us: Microseconds per unit of `time`.
+        samples: All samples.
+        reason: Further text on a failure.
+        compiling, verifying, measuring, framework, search: Wall times of the phases.
+        others_unit_us: Microseconds per unit of all other times.
+        timestamp: Time of the measurement.
     """
 
     values: Mapping[str, Any]
@@ -297,10 +302,13 @@ class RawTrial:
     timestamp: Any = None
 
     def row(self, names: Iterable[str]) -> RecordedTrial:
-        """Return what can be used of it.
+        """Return the checked trial.
+
+        Args:
+            names: Parameter names.
 
         Raises:
-            InputError: if something is missing, or is not what it must be.
+            InputError: if a value is missing or invalid.
         """
         config = Config({name: value_of(self.values, name) for name in names})
         return RecordedTrial(
@@ -321,7 +329,7 @@ class RawTrial:
             median_us=median_us,
             ci_us=ci_us,
             samples_us=tuple(samples_us or [average_us]),
-            cache="warm",  # such tuners do not flush; and where one did, a bound for warm caches holds too
+            cache="warm",  # other tuners do not flush; a lower bound for warm caches holds for cold ones, too
             verification=_UNVERIFIED,
             conditions={"average_us": average_us},
         )
@@ -334,7 +342,7 @@ class RawTrial:
         )
 
     def _seconds(self, told: Any) -> float | None:
-        """Return a duration; None if it is none."""
+        """Return a duration in seconds; None if it is invalid."""
         known = _is_number(told) and 0 <= told < math.inf
         return told / (1e6 / self.others_unit_us) if known else None
 
@@ -346,7 +354,7 @@ class RawTrial:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value is a number that a float holds."""
+    """Return whether a value is a number that a float can represent."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < MAX_INTEGER
     return isinstance(value, float)
@@ -355,14 +363,18 @@ def _is_number(value: Any) -> bool:
 def value_of(values: Mapping[str, Any], name: str) -> Value:
     """Return the value of a parameter.
 
+    Args:
+        values: Fields of a configuration.
+        name: Name of the parameter.
+
     Raises:
-        InputError: if it is missing, or nothing that a configuration can hold.
+        InputError: if it is missing, or not a valid parameter value.
     """
     if name not in values:
         raise InputError(f"a configuration lacks the parameter {name!r}")
     value = values[name]
     match value:
-        # A comma would let two configurations have one text; what is not printable, no database keeps.
+        # With commas two configurations could have the same text; databases do not store unprintable text.
         case str() if len(value) <= MAX_TEXT and value.isprintable() and "," not in value:
             return value
         case int() if abs(value) < MAX_INTEGER:
@@ -375,7 +387,7 @@ def value_of(values: Mapping[str, Any], name: str) -> Value:
 
 
 def printable(text: str) -> str:
-    """Return what another program says as one line of printable characters."""
+    """Return text as one line of printable characters."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
 
 
@@ -386,7 +398,7 @@ def _microseconds(time: Any, unit_us: float) -> float:
 
 
 def problem_size_of(size: Any) -> tuple[int, ...]:
-    """Return the size of a problem as integers; empty if it is told otherwise or not at all."""
+    """Return a problem size as integers; empty if it is missing or has another form."""
     sizes = size if isinstance(size, list) else [size]
     told = all(isinstance(s, int) and _is_number(s) and s > 0 for s in sizes)
     return tuple(sizes) if told and len(sizes) <= MAX_PARAMETERS else ()

@@ -1,7 +1,7 @@
-"""JSON of any length, a value at a time: what a file holds of one space, without holding all of the file.
+"""Streaming JSON parser: yields the members of an object, and the rows of a large member one by one.
 
-A recording is one object. One of its members holds the rows, thousands of them; the others are short. The
-text is read in pieces, and each value is parsed by Python's own parser once all of it is there.
+A cache file is one object. One member contains thousands of rows; the others are short. The text is read in
+pieces, and Python's parser decodes each value once it is complete.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tunebench.errors import InputError
 __all__ = ["MAX_VALUE", "DuplicateName", "JsonMember", "as_object", "members"]
 
 MAX_VALUE = 1 << 22
-"""Most characters of one value: a row, or a member that holds none."""
+"""Largest length of one value: a row, or another member."""
 MAX_DIGITS = 300
-"""An integer of more digits is none that anything here counts."""
+"""Longer integers become infinity, because converting them is slow."""
 
 _CHUNK = 1 << 16
 
 
 class TextSource(Protocol):
-    """A text that is read piece by piece."""
+    """A text that is read in pieces."""
 
     def read(self, size: int, /) -> str:
-        """Return up to `size` characters, or some more; nothing at the end."""
+        """Return about `size` characters; empty at the end."""
 
 
 _skip_blanks: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
@@ -38,12 +38,12 @@ _skip_blanks: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").ma
 
 @dataclass(frozen=True, slots=True)
 class JsonMember:
-    """A member of the object, or one of the values that a member with rows holds.
+    """A member of the object, or one value of a member with rows.
 
     Attributes:
         name: Name of the member.
-        value: Its value; of a member with rows first an empty object or list, then each value in it.
-        key: Its key in the member with rows, or its place; None for a member itself.
+        value: Its value; for a member with rows first an empty object or list, then each row.
+        key: Key or index of a row; None for the member itself.
     """
 
     name: str
@@ -53,7 +53,7 @@ class JsonMember:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateName:
-    """What an object becomes in which a name stands twice: nobody can tell which of the two is meant."""
+    """Replaces an object that contains a name twice, which is ambiguous."""
 
     name: str
 
@@ -61,31 +61,34 @@ class DuplicateName:
 def as_object(value: Any) -> dict[str, Any]:
     """Return a value that must be an object.
 
+    Args:
+        value: Decoded JSON.
+
     Raises:
-        InputError: if it is none, or has a name twice.
+        InputError: if it is not an object, or contains a name twice.
     """
     if isinstance(value, DuplicateName):
-        raise InputError(f"it has {value.name[:100]!r} twice")
+        raise InputError(f"it contains {value.name[:100]!r} twice")
     if not isinstance(value, dict):
         raise InputError("it must be an object")
     return value
 
 
 def members(file: TextSource, rows_of: tuple[str, ...], unfinished: str) -> Iterator[JsonMember]:
-    """Yield the members of the object that a file holds; nothing if it holds something else.
+    """Yield the members of the object in a file; nothing if the file contains another value.
 
     Args:
         file: Text of the file.
-        rows_of: Names of the members that hold rows.
-        unfinished: The one of them that may end behind a row, as in a file that is still being written.
+        rows_of: Names of the members with rows.
+        unfinished: The one of them that may end after a row, as in a file that is still being written.
 
     Raises:
-        ValueError: if it is no JSON, or one value of it is too long.
+        ValueError: if it is not valid JSON, or a value is too long.
         RecursionError: if it is nested too deeply.
     """
     text = _JsonReader(file)
     if text.peek() != "{":
-        text.value()  # no JSON is another fault than JSON of something else
+        text.value()  # distinguish invalid JSON from valid JSON that is not an object
         return
     for name in text.members():
         if name in rows_of and text.peek() in "{[":
@@ -109,7 +112,7 @@ def _rows(text: _JsonReader, name: str, *, may_end: bool) -> Iterator[JsonMember
 
 
 class _JsonReader:
-    """A text that is read as it is parsed; what is parsed is forgotten."""
+    """Parser of a text that is read in pieces; parsed text is discarded."""
 
     def __init__(self, file: TextSource) -> None:
         self._file, self._text, self._place = file, "", 0
@@ -118,7 +121,7 @@ class _JsonReader:
         """Whether the text ended where its object may be unfinished."""
 
     def peek(self) -> str:
-        """Return the next character that is not blank; nothing at the end."""
+        """Return the next character that is not blank; empty at the end."""
         while True:
             self._place = _skip_blanks(self._text, self._place).end()
             if self._place < len(self._text) or not self._more():
@@ -131,36 +134,36 @@ class _JsonReader:
             try:
                 found, end = _DECODER.raw_decode(self._text, self._place)
             except json.JSONDecodeError as error:
-                # Where a value is cut off the fault is at the end, or a text does not end.
+                # An incomplete value fails at the end of the text, or as an unterminated string.
                 cut_off = error.pos + 16 > len(self._text) or error.msg.startswith("Unterminated")
                 if not (cut_off and self._more()):
                     raise
                 continue
-            if end < len(self._text) or not self._more():  # 12 may be the beginning of 123
+            if end < len(self._text) or not self._more():  # 12 may be the start of 123
                 self._place = end
                 return found
 
     def members(self, *, may_end: bool = False) -> Iterator[str]:
-        """Yield the names in an object; whoever asks takes the value of each.
+        """Yield the names in an object; the caller reads the value of each.
 
         Args:
             may_end: Whether the text may end before the object does.
         """
         for _ in self._between("{", "}", may_end=may_end):
             if self.peek() != '"':
-                raise self._fault("a name must stand here")
+                raise self._fault("expected a name")
             name = str(self.value())
             self._take(":")
             yield name
 
     def items(self) -> Iterator[int]:
-        """Yield the places in a list; whoever asks takes the value of each."""
+        """Yield the indexes of a list; the caller reads the value of each."""
         yield from self._between("[", "]")
 
     def end(self) -> None:
-        """Make sure that nothing follows."""
+        """Check that nothing follows."""
         if self.peek():
-            raise self._fault("nothing may follow here")
+            raise self._fault("expected the end")
 
     def _between(self, begin: str, end: str, *, may_end: bool = False) -> Iterator[int]:
         self._take(begin)
@@ -182,15 +185,15 @@ class _JsonReader:
 
     def _take(self, character: str) -> None:
         if self.peek() != character:
-            raise self._fault(f"{character!r} must stand here")
+            raise self._fault(f"expected {character!r}")
         self._place += 1
 
     def _fault(self, what: str) -> ValueError:
         found = self._text[self._place : self._place + 20]
-        return ValueError(f"{what}: {found!r}" if found else f"{what}, and the file ends")
+        return ValueError(f"{what}, got {found!r}" if found else f"{what}, but the file ends")
 
     def _more(self) -> bool:
-        """Read on, twice as much as is waiting, so that a long value is not begun again too often."""
+        """Read on, at least as much as is unparsed, so that a long value is not parsed too often."""
         if self._whole:
             return False
         waiting = len(self._text) - self._place
@@ -212,7 +215,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | DuplicateName:
 
 
 def _integer(digits: str) -> int | float:
-    """Return an integer; infinity, which no row may have, in place of one that takes long to read."""
+    """Return an integer; infinity, which rows must not contain, for one that is slow to convert."""
     return int(digits) if len(digits) <= MAX_DIGITS else math.inf
 
 

@@ -27,29 +27,29 @@ VERSION = "1.0.0"
 
 _UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "miliseconds": 1e3}
 _UNITS_US |= {"us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3}
-"""Microseconds in each unit of time; the format has milliseconds where it tells none."""
+"""Microseconds in each unit of time; the format's default is milliseconds."""
 
 
 def names_of(result: Any) -> tuple[str, ...]:
-    """Return the parameters that a result tells; nothing if it has no configuration."""
+    """Return the parameter names of a result; empty if it has no configuration."""
     values = result.get("configuration") if isinstance(result, dict) else None
     return tuple(values) if isinstance(values, dict) else ()
 
 
 def read_header(told: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
-    """Return what a file in T4 format tells besides its results.
+    """Return the metadata of a file in T4 format.
 
-    The format tells neither kernel nor device; files that `dump` made do, in their metadata.
+    The format has no fields for kernel and device; `dump` writes them to its metadata.
 
     Args:
-        told: The members of the file without results.
-        names: The parameters, as the first result with a configuration has them.
+        told: Members of the file without results.
+        names: Parameter names of the first result with a configuration.
 
     Raises:
         InputError: if there are none.
     """
     if not names:
-        raise InputError("a result must have a configuration, and none here has")
+        raise InputError("expected results with a configuration, found none")
     metadata = _metadata(told)
     _unit(metadata.get("timeunit"), "ms")
     return TuningLog(
@@ -68,17 +68,17 @@ def _metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
-    """Return what makes a row of a result.
+    """Return a function that converts a result to a trial.
 
     Args:
-        told: The members of the file without results.
-        log: What `read_header` made of them.
+        told: Members of the file without results.
+        log: Result of `read_header`.
     """
     return functools.partial(_row, names=log.names, unit=_unit(_metadata(told).get("timeunit"), "ms"))
 
 
 def location(number: int, key: str | int) -> str:
-    """Return where a result stands, for people."""
+    """Return the location of a result, for messages."""
     return f"result {number}"
 
 
@@ -88,7 +88,7 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
         raise InputError("it must have a configuration")
     values = as_object(values)
     if unknown := set(values) - set(names):
-        raise InputError(f"it has a parameter that the first one lacks: {min(unknown)[:100]}")
+        raise InputError(f"it has a parameter that the first result lacks: {min(unknown)[:100]}")
     measurements = result.get("measurements")
     entries = [m for m in measurements if isinstance(m, dict)] if isinstance(measurements, list) else []
     measured = next((m for m in entries if m.get("name") == "time"), {})
@@ -112,10 +112,12 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
 
 
 def _unit(told: Any, otherwise: str) -> str:
-    """Return the unit that is told; times in one that is not known are of no use."""
+    """Return the unit of a time, or the default; refuse unknown units."""
     unit = told or otherwise
     if not isinstance(unit, str) or unit not in _UNITS_US:
-        raise InputError(f"times are in {printable(repr(unit))}, which is none of: {', '.join(_UNITS_US)}")
+        raise InputError(
+            f"the unit of times must be one of {', '.join(_UNITS_US)}; got {printable(repr(unit))}"
+        )
     return unit
 
 
@@ -127,11 +129,11 @@ _FAILURE_NAMES = {
     TimedOut: "timeout",
     Aborted: "timeout",
 }
-"""What the format calls a failure; what was given up as hopeless ran out of the time it was allowed, too."""
+"""Names of failures in the format; an aborted measurement counts as a timeout."""
 
 
 def dump(log: TuningLog) -> dict[str, Any]:
-    """Return a log in T4 format; its metadata tells what `parse` reads and the format has no place for."""
+    """Return a log in T4 format; its metadata contains what `read_header` needs and T4 has no field for."""
     told = {
         "timeunit": "milliseconds",
         "kernel_name": log.kernel,

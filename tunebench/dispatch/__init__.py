@@ -1,8 +1,9 @@
-"""Running what is known where the memory already is: which kernel, whether it or a library's, and its call.
+"""Dispatch of workloads to tuned kernels or to torch, on tensors where they are.
 
-`bind` makes a kernel that is called with arrays or addresses; `choose` says whether it or a library's own
-runs a problem, and why; `prefer` changes that; `watching` tells of every call. Frameworks are served on top
-of this (`tunebench.torch`, `tunebench.numba`).
+`bind` compiles and loads a kernel that is called with arrays or addresses. `choose` decides between that
+kernel and torch, and says why. `prefer` changes the preference. `watching` reports every call.
+`tunebench.torch` and
+`tunebench.numba` are built on this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose kernel runs a problem where both a library and we have one."""
+"""Preference between tuned kernels and torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tunebench.errors import UnknownName
 __all__ = ["PREFERENCES", "Preference", "prefer", "preference", "set_preference"]
 
 Preference = Literal["faster", "tunebench", "torch"]
-"""`faster`: ours where it is known to be faster than the library's, on this device; `tunebench`: ours
-wherever one can do the problem; `torch`: the library's own, always.
+"""`faster`: tuned kernels measured to be faster than torch on this device; `tunebench`: tuned kernels
+wherever one supports the workload; `torch`: always torch.
 """
 
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
@@ -23,15 +23,18 @@ _here: ContextVar[Preference | None] = ContextVar("tunebench_preference", defaul
 
 
 def preference() -> Preference:
-    """Return the preference in force: that of this context, else of the process."""
+    """Return the current preference: that of this context, or else of the process."""
     return _here.get() or _everywhere
 
 
 def set_preference(preferred: Preference) -> None:
-    """Set the preference of the whole process, for contexts that have none of their own.
+    """Set the preference of the process, for contexts without a preference.
+
+    Args:
+        preferred: One of `PREFERENCES`.
 
     Raises:
-        UnknownName: if there is no such preference.
+        UnknownName: if the preference does not exist.
     """
     global _everywhere
     _everywhere = _checked(preferred)
@@ -39,10 +42,13 @@ def set_preference(preferred: Preference) -> None:
 
 @contextmanager
 def prefer(preferred: Preference) -> Iterator[None]:
-    """Prefer whose kernel in this context: this thread, or this task of asyncio.
+    """Set the preference of this context: this thread, or this asyncio task.
+
+    Args:
+        preferred: One of `PREFERENCES`.
 
     Raises:
-        UnknownName: if there is no such preference.
+        UnknownName: if the preference does not exist.
     """
     token = _here.set(_checked(preferred))
     try:

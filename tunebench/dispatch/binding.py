@@ -20,19 +20,20 @@ __all__ = ["bind", "unusable"]
 def bind(
     workload: Workload, variant: Variant[Any], config: Config, device: Device, *, ordinal: int = 0
 ) -> BoundKernel:
-    """Compile a configuration, or take it from the cache, and load it.
+    """Compile a configuration, or load it from the cache, and return a kernel that can be called.
 
     Args:
-        workload: The problem.
-        variant: An implementation that does not refuse it.
+        workload: The workload.
+        variant: A variant that supports it.
         config: A valid point of the variant's space.
         device: This machine's processor, or one of its GPUs.
-        ordinal: Which of the GPUs, in the driver's order.
+        ordinal: Index of the GPU, in the driver's order.
 
     Raises:
-        InputError: if the variant cannot do the problem on the device, or the configuration is not valid.
+        InputError: if the variant does not support the workload on the device, or the configuration is
+            invalid.
         CompileError: if it does not compile.
-        MissingDependency: if the compiler, or what launches, is not installed.
+        MissingDependency: if the compiler or the launcher is not installed.
     """
     reason = variant.refuses(workload, device)
     if reason is not None:
@@ -47,7 +48,7 @@ def bind(
 
 
 def unusable(device: Device) -> str | None:
-    """Return why no kernel of ours may run in this process on a device, or None if it may."""
+    """Return why tuned kernels cannot run on a device in this process, or None if they can."""
     if device.kind != "cpu":
         return None
     return forked()

@@ -1,4 +1,4 @@
-"""Which kernel runs a problem on a device: ours, with a configuration, or a library's own; and why."""
+"""Choice between a tuned kernel and torch for a workload on a device."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tunebench.workload import Workload
 __all__ = ["Dispatcher", "KernelChoice", "choose", "dispatcher"]
 
 LIBRARY = "torch"
-"""Whose comparison with ours decides."""
+"""Baseline that decides between a tuned kernel and torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoice:
-    """What runs a problem, and why.
+    """The kernel that runs a workload.
 
     Attributes:
-        workload: The problem.
-        reason: Why it is this and no other, in words.
-        variant: Our implementation; None where a library's own runs it.
-        config: Its configuration.
+        workload: The workload.
+        reason: Reason for the choice.
+        variant: Variant of the tuned kernel; None for torch.
+        config: Its configuration; None for torch.
     """
 
     workload: Workload
@@ -45,22 +45,23 @@ class KernelChoice:
 
     @property
     def by(self) -> Literal["tunebench", "torch"]:
-        """Whose kernel it is."""
+        """Whose kernel runs."""
         return "torch" if self.variant is None else "tunebench"
 
 
 def choose(workload: Workload, device: Device, preferred: Preference | None = None) -> KernelChoice:
-    """Choose what runs a problem; nothing is compiled here.
+    """Choose the kernel of a workload; nothing is compiled.
 
     Args:
-        workload: The problem.
-        device: Where it runs.
-        preferred: Instead of the preference in force.
+        workload: The workload.
+        device: The device.
+        preferred: Overrides the current preference.
 
     Returns:
-        With `faster`, ours only if measurements on this very device know it to be faster than the library's,
-        for this problem or, with a margin, for its neighbours; with `tunebench`, what `lookup` answers; with
-        `torch`, the library's.
+        With `faster`, a tuned kernel only if measurements on this device show that it is faster than torch,
+        for this workload or, with a margin, for its neighbours. With `tunebench`, the answer of `lookup`.
+        With
+        `torch`, torch.
     """
     preferred = preferred or preference()
     if preferred == "torch":
@@ -73,12 +74,14 @@ def choose(workload: Workload, device: Device, preferred: Preference | None = No
     except LookupMiss as miss:
         return KernelChoice(workload=workload, reason=str(miss))
     except TunebenchError as error:
-        return KernelChoice(workload=workload, reason=f"the database cannot be asked: {error}")
+        return KernelChoice(workload=workload, reason=f"the database cannot be read: {error}")
 
 
 def _if_faster(workload: Workload, known: Answer | None) -> KernelChoice:
     if known is None:
-        return KernelChoice(workload=workload, reason="neither it nor anything near it was timed here")
+        return KernelChoice(
+            workload=workload, reason="neither it nor a comparable workload was measured here"
+        )
     versus = known.baselines.get(LIBRARY)
     if known.how not in ("measured here", "neighbour"):
         reason = f"it was not measured on this device ({known.how})"
@@ -102,11 +105,11 @@ def _of(workload: Workload, known: Answer, reason: str) -> KernelChoice:
     return KernelChoice(workload=workload, reason=reason, variant=variant, config=known.config)
 
 
-# -- what was chosen, kept -----------------------------------------------------------------------------------
+# -- dispatchers -------------------------------------------------------------------------------------
 
 
 class BoundChoice(NamedTuple):
-    """A choice with its kernel, and when it was made."""
+    """A choice with its loaded kernel, and the `generation` of the answers it was made from."""
 
     generation: int
     choice: KernelChoice
@@ -114,14 +117,14 @@ class BoundChoice(NamedTuple):
 
 
 class Dispatcher:
-    """One problem on one device, with what runs it: chosen and bound at its first use.
+    """Dispatcher of one workload on one device; chooses and binds the kernel at first use.
 
-    It is chosen anew when the database has changed. Threads may share it.
+    The choice is repeated when the database has changed. Thread-safe.
 
     Args:
-        workload: The problem.
-        device: Where it runs.
-        ordinal: Which of this machine's GPUs that is.
+        workload: The workload.
+        device: The device.
+        ordinal: Index of the GPU on this machine.
     """
 
     __slots__ = ("_made", "device", "ordinal", "workload")
@@ -131,10 +134,10 @@ class Dispatcher:
         self._made: dict[Preference, BoundChoice] = {}
 
     def bound_choice(self, preferred: Preference | None = None) -> BoundChoice:
-        """Return what runs it now.
+        """Return the current choice with its kernel.
 
         Args:
-            preferred: Instead of the preference in force.
+            preferred: Overrides the current preference.
         """
         preferred = preferred or preference()
         made = self._made.get(preferred)
@@ -146,7 +149,7 @@ class Dispatcher:
         with _lock:
             generation, before = freshness.generation(), self._made.get(preferred)
             if before is not None and before.generation == generation:
-                return before  # another thread was faster
+                return before  # another thread has bound it meanwhile
             choice = choose(self.workload, self.device, preferred)
             made = BoundChoice(generation, *self._bound(choice, before))
             self._made[preferred] = made
@@ -155,7 +158,7 @@ class Dispatcher:
     def _bound(
         self, choice: KernelChoice, before: BoundChoice | None
     ) -> tuple[KernelChoice, BoundKernel | None]:
-        """Return a choice with its kernel; a library's with the reason, if there is none to be had."""
+        """Return a choice with its kernel; if it cannot be bound, torch with the reason."""
         if choice.variant is None or choice.config is None:
             return choice, None
         reason = unusable(self.device)
@@ -170,7 +173,11 @@ class Dispatcher:
         return KernelChoice(workload=choice.workload, reason=reason), None
 
     def notify(self, made: BoundChoice) -> None:
-        """Tell watchers that it is run by what was made of it."""
+        """Report a call to the watchers.
+
+        Args:
+            made: The choice that runs.
+        """
         choice = made.choice
         key = None if choice.variant is None else choice.variant.key
         notify(
@@ -190,7 +197,7 @@ _lock = threading.RLock()
 
 
 def dispatcher(workload: Workload, device: Device, ordinal: int = 0) -> Dispatcher:
-    """Return the one `Dispatcher` of a workload on a device of this machine."""
+    """Return the `Dispatcher` of a workload on a device of this machine; the same one every time."""
     key = (workload, device.key, ordinal)
     found = _dispatchers.get(key)
     if found is None:
@@ -200,7 +207,7 @@ def dispatcher(workload: Workload, device: Device, ordinal: int = 0) -> Dispatch
 
 
 def _after_fork() -> None:
-    """Let no lock be held by a thread that the child does not have, and choose again: threads may be gone."""
+    """Replace the lock, which a thread of the parent process may have held, and repeat all choices."""
     global _lock
     _lock = threading.RLock()
     freshness.forget()

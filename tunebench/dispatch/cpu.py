@@ -1,4 +1,4 @@
-"""Kernels of Numba on processors, called past its dispatcher."""
+"""Numba kernels on CPUs, called without Numba's dispatcher."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["CpuKernel", "bind_cpu", "forked"]
 Entry = Callable[..., None]
 
 _entries: dict[str, Entry] = {}
-"""Loaded code by the key of its binary: problems that differ in sizes alone share it."""
+"""Loaded code by the key of its binary; workloads that differ only in sizes share it."""
 
 
 def bind_cpu(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> CpuKernel:
-    """Return a valid configuration compiled for this processor, and loaded (see `bind`)."""
+    """Return a configuration compiled for this processor and loaded (see `bind`)."""
     _start_threads()
     key = key_numba_cpu(variant, workload, config)
     entry = _entries.get(key)
     if entry is None:
         binary = cache().get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
         dispatcher: Any = load_numba_cpu(binary, variant, workload, config)
-        # Numba's dispatcher would find the one overload by the types of the arguments, which are known.
+        # Numba's dispatcher would select this only overload by the argument types, which are known.
         (overload,) = dispatcher.overloads.values()
         entry = _entries.setdefault(key, overload.entry_point)
     return CpuKernel(workload, variant, config, entry)
@@ -47,7 +47,7 @@ def bind_cpu(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) 
 
 @functools.cache
 def _start_threads() -> None:
-    """Start Numba's threads, and leave torch as many as it had: both may count them in one OpenMP."""
+    """Start Numba's threads and restore torch's thread count: both may share one OpenMP runtime."""
     from numba.np.ufunc import parallel
 
     torch = sys.modules.get("torch")
@@ -58,11 +58,11 @@ def _start_threads() -> None:
 
 
 class CpuKernel(BoundKernel):
-    """A kernel on NumPy arrays; it holds the interpreter's lock while it runs, on all of Numba's threads.
+    """A kernel on NumPy arrays; it runs on all of Numba's threads and holds the GIL.
 
     Args:
-        workload: The problem.
-        variant: The implementation.
+        workload: The workload.
+        variant: The variant.
         config: Its configuration.
         entry: The compiled function.
     """
@@ -87,7 +87,7 @@ class CpuKernel(BoundKernel):
         self._ordered = None if places == list(range(len(names))) else itemgetter(*places)
 
     def run(self, *tensors: Any, **how: Any) -> None:
-        """Run it on arrays as the workload says, halves as uint16, and numbers for what has no shape."""
+        """Run on valid arrays: 16-bit floats as uint16, and numbers for tensors without a shape."""
         if self._scratch:
             tensors = (*tensors, *(np.empty(shape, dtype) for shape, dtype in self._scratch))
         if self._ordered is None:
@@ -96,10 +96,13 @@ class CpuKernel(BoundKernel):
             self._entry(*self._ordered((*tensors, *self._constants)))
 
     def __call__(self, *arrays: Array | float) -> None:
-        """Run it on C-contiguous arrays of the workload's types; halves may also come as their bits, uint16.
+        """Run on C-contiguous arrays of the workload's dtypes; 16-bit floats may also be passed as uint16.
+
+        Args:
+            arrays: Inputs, then outputs.
 
         Raises:
-            InputError: naming the tensor that is not as the workload says.
+            InputError: if an array differs from its tensor; the message names it.
         """
         self._count(len(arrays))
         self.run(*(_checked(tensor, array) for tensor, array in zip(self.tensors, arrays, strict=True)))
@@ -114,21 +117,25 @@ def _number(scalar: Scalar) -> Any:
 
 
 def _checked(tensor: Tensor, array: Any) -> Any:
-    """Return what compiled code takes for an array, or a number for a tensor without a shape."""
+    """Return an array as the compiled code expects it, or a number for a tensor without a shape."""
     if not tensor.shape:
         return float(array)
     wanted = _stored(tensor)
     if not isinstance(array, np.ndarray):
-        raise InputError(f"{tensor.name} must be a NumPy array of shape {tensor.shape}, got {type(array)}")
+        raise InputError(
+            f"expected a NumPy array of shape {tensor.shape} for {tensor.name}, got {type(array).__name__}"
+        )
     if array.dtype != wanted and array.dtype == numpy_dtype(tensor.dtype):
         array = array.view(wanted)
     if array.shape != tensor.shape or array.dtype != wanted or not array.flags.c_contiguous:
         found = f"shape {array.shape}, type {array.dtype}" + ("" if array.flags.c_contiguous else ", strided")
-        raise InputError(f"{tensor.name} must be C-contiguous, {tensor.shape} {tensor.dtype}; it has {found}")
+        raise InputError(
+            f"{tensor.name} must be C-contiguous with shape {tensor.shape}, type {tensor.dtype}; got {found}"
+        )
     return array
 
 
-# -- processes that were forked ------------------------------------------------------------------------------
+# -- forked processes --------------------------------------------------------------------------------
 
 _forked = False
 
@@ -138,13 +145,13 @@ def forked() -> str | None:
     if not _forked:
         return None
     return (
-        "this process was forked from one that had started OpenMP's threads for Numba, which do not survive "
-        "that: start processes by spawn or forkserver, or set NUMBA_THREADING_LAYER=workqueue"
+        "this process was forked after OpenMP threads were started for Numba, which do not survive a fork: "
+        "start processes by spawn or forkserver, or set NUMBA_THREADING_LAYER=workqueue"
     )
 
 
 def _after_fork() -> None:
-    """See whether the parent had started GNU's OpenMP: Numba ends a child that uses it."""
+    """Detect that the parent process had started GNU OpenMP: Numba would abort a child that uses it."""
     global _forked
     parallel = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is not None and parallel._is_initialized and parallel.threading_layer() == "omp":

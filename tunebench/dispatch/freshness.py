@@ -1,4 +1,4 @@
-"""Whether what was chosen still stands: choices are made anew when answers may have changed."""
+"""Generation of answers: choices are repeated when it changes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _forgotten = 0
 
 
 def generation() -> int:
-    """Return a number that changes when answers may have changed; it costs a look at the clock."""
+    """Return a number that changes when answers may have changed; it costs a clock reading."""
     return answer.generation() + _forgotten
 
 
 def forget() -> None:
-    """Have every choice made anew, now: for whoever has just changed what they depend on."""
+    """Repeat every choice at its next use, after a change of anything it depends on."""
     global _forgotten
-    _forgotten += 2**40  # no number that was returned before can come again
+    _forgotten += 2**40  # greater than any generation returned before

@@ -1,4 +1,4 @@
-"""Kernels of GPUs on memory that a framework has, on a stream that it names."""
+"""GPU kernels on a framework's memory and stream."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tunebench.workload import Tensor, Workload
 __all__ = ["GpuKernel"]
 
 ALIGNMENT = 256
-"""Of each tensor of scratch, in bytes: that of an allocation of the driver's."""
+"""Alignment of each scratch tensor in bytes: that of a driver allocation."""
 _DATA_WORD = 4
-"""Which of the words that stand for an array of Numba's is its address."""
+"""Index of the address among the words of a Numba array argument."""
 
 Change = tuple[int, int, Callable[[Any], bytes]]
-"""A parameter that differs from call to call: which it is, of which tensor, and its bytes from that one's."""
+"""A parameter that differs between calls: its index, the index of its tensor, and its encoder."""
 
 
 class GpuKernel(BoundKernel):
-    """A kernel on addresses; it waits for nothing and may be captured in a graph.
+    """A kernel on addresses; it does not wait and may be captured in a CUDA graph.
 
-    The device's primary context must be current, as it is where a framework's tensors are.
+    The primary context of the device must be current, as it is where a framework's tensors are.
 
     Args:
-        workload: The problem.
-        variant: The implementation.
+        workload: The workload.
+        variant: The variant.
         config: Its configuration.
-        binary: It, compiled.
-        ordinal: Which GPU, in the driver's order.
+        binary: The compiled binary.
+        ordinal: Index of the GPU, in the driver's order.
 
     Attributes:
-        scratch_bytes: Memory that each call needs beside its tensors.
+        scratch_bytes: Memory that each call needs in addition to its tensors.
 
     Raises:
         MissingDependency: if cuda-core is not installed.
@@ -66,16 +66,16 @@ class GpuKernel(BoundKernel):
             self.scratch_bytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         self._changes = tuple(self._changes_of(launch.arguments) for launch in self._launches)
         self._local = threading.local()
-        self._prepared()  # what the driver refuses is refused now
+        self._prepared()  # fail at construction if the driver refuses the kernels
 
     def run(self, *tensors: Any, stream: int = 0, scratch: int = 0, **how: Any) -> None:
-        """Enqueue it.
+        """Enqueue the kernels.
 
         Args:
-            tensors: The address of each tensor, the number of one without a shape.
+            tensors: Address of each tensor; the number of a tensor without a shape.
             stream: Handle of the stream.
             scratch: Address of `scratch_bytes` of memory, aligned to 256 bytes.
-            how: For kernels of other kinds.
+            how: Arguments of other kernel classes; ignored.
 
         Raises:
             CudaError: if the driver refuses the launch.
@@ -86,24 +86,29 @@ class GpuKernel(BoundKernel):
                 launch.replace(index, in_bytes(values[place]))
             status = launch(stream)
             if int(status):
-                raise CudaError(f"{status.name} (launching {self.variant.key})")
+                raise CudaError(f"cannot launch {self.variant.key}: {status.name}")
 
     def __call__(self, *addresses: int | float, stream: int = 0, scratch: int = 0) -> None:
-        """Enqueue it (see `run`), after looking at the arguments.
+        """Enqueue the kernels after checking the arguments.
+
+        Args:
+            addresses: As the tensors of `run`.
+            stream: Handle of the stream.
+            scratch: Address of the scratch memory.
 
         Raises:
-            InputError: if there are more or fewer tensors, or no scratch where some is needed.
+            InputError: if the number of tensors is wrong, or required scratch memory is missing.
             CudaError: if the driver refuses the launch.
         """
         self._count(len(addresses))
         if self.scratch_bytes and not scratch:
             raise InputError(
-                f"{self.variant.key} needs {self.scratch_bytes} bytes of scratch; give its address"
+                f"{self.variant.key} needs {self.scratch_bytes} bytes of scratch memory; pass its address"
             )
         self.run(*addresses, stream=stream, scratch=scratch)
 
     def _prepared(self) -> Sequence[DirectLaunch]:
-        """Return this thread's launches: their parameters are written anew by each call."""
+        """Return this thread's launches; each call overwrites their parameters."""
         launches: list[DirectLaunch] | None = getattr(self._local, "launches", None)
         if launches is None:
             launches = [
@@ -114,7 +119,7 @@ class GpuKernel(BoundKernel):
         return launches
 
     def _placeholders(self, arguments: Sequence[Argument | TensorMap]) -> tuple[Any, ...]:
-        """Return parameters of the right sizes, with addresses that nothing is at."""
+        """Return parameters of the right sizes with dummy addresses."""
         assert isinstance(self.variant, GpuVariant)
         nowhere = dict.fromkeys(self._named, ALIGNMENT)
         zeros = {t.name: np.zeros((), numpy_dtype(t.dtype)) for t in self._named.values() if not t.shape}
@@ -142,7 +147,7 @@ class GpuKernel(BoundKernel):
         return tuple(changes)
 
     def _encoding(self, tensor_map: TensorMap) -> Callable[[int], bytes]:
-        """Return what encodes a tensor map for an address; the last ones are kept."""
+        """Return an encoder of a tensor map for an address, with a cache of the last ones."""
         known: dict[int, bytes] = {}
 
         def encoded(address: int) -> bytes:

@@ -16,17 +16,17 @@ __all__ = ["BoundKernel", "cache"]
 
 
 class BoundKernel(ABC):
-    """One configuration, compiled and loaded, with the arguments of one problem.
+    """A compiled and loaded configuration for one workload.
 
-    It takes the problem's inputs, then its outputs, by position, laid out as the workload says. Threads may
-    share it.
+    It is called with the inputs, then the outputs of the workload, by position and in the workload's layout.
+    Thread-safe.
 
     Attributes:
-        workload: The problem.
-        variant: The implementation.
+        workload: The workload.
+        variant: The variant.
         config: Its configuration.
-        outputs: What it writes.
-        tensors: What it is called with, in order.
+        outputs: Tensors that it writes.
+        tensors: Tensors that it is called with, in order.
     """
 
     def __init__(self, workload: Workload, variant: Variant[Any], config: Config) -> None:
@@ -39,16 +39,16 @@ class BoundKernel(ABC):
 
     @abstractmethod
     def run(self, *tensors: Any, **how: Any) -> None:
-        """Run it on tensors that are known to be as the workload says; nothing is checked."""
+        """Run on tensors that match the workload; nothing is checked."""
 
     def _count(self, given: int) -> None:
         if given != len(self.tensors):
             names = ", ".join(tensor.name for tensor in self.tensors)
             raise InputError(
-                f"{self.workload.operator} takes {len(self.tensors)} tensors ({names}), not {given}"
+                f"{self.workload.operator} expects {len(self.tensors)} tensors ({names}), got {given}"
             )
 
 
 def cache() -> BinaryCache:
-    """Return the cache of binaries that tuning has filled."""
+    """Return the cache of compiled binaries."""
     return BinaryCache(cache_folder() / "binaries")

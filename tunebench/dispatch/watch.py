@@ -1,4 +1,4 @@
-"""Telling of served calls whoever asks: what ran, by whose kernel, and why."""
+"""Reports of dispatched calls: which kernel ran, and why."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["DispatchedCall", "is_watched", "notify", "watching"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchedCall:
-    """One served call.
+    """One dispatched call.
 
     Attributes:
-        function: The operator of the workload; without one, the function that was called.
-        workload: The problem; None if it is none of ours.
-        by: Whose kernel ran it.
-        reason: Why, in words.
-        variant: Key of our variant, if it ran.
-        config: Its configuration.
+        function: Operator of the workload; without one, the function that was called.
+        workload: The workload; None if no operator covers the call.
+        by: Whose kernel ran.
+        reason: Reason for the choice.
+        variant: Key of the variant; None for torch.
+        config: Its configuration; None for torch.
     """
 
     function: str
@@ -35,7 +35,7 @@ class DispatchedCall:
     config: Config | None = None
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the call as one line."""
         what = self.function if self.workload is None else str(self.workload)
         kernel = self.by if self.variant is None else f"{self.variant} with {self.config}"
         return f"{what}: {kernel} ({self.reason})"
@@ -46,21 +46,24 @@ _lock = threading.Lock()
 
 
 def is_watched() -> bool:
-    """Tell whether anybody watches; nobody makes a `DispatchedCall` otherwise."""
+    """Return whether there are watchers; without them no `DispatchedCall` is created."""
     return bool(_watchers)
 
 
 def notify(call: DispatchedCall) -> None:
-    """Tell of a call, in the thread that makes it."""
+    """Report a call to all watchers, in the calling thread."""
     for watcher in _watchers:
         watcher(call)
 
 
 @contextmanager
 def watching(callback: Callable[[DispatchedCall], None]) -> Iterator[None]:
-    """Have `callback` told of every served call of the process, those of other threads included.
+    """Call `callback` for every dispatched call of the process, in all threads.
 
-    It is called before the kernel is, in the thread that calls it; what it raises ends the call.
+    It is called before the kernel, in the calling thread; an exception that it raises aborts the call.
+
+    Args:
+        callback: Receives each call.
     """
     global _watchers
     with _lock:

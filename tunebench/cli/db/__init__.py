@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def group() -> None:
-    """Look after the database."""
+    """Manage the database of tuning results."""
 
 
 app.command()(upgrade)
@@ -35,7 +35,7 @@ app.command()(downgrade)
 
 @app.command()
 def stats(db: Database = None, as_json: Json = False) -> None:
-    """Tell what a database holds: devices, workloads, trials and outcomes by class."""
+    """Show statistics of a database: devices, workloads, trials, and outcomes by class."""
     from tunebench.db import open_store
 
     with open_store(db, read_only=True) as store:
@@ -50,12 +50,12 @@ def _render(console: Console, found: Stats) -> None:
         ("workloads", found.workloads),
         ("runs", found.runs),
         ("trials", found.trials),
-        ("  of other tuners", found.recorded),
+        ("  of recorded tuning spaces", found.recorded),
         ("  in work", found.claimed),
-        ("  to be timed again", found.stale),
+        ("  stale", found.stale),
         ("measurements", sum(found.outcomes.values())),
         *((f"  {kind}", count) for kind, count in sorted(found.outcomes.items())),
-        ("faster than their bounds", found.violations),
+        ("below their lower bound", found.violations),
     ]
     console.print(table("", ">count", rows=rows))
     kinds = {"compiling": "compile_s", "verifying": "verify_s", "measuring": "measure_s"}

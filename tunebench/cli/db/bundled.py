@@ -18,10 +18,10 @@ Out = Annotated[Path, typer.Option(help="Folder to write to: one file per archit
 
 
 def export_bundled(out: Out, db: Database = None, as_json: Json = False) -> None:
-    """Write the records that may be bundled with the package: measured, and verified against the reference.
+    """Write the records that may be bundled with the package: measured and verified against the reference.
 
-    Only records of the package's own kernels, measured with the current source. Records are added to files
-    that exist; of two records of one kernel, workload and device the newer one is kept.
+    Only records of the package's own kernels with their current source are written. They are added to
+    existing files; of two records of one kernel, workload and device the newer one is kept.
     """
     from tunebench.db import bundled, open_store
 
@@ -29,7 +29,8 @@ def export_bundled(out: Out, db: Database = None, as_json: Json = False) -> None
         written = bundled.export_bundled(store, out)
     if not written:
         raise InputError(
-            "no record can be bundled: none was measured with the current source and verified against the reference"
+            "no record can be bundled: none was measured with the current source and verified "
+            "against the reference"
         )
     data = [{"file": str(path), "records": count} for path, count in written]
     lines = [f"{path}: {count} records" for path, count in written]

@@ -23,25 +23,26 @@ __all__ = ["export", "import_"]
 def import_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, files in T4 format, JSON Lines."),
+        typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, T4 files, or JSON Lines exports."),
     ],
     device: Annotated[
-        str | None, typer.Option(help="The device they were measured on. Default: what each file tells.")
+        str | None, typer.Option(help="Device of the measurements. Default: the one in each file.")
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Name of the kernel. Default: what each file tells.")
+        str | None, typer.Option(help="Name of the kernel. Default: the one in each file.")
     ] = None,
     problem: Annotated[
-        str | None, typer.Option(help="Its size, such as 4096x4096. Default: what each file tells.")
+        str | None,
+        typer.Option(help="Kernel Tuner's problem size, such as 4096x4096. Default: the one in each file."),
     ] = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Bring in what other tuners measured, or what another database exported as JSON Lines.
+    """Import recorded tuning spaces of other tuners, or JSON Lines exports of other databases.
 
-    What is of other tuners is kept apart and never served. A row that cannot be used is told, and the others
-    go in. Rows that are there already are left out. Each file goes in as a whole, or not at all if it is
-    interrupted.
+    Recorded tuning spaces are stored separately, and lookup never returns them. Rows that cannot be used are
+    reported and skipped; rows that the database already contains are skipped. Each file is imported in one
+    transaction.
     """
     from tunebench.db import open_store
     from tunebench.db.exchange import import_file
@@ -57,14 +58,14 @@ def import_(
                     done.append(import_file(store, file, naming, watcher))
     except BaseException:
         left = ", ".join(map(str, files[len(done) :]))
-        to.print(f"nothing went in of: {left}", soft_wrap=True)
+        to.print(f"not imported: {left}", soft_wrap=True)
         raise
     finally:
         if done:
             emit(as_json, [_describe(each) for each in done], lambda out: _render_imports(out, done))
     refused = sum(each.refused for each in done)
     if refused:
-        raise InputError(f"{refused} rows cannot be used; the others are in")
+        raise InputError(f"{refused} rows cannot be used; the others were imported")
 
 
 def _problem(text: str | None) -> tuple[int, ...] | None:
@@ -72,12 +73,12 @@ def _problem(text: str | None) -> tuple[int, ...] | None:
         return None
     sizes = text.split("x")
     if not all(size.isdecimal() and len(size) < 19 for size in sizes):
-        raise InputError(f"--problem {text!r} must be sizes, such as 4096x4096")
+        raise InputError(f"--problem must be sizes such as 4096x4096, got {text!r}")
     return tuple(int(size) for size in sizes)
 
 
 SHOWN_FAULTS = 10
-"""Rows that cannot be used of which people are told why; `--json` has more of them."""
+"""Rejected rows that are printed with their reason; `--json` lists more."""
 
 
 def _describe(each: ImportResult) -> dict[str, Any]:
@@ -103,30 +104,32 @@ def _spaces(each: ImportResult) -> str:
 def export(
     out: Annotated[Path, typer.Option(help="File to write; compressed by gzip if it ends in .gz.")],
     workload: Annotated[
-        str | None, typer.Option("--workload", "-w", help="Of this workload only.", show_default=False)
+        str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default=False)
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Of this device only: its name, architecture or key.", show_default=False),
+        typer.Option(help="Only this device: its name, architecture or key.", show_default=False),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="Of this variant only, by its key.", show_default=False)
+        str | None, typer.Option(help="Only this variant, by its key.", show_default=False)
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(help="cold or warm, where it was timed with both.", show_default=False)
+        str | None,
+        typer.Option(help="Cache state, cold or warm; needed if both were measured.", show_default=False),
     ] = None,
     form: Annotated[
         str,
-        typer.Option("--format", help="t4 or kernel-tuner: one space, for other tuners; jsonl: everything."),
+        typer.Option(
+            "--format", help="t4 or kernel-tuner: one space, for other tuners; jsonl: all measurements."
+        ),
     ] = "t4",
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Write what is known for other tuners, or for programs of your own.
+    """Export measurements for other tuners, or as JSON Lines.
 
-    t4 and kernel-tuner hold one variant for one workload on one device, and of each configuration the newest
-    measurement; what was only predicted is left out. jsonl has a line for every measurement, with all that
-    is stored of it.
+    t4 and kernel-tuner contain one variant for one workload on one device, with the newest measurement of
+    each configuration; predictions are left out. jsonl contains every measurement with all its fields.
     """
     from tunebench.db import open_store
     from tunebench.db.exchange import Selection, export_to

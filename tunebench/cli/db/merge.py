@@ -19,17 +19,18 @@ __all__ = ["merge"]
 
 def merge(
     sources: Annotated[
-        list[str], typer.Argument(metavar="DB…", help="Databases to merge, as paths or URLs; only read.")
+        list[str],
+        typer.Argument(metavar="DB…", help="Databases to merge, as paths or URLs; opened for reading only."),
     ],
     into: Annotated[
-        str, typer.Option(metavar="PATH|URL", help="The database they go into; made if it does not exist.")
+        str, typer.Option(metavar="PATH|URL", help="Target database; created if it does not exist.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Bring all that several databases hold into one: each measurement, run and device once.
+    """Merge databases into one: each measurement, run and device once.
 
-    What was recorded last is what is known, whichever database it comes from. Each database goes in as a
-    whole, or not at all if it is interrupted; to merge it again adds what is new. Claims stay where they are.
+    The latest measurement of a trial counts, whichever database it comes from. Each database is merged in one
+    transaction; merging it again adds only new records. Claims are not merged.
     """
     from tunebench.db.merge import merge as merge_databases
 
@@ -45,7 +46,7 @@ def merge(
             )
     except BaseException:
         left = ", ".join(sources[len(done) :])
-        to.print(f"nothing went in of: {left}", soft_wrap=True)
+        to.print(f"not merged: {left}", soft_wrap=True)
         raise
     finally:
         if done:
@@ -59,5 +60,5 @@ def _render(to: Console, done: list[MergeResult]) -> None:
     for each in done:
         for key in each.described:
             to.print(
-                f"{each.database}: {key} is described otherwise; the later description stays", soft_wrap=True
+                f"{each.database}: {key} has another description; the later one was kept", soft_wrap=True
             )

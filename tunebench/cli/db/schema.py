@@ -13,10 +13,9 @@ __all__ = ["downgrade", "upgrade"]
 
 
 def upgrade(db: Database = None, as_json: Json = False) -> None:
-    """Bring a database to the schema of this version.
+    """Upgrade a database to the schema of this version, in one transaction.
 
-    All of it or nothing: an upgrade that fails leaves the database as it was. A database that does not
-    exist yet is made.
+    An upgrade that fails leaves the database unchanged. A database that does not exist is created.
     """
     from tunebench.db import locate
     from tunebench.db import upgrade as upgrade_database
@@ -36,15 +35,15 @@ def upgrade(db: Database = None, as_json: Json = False) -> None:
 
 
 def downgrade(
-    to: Annotated[str, typer.Option(help="The schema revision to go back to, such as 0002.")],
-    force: Annotated[bool, typer.Option(help="Lose what the earlier schema has no place for.")] = False,
+    to: Annotated[str, typer.Option(help="Target schema revision, such as 0002.")],
+    force: Annotated[bool, typer.Option(help="Discard data that the earlier schema cannot store.")] = False,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Take a database back to an earlier schema, for an earlier version of tunebench.
+    """Downgrade a database to an earlier schema, for an earlier version of tunebench.
 
-    All of it or nothing. Where something would be lost it says what, and changes nothing unless --force is
-    given.
+    The downgrade runs in one transaction. If data would be lost, it is listed and nothing is changed, unless
+    --force is given.
     """
     from tunebench.db import downgrade as downgrade_database
     from tunebench.db import locate
@@ -54,7 +53,7 @@ def downgrade(
     done = (
         f"has schema {after} already"
         if before == after
-        else f"taken back from {before} to {after}; tunebench db upgrade brings it along again"
+        else f"downgraded from {before} to {after}; tunebench db upgrade reverts this"
     )
     emit(
         as_json,

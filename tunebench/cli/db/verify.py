@@ -20,15 +20,15 @@ __all__ = ["verify"]
 
 def verify(
     fix: Annotated[
-        bool, typer.Option("--fix", help="Mark what today's sources do not stand for as to be timed again.")
+        bool, typer.Option("--fix", help="Mark current trials with a changed source as stale.")
     ] = False,
     variant_file: VariantFile = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Look for whatever is wrong in a database: its file, the rules of its schema, every row.
+    """Check the integrity of a database: its file, the constraints of its schema, and every row.
 
-    The exit code is 4 if anything is wrong. Nothing is written, unless --fix is given, and nothing is ever
+    The exit code is 4 if there is any error. Nothing is written unless --fix is given, and nothing is ever
     deleted.
     """
     from tunebench.db import integrity, locate, open_store
@@ -47,7 +47,7 @@ def verify(
     emit(as_json, _described(database, found, fixed), lambda to: _render(to, database, found, fixed))
     if not found.clean:
         wrong = sum(count for kind, count in found.counts.items() if kind not in integrity.NOTES)
-        raise DatabaseError(f"database {database} is not sound: {wrong} findings")
+        raise DatabaseError(f"database {database} fails the integrity check: {wrong} findings")
 
 
 def _described(database: str, found: Integrity, fixed: int) -> dict[str, Any]:
@@ -69,6 +69,6 @@ def _render(to: Console, database: str, found: Integrity, fixed: int) -> None:
             to.print(f"{found.counts[kind]} {kind}: {what}", soft_wrap=True)
             for finding in found.first[kind]:
                 to.print(f"  {finding}", soft_wrap=True)
-    marked = f"; {fixed} trials are marked as to be timed again" if fixed else ""
-    verdict = "is sound" if found.clean else "is not sound"
-    to.print(f"{database} {verdict}: {found.rows} rows were looked at{marked}", soft_wrap=True)
+    marked = f"; {fixed} trials were marked as stale" if fixed else ""
+    verdict = "passes the integrity check" if found.clean else "fails the integrity check"
+    to.print(f"{database} {verdict}: {found.rows} rows checked{marked}", soft_wrap=True)
