@@ -295,7 +295,8 @@ class Demand:
     def __post_init__(self) -> None:
         if self.calls < 1 or not 0 <= self.time_us < math.inf:
             raise InputError(
-                f"demand of {self.workload} must be 1 or more calls in a finite time, got {self.calls} in {self.time_us} us"
+                f"demand of {self.workload}: expected calls >= 1 and a finite time, "
+                f"got {self.calls} calls in {self.time_us} us"
             )
 
 

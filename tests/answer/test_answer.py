@@ -1,4 +1,4 @@
-"""Lookup: what is served and what is not, how it is known, and what a serving process pays for it."""
+"""Lookup: which configuration is returned, from which source, and what a lookup imports."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def measured(median_us: float, *, cache: Any = "cold", verification: Verificatio
 
 
 def later() -> None:
-    """Let it be time to ask the files for news, and servers to have been asked."""
+    """Let the next lookup check the files, after pending refreshes of servers."""
     _cache._cache.look()
     if _cache._cache.refreshing is not None:
         _cache._cache.refreshing.join()
@@ -81,7 +81,7 @@ def db(tmp_path: Path) -> str:
 
 
 def numbered(number: int, device: Device = SXM, workload: str = WORKLOAD) -> Config:
-    """Return one of the configurations that are valid for a problem on a device, by a number."""
+    """Return a valid configuration for a workload on a device, by number."""
     return _variant(device).configs(parse(workload), device).config(number)
 
 
@@ -91,7 +91,7 @@ def _variant(device: Device) -> Any:
 
 @pytest.fixture
 def remember(db: str) -> Remember:
-    """Record one outcome of a configuration, named by a number."""
+    """Record an outcome of a configuration, given by number."""
 
     def record(device: Device, number: int, outcome: Outcome, **said: Any) -> None:
         with open_store(db) as store:
@@ -125,7 +125,7 @@ def _record(
 
 
 def ask(db: str, device: Device | str | None = SXM, *, strict: bool = True) -> tuple[int, str]:
-    """Return the number of the configuration that is served, and how it is known."""
+    """Return the number of the configuration that is returned, and the source of the answer."""
     answer = lookup("softmax", **DIMENSIONS, device=device, db=db, strict=strict)
     on = device if isinstance(device, Device) else SXM
     if answer.variant == CPU.key:
@@ -143,7 +143,7 @@ def ask_quietly(db: str) -> Answer:
 # -- what is served --------------------------------------------------------------------------------
 
 
-def test_an_answer_tells_everything(db: str, remember: Remember) -> None:
+def test_answer_has_every_field(db: str, remember: Remember) -> None:
     versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
     said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
     remember(SXM, 7, measured(12.5), bound_us=10.0, verdict=said)
@@ -152,7 +152,7 @@ def test_an_answer_tells_everything(db: str, remember: Remember) -> None:
         workload=WORKLOAD,
         device=SXM.key,
         how="measured here",
-        because=f"timed for {SXM.key} on {answer.recorded_at:%Y-%m-%d}",
+        because=f"measured for {SXM.key} on {answer.recorded_at:%Y-%m-%d}",
         variant="softmax/cuda_block",
         config=numbered(7),
         expected_us=12.5,
@@ -189,7 +189,7 @@ def test_every_way_to_ask_gives_the_same_answer(
     assert lookup_workload(WORKLOAD, device=SXM) == answer
 
 
-def test_the_fastest_right_one_is_served(db: str, remember: Remember) -> None:
+def test_lookup_returns_the_fastest_correct_configuration(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(3.0))
     remember(SXM, 2, measured(2.0))
     remember(SXM, 3, measured(1.0, verification=UNPROVED))
@@ -199,7 +199,7 @@ def test_the_fastest_right_one_is_served(db: str, remember: Remember) -> None:
     assert ask(db) == (2, "measured here")
 
 
-def test_only_failures_are_a_miss(db: str, remember: Remember) -> None:
+def test_lookup_with_only_failures_is_a_miss(db: str, remember: Remember) -> None:
     remember(SXM, 1, WrongResult(reason="y[0] is nan"))
     remember(SXM, 2, measured(1.0, verification=UNPROVED))
     with pytest.raises(LookupMiss):
@@ -213,11 +213,11 @@ def test_cold_times_come_before_warm_ones_and_do_not_compare(db: str, remember: 
     assert ask(db) == (2, "measured here")
 
 
-def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
+def test_order_of_answer_sources(db: str, remember: Remember) -> None:
     twice = "softmax:rows=64,cols=256,dtype=f32"
     far = "softmax:rows=4096,cols=128,dtype=f32"
     asked = functools.partial(ask, db, strict=False)
-    with pytest.warns(Unmeasured, match="nothing like it was timed"):
+    with pytest.warns(Unmeasured, match="nothing comparable was measured"):
         assert asked() == (GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM)), "predicted")
     remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
     assert asked() == (2, "predicted")
@@ -229,7 +229,7 @@ def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
     assert asked() == (6, "neighbour")
     remember(SXM, 7, measured(9.0), workload=twice)
     assert asked() == (7, "neighbour")
-    with pytest.raises(LookupMiss, match="nothing was timed"):
+    with pytest.raises(LookupMiss, match="nothing was measured"):
         ask(db)
     remember(PCIE, 4, measured(5.0))
     assert ask(db) == (4, "same architecture")
@@ -241,7 +241,7 @@ def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
     assert ask(db) == (4, "same architecture")
     with open_store(db) as store:
         store.recheck(PCIE.key, WORKLOAD, GPU.key, lambda config: "another")
-    assert asked() == (7, "neighbour")  # what is to be timed again is served no more
+    assert asked() == (7, "neighbour")  # stale records are not returned
     with open_store(db) as store:
         store.recheck(SXM.key, WORKLOAD, GPU.key, lambda config: GPU.revision(PROBLEM, config))
     assert ask(db) == (5, "measured here")
@@ -250,25 +250,25 @@ def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
 # -- what cannot run is not served -----------------------------------------------------------------
 
 
-def test_what_was_timed_from_another_source_is_not_served(db: str, remember: Remember) -> None:
-    """Nobody has marked it yet: it is found out by asking the variant."""
+def test_stale_record_is_not_returned(db: str, remember: Remember) -> None:
+    """The record is not marked as stale yet: checking the variant finds it."""
     remember(SXM, 1, measured(1.0), revision="of long ago")
-    with pytest.raises(LookupMiss, match="the source of softmax/cuda_block has changed since it was timed"):
+    with pytest.raises(LookupMiss, match="softmax/cuda_block has changed since it was measured"):
         ask(db)
     remember(SXM, 2, measured(2.0))
-    with open_store(db) as store:  # as tuning does before it starts
+    with open_store(db) as store:  # as tune does before it starts
         store.recheck(SXM.key, WORKLOAD, GPU.key, lambda config: GPU.revision(PROBLEM, config))
     assert ask(db) == (2, "measured here")
 
 
-def test_what_no_variant_here_does_is_not_served(db: str, remember: Remember) -> None:
+def test_record_of_an_unknown_variant_is_not_returned(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(1.0), variant="softmax/of_a_plugin")
     with pytest.raises(LookupMiss, match="unknown variant 'softmax/of_a_plugin'"):
         ask(db)
 
 
-def test_what_the_device_cannot_run_is_not_served(db: str) -> None:
-    """A sister with less shared memory: what was best on the large one does not fit."""
+def test_configuration_that_the_device_cannot_run_is_not_returned(db: str) -> None:
+    """A device of the same architecture with less shared memory: the best configuration does not fit."""
     product, text = variant("gemm/cuda_mma"), "gemm:m=512,n=512,k=512,dtype=f16"
     problem = parse(text)
     small = dataclasses.replace(SXM, name="h100-small", smem_per_block_bytes=48 << 10)
@@ -287,7 +287,7 @@ def test_what_the_device_cannot_run_is_not_served(db: str) -> None:
     assert narrow.row(other.config) is not None or other.variant != product.key
 
 
-def test_what_stood_is_not_asked_again_until_a_file_changes(
+def test_valid_record_is_not_checked_again_until_a_file_changes(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunebench.answer import _validity
@@ -311,8 +311,8 @@ def test_what_stood_is_not_asked_again_until_a_file_changes(
 # -- what is inferred ------------------------------------------------------------------------------
 
 
-def test_of_neighbours_the_one_that_promises_most_is_served(db: str, remember: Remember) -> None:
-    """Rows as long, but twice and half as many of them: the slower one is passed over."""
+def test_neighbour_with_the_shortest_expected_time_is_returned(db: str, remember: Remember) -> None:
+    """Equal rows, twice and half as many: the slower one is not chosen."""
     remember(SXM, 1, measured(40.0), workload="softmax:rows=128,cols=128,dtype=f32")
     remember(SXM, 2, measured(4.0), workload="softmax:rows=32,cols=128,dtype=f32")
     with pytest.warns(Unmeasured, match="softmax:rows=32,cols=128,dtype=f32 took 4.00 us"):
@@ -323,16 +323,16 @@ def test_of_neighbours_the_one_that_promises_most_is_served(db: str, remember: R
     assert answer.ci_us is None
 
 
-def test_other_types_and_operations_are_no_neighbours(db: str, remember: Remember) -> None:
+def test_other_dtypes_and_operations_are_not_neighbours(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f16")
     remember(SXM, 2, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f32,log=true")
     with pytest.warns(Unmeasured):
         assert ask(db, strict=False)[1] == "predicted"
     remember(SXM, 3, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f32,prologue=scale")
-    assert ask(db, strict=False) == (3, "neighbour")  # something fused is
+    assert ask(db, strict=False) == (3, "neighbour")  # a fused operation counts
 
 
-def test_a_neighbour_beats_a_library_by_less(db: str, remember: Remember) -> None:
+def test_neighbour_has_a_wider_baseline_interval(db: str, remember: Remember) -> None:
     versus = {"ratio": 1.5, "low": 1.08, "high": 2.0, "probability": 0.99}
     said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
     remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=256,dtype=f32", verdict=said)
@@ -343,27 +343,27 @@ def test_a_neighbour_beats_a_library_by_less(db: str, remember: Remember) -> Non
     assert not found.faster
 
 
-def test_one_variant_may_be_asked_for(db: str, remember: Remember) -> None:
+def test_lookup_of_one_variant(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(4.0))
     with pytest.warns(Unmeasured):
         answer = lookup_workload(WORKLOAD, device=SXM, db=db, variant="softmax/numba_cuda")
     assert (answer.variant, answer.how) == ("softmax/numba_cuda", "predicted")
 
 
-def test_nothing_is_inferred_for_what_nobody_can_do(db: str) -> None:
+def test_unsupported_workload_has_no_inferred_answer(db: str) -> None:
     product = "gemm:m=64,n=64,k=64,dtype=e4m3"
-    with pytest.raises(LookupMiss, match="no variant can do"):
+    with pytest.raises(LookupMiss, match="no variant supports"):
         lookup_workload(product, device="cpu", db=db)
 
 
-def test_a_device_known_by_its_key_alone_is_taken_for_its_architecture(db: str, remember: Remember) -> None:
+def test_device_known_only_by_key_uses_its_architecture(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(1.0))
     assert ask(db, "sm_90:no-such-card,sm=100") == (1, "same architecture")
     with pytest.raises(UnknownName, match="sm_91"):
         ask(db, "sm_91:no-such-card,sm=100", strict=False)
 
 
-def test_it_is_warned_of_once(db: str, remember: Remember) -> None:
+def test_unmeasured_answer_warns_once(db: str, remember: Remember) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -373,11 +373,11 @@ def test_it_is_warned_of_once(db: str, remember: Remember) -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_prediction_has_the_interval_it_was_recorded_with(db: str, remember: Remember) -> None:
+def test_prediction_has_its_recorded_interval(db: str, remember: Remember) -> None:
     remember(SXM, 1, Predicted(predicted_us=0.9, verification=RIGHT, low_us=0.5, high_us=1.7))
     answer = ask_quietly(db)
     assert (answer.expected_us, answer.interval_us, answer.ci_us) == (0.9, (0.5, 1.7), None)
-    remember(SXM, 2, measured(8.0))  # and a measured time has none of a belief
+    remember(SXM, 2, measured(8.0))  # and a measured time has no prediction interval
     answer = ask_quietly(db)
     assert (answer.expected_us, answer.interval_us) == (8.0, None)
 
@@ -394,16 +394,16 @@ def test_a_prediction_of_an_older_record_has_no_interval(db: str, remember: Reme
     )
 
 
-def test_of_other_devices_the_nearest_answers(db: str, remember: Remember) -> None:
+def test_nearest_other_device_is_preferred(db: str, remember: Remember) -> None:
     limited = f"{SXM.architecture}:{SXM.name},sm={SXM.sm_count},power=350"
     remember(described()["h200-sxm"], 1, measured(1.0))
     remember(PCIE, 2, measured(0.5))
-    assert ask(db, limited) == (1, "same architecture")  # 132 SMs, as asked for, before 114
+    assert ask(db, limited) == (1, "same architecture")  # 132 SMs, like the target, before 114
     remember(SXM, 3, measured(2.0))
-    assert ask(db, limited) == (3, "same architecture")  # the same product, with another power limit
+    assert ask(db, limited) == (3, "same architecture")  # the same product with another power limit
 
 
-def test_no_device_named_means_this_machines(db: str, remember: Remember) -> None:
+def test_default_device_is_this_machine(db: str, remember: Remember) -> None:
     from tunebench import device
 
     remember(device.find(None), 1, measured(1.0))
@@ -413,9 +413,7 @@ def test_no_device_named_means_this_machines(db: str, remember: Remember) -> Non
 # -- misses and mistakes ---------------------------------------------------------------------------
 
 
-def test_a_miss_names_the_command_that_would_tune_it(
-    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_miss_names_the_tune_command(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(A100, 1, measured(1.0))
     with pytest.raises(LookupMiss) as caught:
         ask(db)
@@ -430,7 +428,7 @@ def test_a_miss_names_the_command_that_would_tune_it(
     assert "\n" not in str(caught.value)
 
 
-def test_no_database_is_a_miss_and_makes_none(db: str) -> None:
+def test_missing_database_is_a_miss_and_is_not_created(db: str) -> None:
     with pytest.raises(LookupMiss, match="does not exist yet"):
         ask(db)
     assert not Path(db).exists()
@@ -466,7 +464,7 @@ def test_an_unknown_device_is_named(db: str, name: str) -> None:
         ask(db, name)
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_lookup_names_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database")
     with pytest.raises(DatabaseError, match=r"notes\.txt is not an SQLite database"):
@@ -488,7 +486,7 @@ def test_a_database_of_another_program_is_named(db: str) -> None:
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let the package come with what a database has."""
+    """Bundle the records of a database."""
     folder = tmp_path / "shipped"
     monkeypatch.setattr(bundled, "FOLDER", folder)
 
@@ -501,7 +499,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return ship
 
 
-def test_records_of_the_package_answer_beneath_the_users_own(
+def test_bundled_records_rank_after_the_users_records(
     db: str, remember: Remember, shipped: Callable[[str], None]
 ) -> None:
     versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
@@ -516,14 +514,14 @@ def test_records_of_the_package_answer_beneath_the_users_own(
     with pytest.warns(Unmeasured):
         assert ask(db, "l4", strict=False)[1] == "other architecture"
     remember(SXM, 3, measured(9.0))
-    assert ask(db) == (3, "measured here")  # the user's own comes first, if it is slower, too
+    assert ask(db) == (3, "measured here")  # the user's own record ranks first, although it is slower
     assert ask(db, PCIE) == (3, "same architecture")
 
 
 # -- what a process keeps --------------------------------------------------------------------------
 
 
-def test_new_records_are_served_without_a_restart(db: str, remember: Remember) -> None:
+def test_new_records_are_returned_without_a_restart(db: str, remember: Remember) -> None:
     with open_store(db) as store:
         for number, median_us in enumerate((9.0, 8.0, 7.0)):
             _record(store, SXM, number, measured(median_us))
@@ -533,7 +531,7 @@ def test_new_records_are_served_without_a_restart(db: str, remember: Remember) -
     assert ask(db) == (5, "measured here")
 
 
-def test_what_other_processes_record_is_served_soon(
+def test_records_of_other_processes_are_returned_soon(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -549,7 +547,7 @@ def test_what_other_processes_record_is_served_soon(
     assert ask(db) == (2, "measured here")
 
 
-def test_whoever_keeps_an_answer_is_told_of_news(
+def test_generation_changes_with_new_records(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNEBENCH_DB", db)
@@ -561,7 +559,7 @@ def test_whoever_keeps_an_answer_is_told_of_news(
     assert generation() != before
 
 
-def test_a_miss_ends_when_something_is_recorded(db: str, remember: Remember) -> None:
+def test_miss_ends_after_a_record(db: str, remember: Remember) -> None:
     for _ in range(2):
         with pytest.raises(LookupMiss):
             ask(db)
@@ -569,7 +567,7 @@ def test_a_miss_ends_when_something_is_recorded(db: str, remember: Remember) -> 
     assert ask(db) == (1, "measured here")
 
 
-def test_another_file_in_its_place_is_noticed(db: str, remember: Remember, tmp_path: Path) -> None:
+def test_replaced_file_is_noticed(db: str, remember: Remember, tmp_path: Path) -> None:
     remember(SXM, 1, measured(1.0))
     assert ask(db) == (1, "measured here")
     other = tmp_path / "other.db"
@@ -611,14 +609,14 @@ def test_a_forked_process_looks_up_too(db: str, remember: Remember) -> None:
     assert ask(db) == (2, "measured here")
 
 
-def test_a_folder_one_may_not_write_serves_and_sees_changes(
+def test_lookup_in_a_read_only_folder_sees_changes(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(SXM, 1, measured(1.0))
     probed = sqlite_file._probed
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
-        """Refuse as SQLite does where it cannot make the shared memory of a file in WAL mode."""
+        """Fail like SQLite if the shared memory of a file in WAL mode cannot be created."""
         if "immutable" not in uri:
             raise sqlite3.OperationalError("unable to open database file")
         return probed(uri, factory)
@@ -628,7 +626,7 @@ def test_a_folder_one_may_not_write_serves_and_sees_changes(
     remember(SXM, 2, measured(0.5))
     assert ask(db) == (2, "measured here")
     with open_store(db) as store:
-        _record(store, SXM, 3, measured(0.1))  # and is still at it: its log holds what the file does not
+        _record(store, SXM, 3, measured(0.1))  # still open: its log has records that the file lacks
         assert ask(db) == (3, "measured here")
 
 
@@ -653,7 +651,7 @@ def far_away(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_p
     yield url
     if _cache._cache.refreshing is not None:
         _cache._cache.refreshing.join()
-    _cache._cache.views.clear()  # no other test asks this server
+    _cache._cache.views.clear()  # no other test uses this server
 
 
 def test_a_server_is_read_through_an_index(
@@ -668,7 +666,7 @@ def test_a_server_is_read_through_an_index(
     assert ask(far_away, PCIE) == ask(db, PCIE)
 
     remember(SXM, 3, measured(1.0))
-    assert ask(far_away) == (1, "measured here")  # it asks the server once a minute
+    assert ask(far_away) == (1, "measured here")  # the server is contacted once a minute
     monkeypatch.setattr(lookup_index, "REFRESH_S", 0.0)
     later()
     assert ask(far_away) == (3, "measured here")
@@ -683,7 +681,7 @@ def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remem
         assert lookup_workload(WORKLOAD, device=SXM, db=far_away).interval_us == (0.1, 0.4)
 
 
-def test_an_index_has_neighbours_too(db: str, far_away: str, remember: Remember) -> None:
+def test_index_has_neighbours(db: str, far_away: str, remember: Remember) -> None:
     remember(PCIE, 7, measured(9.0), workload="softmax:rows=64,cols=256,dtype=f32")
     with pytest.warns(Unmeasured):
         there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
@@ -693,7 +691,7 @@ def test_an_index_has_neighbours_too(db: str, far_away: str, remember: Remember)
     assert dataclasses.replace(here, database=there.database) == there
 
 
-def test_an_index_outlives_its_server_and_says_so(
+def test_index_is_used_with_a_warning_when_the_server_is_down(
     db: str, far_away: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DatabaseError, match="the server is down"):
@@ -702,13 +700,13 @@ def test_an_index_outlives_its_server_and_says_so(
     assert ask(far_away) == (1, "measured here")
     Path(db).unlink()
     monkeypatch.setattr(lookup_index, "REFRESH_S", 0.0)
-    with pytest.warns(RuntimeWarning, match=r"answers are as of .*the server is down"):
+    with pytest.warns(RuntimeWarning, match=r"answers are \d+ s old: .*the server is down"):
         later()
     monkeypatch.setattr(lookup_index, "REFRESH_S", 60.0)
     assert ask(far_away) == (1, "measured here")
 
 
-def test_an_index_is_replaced_whole(db: str, remember: Remember, tmp_path: Path) -> None:
+def test_index_is_replaced_atomically(db: str, remember: Remember, tmp_path: Path) -> None:
     remember(SXM, 1, measured(3.0))
     path = tmp_path / "index.db"
     with open_store(db) as store:
@@ -738,7 +736,7 @@ def test_the_view_has_the_columns_that_are_exported() -> None:
 
 
 def test_a_lookup_imports_nothing_heavy(db: str) -> None:
-    """What stood once is known to stand: a fresh process neither imports the variant nor what it needs."""
+    """A valid record is remembered: a new process imports neither the variant nor its dependencies."""
     cpu = local_cpu()
     with open_store(db) as store:
         _record(store, cpu, 1, measured(1.0))
@@ -781,7 +779,7 @@ def test_a_lookup_imports_nothing_heavy(db: str) -> None:
         ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f32,act=tanh(x)", None),
     ],
 )
-def test_problems_with_another_eps_or_activation_are_neighbours(
+def test_workloads_with_another_eps_or_activation_are_neighbours(
     one: str, other: str, doublings: float | None
 ) -> None:
     assert _distance(parse(one), parse(other)) == doublings

@@ -1,4 +1,4 @@
-"""Recorded spaces: what files of other tuners become, and what is refused."""
+"""Cache files: conversion of files of other tuners, and rejected files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def written(path: Path, data: Any) -> Path:
     return path
 
 
-def test_a_cache_file_of_kernel_tuner(tmp_path: Path) -> None:
+def test_kernel_tuner_cache_file_is_read(tmp_path: Path) -> None:
     recording = read(written(tmp_path / "a.json", cache()))
     table = recording.table
     assert [str(table.config(row)) for row in range(4)] == ["b=8,m=y", "b=8,m=x", "b=64,m=y", "b=64,m=x"]
@@ -62,7 +62,7 @@ def test_a_cache_file_of_kernel_tuner(tmp_path: Path) -> None:
     assert (recording.kernel, recording.problem) == ("k", (4, 8))
 
 
-def test_the_same_in_the_t4_format_and_compressed(tmp_path: Path) -> None:
+def test_t4_and_compressed_files_are_read(tmp_path: Path) -> None:
     results = [
         {
             "configuration": {"b": entry["b"], "m": entry["m"]},
@@ -82,27 +82,27 @@ def test_the_same_in_the_t4_format_and_compressed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([1, 2], "neither"),
+        ([1, 2], "expected a Kernel Tuner cache file or T4"),
         (cache(tune_params_keys=None), "tune_params_keys"),
         (cache(cache={"8": {"b": 8, "time": 1.0}}), "lacks the parameter 'm'"),
         (cache(cache={"8": {"b": 8, "m": [1], "time": 1.0}}), "numbers or text"),
         (cache(cache={"8": {"b": 8, "m": "x", "time": -1.0}}), "must be positive"),
-        (cache(cache={"8": {"b": 8, "m": "x", "time": "no"}}), "no configuration of 1 has a time"),
+        (cache(cache={"8": {"b": 8, "m": "x", "time": "no"}}), "none of 1 configurations has a time"),
         (cache(cache={"8": 3}), "must be an object"),
-        (cache(cache={k: {"b": 8, "m": "x", "time": 1.0} for k in "ab"}), "there twice"),
-        ({"results": [{}]}, "must have a configuration"),
+        (cache(cache={k: {"b": 8, "m": "x", "time": 1.0} for k in "ab"}), "occurs twice"),
+        ({"results": [{}]}, "results with a configuration"),
     ],
 )
-def test_what_is_not_a_recording_is_refused(tmp_path: Path, data: Any, said: str) -> None:
+def test_file_that_is_not_a_recorded_space_is_refused(tmp_path: Path, data: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         read(written(tmp_path / "bad.json", data))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x1f\x8b broken", b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_json_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"cannot be read as JSON|neither"):
+    with pytest.raises(InputError, match=r"cannot be read as JSON|expected a Kernel Tuner"):
         read(path)
 
 
@@ -114,7 +114,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 # -- rows, and what is wrong of them -----------------------------------------------------------------------
 
 
-def test_rows_keep_their_samples_where_the_time_went_and_when(tmp_path: Path) -> None:
+def test_rows_keep_samples_effort_and_timestamp(tmp_path: Path) -> None:
     data = cache()
     data["cache"]["64,x"] |= {
         "compile_time": 500.0,
@@ -137,7 +137,7 @@ def test_rows_keep_their_samples_where_the_time_went_and_when(tmp_path: Path) ->
     assert log.rows[2].result.outcome == CompileFailed(reason="recorded as CompilationFailedConfig")
 
 
-def test_an_average_stays_the_time_of_a_recording_though_the_median_is_another(tmp_path: Path) -> None:
+def test_recorded_average_is_kept_as_time(tmp_path: Path) -> None:
     entry = {"b": 8, "m": "x", "time": 4.0, "times": [1.0, 2.0, 9.0]}
     log, _ = scan(written(tmp_path / "a.json", cache(cache={"8,x": entry})))
     outcome = log.rows[0].result.outcome
@@ -161,12 +161,12 @@ BAD_ENTRIES = {
     "no time": ({"b": 8, "m": "x"}, "must be positive"),
     "a bad sample": ({"b": 8, "m": "x", "time": 1.0, "times": [1.0, -1.0]}, "must be positive"),
     "a sample in words": ({"b": 8, "m": "x", "time": 1.0, "times": ["fast"]}, "must be positive"),
-    "again": ({"b": 64, "m": "x", "time": 1.0}, "there twice"),
+    "again": ({"b": 64, "m": "x", "time": 1.0}, "occurs twice"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD_ENTRIES)
-def test_a_bad_row_is_told_by_its_place_and_the_others_are_read(tmp_path: Path, bad: str) -> None:
+def test_rejected_row_is_located_and_the_others_are_read(tmp_path: Path, bad: str) -> None:
     entry, said = BAD_ENTRIES[bad]
     data = cache()
     data["cache"]["bad"] = entry
@@ -179,7 +179,7 @@ def test_a_bad_row_is_told_by_its_place_and_the_others_are_read(tmp_path: Path, 
         read(path)
 
 
-def test_bad_results_of_t4_are_told_by_number(tmp_path: Path) -> None:
+def test_rejected_t4_results_are_located_by_number(tmp_path: Path) -> None:
     def result(**changes: Any) -> dict[str, Any]:
         measurements = [{"name": "time", "value": 2.0, "unit": "ms"}]
         return {"configuration": {"b": 8}, "invalidity": "correct", "measurements": measurements} | changes
@@ -211,7 +211,7 @@ def test_bad_results_of_t4_are_told_by_number(tmp_path: Path) -> None:
         (None, "ns", 2e-3, 3e3, 5e-3),
     ],
 )
-def test_times_of_t4_are_in_the_units_that_are_told(
+def test_t4_times_are_converted_from_their_units(
     tmp_path: Path, timeunit: str | None, unit: str, us: float, sample_us: float, compile_s: float
 ) -> None:
     data = {
@@ -244,7 +244,7 @@ def test_a_cache_file_that_is_still_written_is_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read(path).times_us, [np.nan, 4000.0, np.nan, 2000.0])
 
 
-def test_the_word_for_a_failure_may_stand_beside_the_time(tmp_path: Path) -> None:
+def test_failure_name_may_be_stored_next_to_the_time(tmp_path: Path) -> None:
     entries = cache()["cache"] | {
         "8,y": {"b": 8, "m": "y", "time": 1.0, "__error__": "CompilationFailedConfig"}
     }
@@ -253,7 +253,7 @@ def test_the_word_for_a_failure_may_stand_beside_the_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("names", [[], ["b", "b"], ["two words"], ["p"] * 101])
-def test_names_that_no_space_has_are_refused(tmp_path: Path, names: list[str]) -> None:
+def test_invalid_parameter_names_are_refused(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(InputError, match=r"a\.json: "):
         scan(written(tmp_path / "a.json", cache(tune_params_keys=names)))
 
@@ -262,7 +262,7 @@ def test_names_that_no_space_has_are_refused(tmp_path: Path, names: list[str]) -
 
 
 def same(one: RecordedSpace, other: RecordedSpace) -> bool:
-    """Tell whether two recordings hold the same, but for the reasons of failures."""
+    """Return whether two recorded spaces are equal, except for the reasons of failures."""
     return (
         (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
         and one.table.space == other.table.space
@@ -276,14 +276,14 @@ def same(one: RecordedSpace, other: RecordedSpace) -> bool:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
-def test_what_is_written_reads_back_as_the_same(tmp_path: Path, form: str, name: str) -> None:
+def test_written_file_reads_back_equal(tmp_path: Path, form: str, name: str) -> None:
     rng = np.random.default_rng(0)
     entries = {
         f"{b}": {"b": b, "m": "x", "time": float(t.mean()), "times": t.tolist()}
         for b, t in enumerate(rng.lognormal(0, 2, (300, 5)))
     }
     entries["bad"] = {"b": 300, "m": "x", "time": "InvalidConfig"}
-    values = {"b": list(range(301))[::-1]}  # the order is the format's to keep where it has a place for it
+    values = {"b": list(range(301))[::-1]}  # a format keeps the order of values only if it has a field for it
     data = cache(cache=entries, tune_params=values if form == "kernel-tuner" else {})
     log, _ = scan(written(tmp_path / "in.json", data))
     write(log, tmp_path / name, form)
@@ -327,7 +327,7 @@ def one_of_each() -> TuningLog:
     )
 
 
-def test_each_failure_has_its_word_in_t4(tmp_path: Path) -> None:
+def test_each_failure_has_its_name_in_t4(tmp_path: Path) -> None:
     write(one_of_each(), tmp_path / "t4.json", "t4")
     first, *others = json.loads((tmp_path / "t4.json").read_text())["results"]
     assert (first["invalidity"], first["correctness"]) == ("correct", 1)
@@ -343,7 +343,7 @@ def test_each_failure_has_its_word_in_t4(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "t4.json"
     path.write_text("before")
     log = one_of_each()
@@ -363,7 +363,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: P
 
 
 def test_t4_follows_its_schema(tmp_path: Path) -> None:
-    """The file keeps the rules of schema 1.0.0 for results."""
+    """The file follows the rules of schema 1.0.0 for results."""
     write(one_of_each(), tmp_path / "t4.json", "t4")
     data = json.loads((tmp_path / "t4.json").read_text())
     words = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}

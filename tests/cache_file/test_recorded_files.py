@@ -1,4 +1,4 @@
-"""Recordings in the database: what goes in comes out, once, apart from our own, and nothing bad with it."""
+"""Recorded tuning spaces in the database: round trips, separation from our own records, and rejected rows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def equal(one: RecordedSpace, other: RecordedSpace) -> bool:
     )
 
 
-def test_what_goes_in_comes_out(store: Store, file: Any) -> None:
+def test_imported_space_is_exported_unchanged(store: Store, file: Any) -> None:
     path = file(cache())
     done = import_file(store, path)
     assert (done.spaces, done.added, done.known, done.faults) == ((SPACE,), 4, 0, ())
@@ -110,7 +110,7 @@ def test_what_goes_in_comes_out(store: Store, file: Any) -> None:
     assert first.result.conditions["timestamp"] == "2023-12-22"
 
 
-def test_the_same_file_again_adds_nothing(store: Store, file: Any) -> None:
+def test_importing_a_file_again_adds_nothing(store: Store, file: Any) -> None:
     import_file(store, file(cache()))
     before = store.stats()
     done = import_file(store, file(cache()))
@@ -119,7 +119,7 @@ def test_the_same_file_again_adds_nothing(store: Store, file: Any) -> None:
     assert (before.trials, before.recorded, before.runs) == (4, 4, 1)
 
 
-def test_a_file_that_has_grown_adds_what_is_new_and_the_newest_speaks(store: Store, file: Any) -> None:
+def test_grown_file_adds_new_rows_and_the_newest_counts(store: Store, file: Any) -> None:
     import_file(store, file(cache(entry(8, "x", 4.0))))
     done = import_file(store, file(cache(entry(8, "x", 4.0), entry(64, "x", 2.0))))
     assert (done.added, done.known) == (1, 1)
@@ -146,7 +146,7 @@ def test_another_space_under_the_same_name_is_refused(store: Store, file: Any) -
     assert import_file(store, file(other), ImportOverrides(kernel="Xgemm_2")).added == 1
 
 
-def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -> None:
+def test_recorded_space_is_never_returned_by_lookup(store: Store, file: Any, tmp_path: Path) -> None:
     import_file(store, file(cache(kernel_name="softmax")))
     database = tmp_path / "store.db"
     assert store.answers() == []
@@ -159,13 +159,13 @@ def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -
         lookup("recorded", kernel="softmax", problem="64x32", device="a100-40-pcie", db=database)
 
 
-def test_bad_rows_are_told_and_the_good_ones_go_in(store: Store, file: Any) -> None:
+def test_rejected_rows_are_reported_and_the_others_imported(store: Store, file: Any) -> None:
     done = import_file(store, file(cache(entry(8, "x", 4.0), entry(8, "y", -1.0), entry(64, "x", 2.0))))
     assert (done.added, [fault.place for fault in done.faults]) == (2, ["cache entry 2 ('8,y')"])
     assert len(recorded_space_log(store, SPACE).rows) == 2
 
 
-def test_an_interrupted_import_leaves_nothing(store: Store, file: Any) -> None:
+def test_interrupted_import_stores_nothing(store: Store, file: Any) -> None:
     def interrupt(done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
@@ -176,13 +176,13 @@ def test_an_interrupted_import_leaves_nothing(store: Store, file: Any) -> None:
     assert import_file(store, file(cache())).added == 4
 
 
-def test_what_a_file_does_not_tell_must_be_named(store: Store, file: Any) -> None:
+def test_missing_kernel_and_device_must_be_given(store: Store, file: Any) -> None:
     t4 = {"results": [{"configuration": {"b": 1}, "invalidity": "compile"}]}
-    with pytest.raises(InputError, match=r"in\.json: it does not tell its kernel; name it by --kernel"):
+    with pytest.raises(InputError, match=r"in\.json: it does not name its kernel; give --kernel"):
         import_file(store, file(t4))
-    with pytest.raises(InputError, match=r"in\.json: it does not tell its device; name it by --device"):
+    with pytest.raises(InputError, match=r"in\.json: it does not name its device; give --device"):
         import_file(store, file(t4), ImportOverrides(kernel="k"))
-    with pytest.raises(InputError, match=r"'FPGA 3' is not described.*Known: .*a100-40-pcie"):
+    with pytest.raises(InputError, match=r"'FPGA 3' is unknown.*Known: .*a100-40-pcie"):
         import_file(store, file(cache(device_name="FPGA 3")))
     with pytest.raises(UnknownName, match="unknown device 'a101'"):
         import_file(store, file(t4), ImportOverrides(kernel="k", device="a101"))
@@ -238,7 +238,7 @@ def own(store: Store) -> Store:
     return store
 
 
-def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_ever_wrong(
+def test_export_has_the_newest_measurement_unless_a_result_was_wrong(
     own: Store,
 ) -> None:
     record(own, 1, measured(5.0))
@@ -268,13 +268,13 @@ def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
     assert [row.config["tile"] for row in recorded_space_log(own, OWN, cache="warm").rows] == [2, 3]
 
 
-def test_a_space_must_be_chosen_and_be_there(own: Store, file: Any, tmp_path: Path) -> None:
+def test_export_needs_one_existing_space(own: Store, file: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with pytest.raises(InputError, match="no trials to export"):
         export_to(own, out, "t4", Selection())
     record(own, 1, measured(5.0))
     import_file(own, file(cache()))
-    with pytest.raises(InputError, match=r"choose by --workload.*recorded/Xgemm.*softmax/cuda_block"):
+    with pytest.raises(InputError, match=r"select it by --workload.*recorded/Xgemm.*softmax/cuda_block"):
         export_to(own, out, "t4", Selection())
     for wrong in (
         Selection(workload="softmax:rows=5,cols=4,dtype=f32"),
@@ -298,7 +298,7 @@ def test_a_space_must_be_chosen_and_be_there(own: Store, file: Any, tmp_path: Pa
         assert read(out).times_us.tolist() == [5.0]
 
 
-def test_t4_of_our_own_is_no_foreign_recording_unless_it_is_named_so(own: Store, tmp_path: Path) -> None:
+def test_t4_of_our_own_variant_is_refused_unless_a_kernel_name_is_given(own: Store, tmp_path: Path) -> None:
     record(own, 1, measured(5.0))
     export_to(own, tmp_path / "t4.json", "t4", Selection())
     with pytest.raises(InputError, match=r"tunebench's own softmax/cuda_block .*--kernel"):
@@ -320,7 +320,7 @@ def everything(own: Store, file: Any) -> None:
     import_file(own, file(cache()))
 
 
-def test_lines_make_another_database_alike(own: Store, file: Any, tmp_path: Path) -> None:
+def test_jsonl_export_and_import_copy_a_database(own: Store, file: Any, tmp_path: Path) -> None:
     everything(own, file)
     out = tmp_path / "all.jsonl.gz"
     assert export_to(own, out, "jsonl", Selection()) == 9
@@ -338,12 +338,12 @@ def test_lines_make_another_database_alike(own: Store, file: Any, tmp_path: Path
             dataclasses.replace(e, **plain) for e in expected
         ]
         assert other.descriptors() == own.descriptors()
-        assert all(entry.stale for entry in other.best(OWN.workload))  # "r" is no revision
+        assert all(entry.stale for entry in other.best(OWN.workload))  # "r" is not the current revision
     with pytest.raises(LookupMiss):
         lookup_workload(OWN.workload, device="h100-sxm", db=tmp_path / "other.db", strict=True)
 
 
-def test_what_was_measured_here_since_stands(own: Store, file: Any, tmp_path: Path) -> None:
+def test_import_skips_measurements_older_than_local_ones(own: Store, file: Any, tmp_path: Path) -> None:
     everything(own, file)
     export_to(own, tmp_path / "all.jsonl", "jsonl", Selection(workload=OWN.workload))
     text = (tmp_path / "all.jsonl").read_text()
@@ -380,14 +380,14 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "no number": ('{"what": NaN}', "JSON"),
     "no object": ([1], "must be an object"),
     "something else": ({"what": "kernel"}, "device or measurement"),
-    "a device elsewhere": ({"device": "sm_99:x,sm=1"}, "what the device"),
+    "a device elsewhere": ({"device": "sm_99:x,sm=1"}, "describes the device"),
     "no workload": ({"workload": ""}, "workload must be"),
     "no text": ({"variant": 3}, "variant must be"),
     "a line break": ({"revision": "a\nb"}, "revision must be"),
     "no configuration": ({"config": {}}, "config must"),
     "a list in it": ({"config": {"tile": [1]}}, "numbers or text"),
     "a purpose": ({"purpose": "fun"}, "purpose must be"),
-    "a kind": ({"outcome": {"kind": "lucky"}}, "known kind"),
+    "a kind": ({"outcome": {"kind": "lucky"}}, "kind of an outcome must be known"),
     "a field too many": ({"outcome": {"kind": "crashed", "reason": "x", "why": 1}}, "outcome"),
     "a field too few": ({"outcome": {"kind": "measured"}}, "outcome"),
     "a time in words": ({"outcome": TIMED | {"median_us": "1"}}, "median_us must be"),
@@ -397,7 +397,7 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "no cache": ({"outcome": TIMED | {"cache": "hot"}}, "cache must be"),
     "no proof": (
         {"outcome": TIMED | {"verification": {"how": "trust me", "detail": ""}}},
-        "verified must be",
+        "verification method must be",
     ),
     "no reason": ({"outcome": {"kind": "crashed", "reason": 1}}, "reason must be"),
     "resources": ({"resources": {"registers": "many"}}, "resources must be"),
@@ -415,7 +415,7 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_LINES)
-def test_a_bad_line_is_told_by_its_number_and_the_others_go_in(bad: str, own: Store, tmp_path: Path) -> None:
+def test_rejected_line_is_located_and_the_others_imported(bad: str, own: Store, tmp_path: Path) -> None:
     record(own, 0, measured(5.0))
     path = tmp_path / "in.jsonl"
     export_to(own, path, "jsonl", Selection())
@@ -436,13 +436,13 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_go_in(bad: str, own: St
     [
         ({"sm_count": "many"}, "must be numbers"),
         ({"sm_count": 131}, "its key must be"),
-        ({"wheels": 4}, "no device of this version"),
+        ({"wheels": 4}, "not those of a device"),
         ({"dram_gb_s": 0}, "must be positive"),
         ({"name": "a\nb"}, "name must be"),
         ({"mma_flop_per_clock": {"f16": "fast"}}, "must be numbers"),
     ],
 )
-def test_a_bad_device_is_told_and_so_is_what_was_measured_on_it(
+def test_invalid_device_and_its_measurements_are_rejected(
     change: dict[str, Any], said: str, own: Store, tmp_path: Path
 ) -> None:
     record(own, 0, measured(5.0))
@@ -457,7 +457,7 @@ def test_a_bad_device_is_told_and_so_is_what_was_measured_on_it(
         assert other.stats().devices == ()
 
 
-def test_lines_that_end_in_the_middle_or_are_too_many_leave_nothing(
+def test_truncated_or_oversized_jsonl_stores_nothing(
     own: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(own, 0, measured(5.0))
@@ -470,7 +470,7 @@ def test_lines_that_end_in_the_middle_or_are_too_many_leave_nothing(
             import_file(other, path)
         path.write_bytes(whole)
         monkeypatch.setattr("tunebench.db.jsonl_file.MAX_FILE_BYTES", 1000)
-        with pytest.raises(InputError, match="holds more than"):
+        with pytest.raises(InputError, match="contains more than"):
             import_file(other, path)
         assert other.stats().devices == ()
 
@@ -498,7 +498,7 @@ ODD = (
 
 
 def _spoilt(data: Any, rng: random.Random) -> Any:
-    """Return a copy in which a few things, wherever they stand, are missing, misnamed or something else."""
+    """Return a copy with random values missing, renamed or replaced."""
     data = copy.deepcopy(data)
     for _ in range(rng.randint(1, 4)):
         holder, key = rng.choice(list(_places(data)))
@@ -533,7 +533,7 @@ def _t4() -> dict[str, Any]:
     return {"metadata": metadata, "results": results}
 
 
-def test_no_file_does_anything_but_go_in_or_be_refused(store: Store, tmp_path: Path) -> None:
+def test_any_file_is_imported_or_refused(store: Store, tmp_path: Path) -> None:
     h100 = described()["h100-sxm"]
     line = LINE | {"outcome": TIMED}
     lines = [{"what": "device", "key": h100.key, **dataclasses.asdict(h100)}, line]
@@ -560,7 +560,7 @@ def test_no_file_does_anything_but_go_in_or_be_refused(store: Store, tmp_path: P
 # -- public recordings -----------------------------------------------------------------------------
 
 
-def test_a_cache_file_becomes_the_t4_file_that_others_made_of_it(store: Store, tmp_path: Path) -> None:
+def test_exported_t4_matches_published_t4(store: Store, tmp_path: Path) -> None:
     theirs = read(found("recorded/convolution_milo/A100_T4.json.gz"))
     path = found("recorded/convolution_milo/A100.json.gz")
     assert import_file(store, path).added == 4362
@@ -571,13 +571,13 @@ def test_a_cache_file_becomes_the_t4_file_that_others_made_of_it(store: Store, t
     assert {type(f) for f in ours.failures.values()} == {CompileFailed, LaunchFailed}
     assert equal(ours, read(path))
     assert _told(tmp_path / "t4.json.gz") == _told(found("recorded/convolution_milo/A100_T4.json.gz"))
-    # Theirs is the same measurements: once its kernel and device are named, none of it is new.
+    # Published T4 files contain the same measurements: with kernel and device given, none is new.
     naming = ImportOverrides(kernel="convolution_kernel", device="a100-40-pcie", problem=(4096, 4096))
     assert import_file(store, found("recorded/convolution_milo/A100_T4.json.gz"), naming).added == 0
 
 
 def _told(path: Path) -> list[tuple[Any, ...]]:
-    """Return what T4 files of the same measurements must agree in, besides times."""
+    """Return the values in which T4 files of the same measurements must agree, except times."""
     results = json.loads(gzip.decompress(path.read_bytes()))["results"]
     same = ("configuration", "invalidity", "correctness", "objectives", "timestamp")
     words = (m["value"] if isinstance(m["value"], str) else "" for r in results for m in r["measurements"])

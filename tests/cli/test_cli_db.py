@@ -1,4 +1,4 @@
-"""`tunebench db import` and `db export`, as they are typed."""
+"""Commands of `tunebench db`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from tunebench import cli, device, kernels
 from tunebench.cache_file import read
-from tunebench.db import RunStart, TrialKey, bulk, open_store
+from tunebench.db import RunStart, TrialKey, open_store
+from tunebench.db.store import Store
 from tunebench.outcome import CompileFailed, Measured, Result
 from tunebench.workloads import parse
 
@@ -41,7 +42,7 @@ GOOD = [{"b": b, "m": "x", "time": 1.0 + b, "times": [1.0 + b]} for b in range(4
 BAD = {"b": 9, "m": "x", "time": -1}
 
 
-def test_import_tells_what_went_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_prints_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = cache(tmp_path, "first.json", *GOOD[:3])
     second = cache(tmp_path, "second.json", *GOOD)
     assert cli.run(["db", "import", first, second, "--json"]) == 0
@@ -61,10 +62,10 @@ def test_import_tells_what_went_in(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.run(["show", "--workload", "recorded:kernel=k,problem=64", "--device", "rtx-3090"]) == 0
     assert "4 measured" in capsys.readouterr().out
     assert cli.run(["db", "stats"]) == 0
-    assert "of other tuners" in capsys.readouterr().out
+    assert "of recorded tuning spaces" in capsys.readouterr().out
 
 
-def test_import_tells_bad_rows_and_fails_but_keeps_the_others(
+def test_import_reports_rejected_rows_and_keeps_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = cache(tmp_path, "some.json", *GOOD, *[BAD] * 12)
@@ -74,46 +75,43 @@ def test_import_tells_bad_rows_and_fails_but_keeps_the_others(
     assert err.count(f"{path}: cache entry ") == 10
     assert "cache entry 5 ('4'): a time must be positive, got -1" in err
     assert "and 2 more" in err
-    assert err.endswith("error: 12 rows cannot be used; the others are in\n")
+    assert err.endswith("error: 12 rows cannot be used; the others were imported\n")
     assert cli.run(["db", "import", path, "--json"]) == 2
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["known"], len(told["faults"])) == (4, 12)
 
 
-def test_import_stops_at_a_file_it_cannot_use_and_says_which_went_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_stops_at_an_unusable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, last = cache(tmp_path, "first.json", *GOOD), cache(tmp_path, "last.json", *GOOD, kernel="last")
     (tmp_path / "bad.json").write_text("[]")
     bad = str(tmp_path / "bad.json")
     assert cli.run(["db", "import", first, bad, last]) == 2
     out, err = capsys.readouterr()
     assert "first.json" in out
-    assert err.splitlines()[0] == f"nothing went in of: {bad}, {last}"
+    assert err.splitlines()[0] == f"not imported: {bad}, {last}"
     assert "error: " + bad in err
     with open_store() as store:
         assert [space.variant for space in store.spaces()] == ["recorded/k"]
 
 
-def test_an_interrupted_import_leaves_the_files_before_it_whole(
+def test_interrupted_import_keeps_earlier_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last = cache(tmp_path, "first.json", *GOOD), cache(tmp_path, "last.json", *GOOD, kernel="last")
-    insert = bulk.insert_measurements
-    rows: list[int] = []
+    add, rows = Store._add, []
 
-    def interrupted(connection: Any, given: Any) -> None:
-        insert(connection, given)
-        rows.append(len(given))
+    def interrupted(*arguments: Any) -> None:
+        add(*arguments)
+        rows.append(len(arguments[4]))
         if len(rows) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tunebench.db.store.insert_measurements", interrupted)
+    monkeypatch.setattr(Store, "_add", interrupted)
     assert cli.run(["db", "import", first, last]) == 130
     out, err = capsys.readouterr()
     assert rows == [4, 4]
     assert "first.json" in out
-    assert err.split() == f"nothing went in of: {last} error: interrupted".split()
+    assert err.split() == f"not imported: {last} error: interrupted".split()
     with open_store() as store:
         assert {space.variant: count for space, count in store.spaces().items()} == {"recorded/k": 4}
         assert store.stats().runs == 1
@@ -122,23 +120,23 @@ def test_an_interrupted_import_leaves_the_files_before_it_whole(
 HELD = """
 import sys, time
 from tunebench import cli
-from tunebench.db import store
+from tunebench.db.store import Store
 
-insert = store.insert_measurements
+add = Store._add
 
-def insert_and_wait(*arguments):
-    insert(*arguments)
+def add_and_wait(*arguments):
+    add(*arguments)
     print("rows are in", flush=True)
     time.sleep(60)
 
-store.insert_measurements = insert_and_wait
+Store._add = add_and_wait
 sys.exit(cli.run(sys.argv[1:]))
 """
-"""The command, held up where rows are in and not committed."""
+"""The command, stopped after rows were inserted and before the commit."""
 
 
-def test_ctrl_c_during_an_import_leaves_nothing_half(tmp_path: Path) -> None:
-    """A real signal, in a real process, while rows are going in."""
+def test_ctrl_c_during_an_import_rolls_back_the_file(tmp_path: Path) -> None:
+    """A real signal in a real process during an import."""
     path, database = cache(tmp_path, "large.json", *GOOD), tmp_path / "store.db"
     command = [sys.executable, "-c", HELD, "db", "import", path, "--db", str(database)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -147,7 +145,7 @@ def test_ctrl_c_during_an_import_leaves_nothing_half(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"nothing went in of: {path}" in err
+    assert f"not imported: {path}" in err
     with open_store(database) as store:
         assert (store.stats().trials, store.stats().runs) == (0, 0)
 
@@ -155,36 +153,36 @@ def test_ctrl_c_during_an_import_leaves_nothing_half(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--problem", "64 by 32"], "must be sizes, such as 4096x4096"),
+        (["--problem", "64 by 32"], "must be sizes such as 4096x4096"),
         (["--device", "abacus"], "unknown device 'abacus'"),
-        (["--kernel", "a b"], "name it by --kernel"),
+        (["--kernel", "a b"], "give --kernel"),
     ],
 )
-def test_import_says_what_it_cannot_use(
+def test_import_errors(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_export_says_what_it_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out.json")
     assert cli.run(["db", "export", "--out", out]) == 4
-    assert "nothing has been tuned" in capsys.readouterr().err
+    assert "run tunebench tune first" in capsys.readouterr().err
     assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD)]) == 0
     for arguments, said in (
         (["--format", "csv"], "unknown format 'csv'"),
         (["--cache", "hot"], "unknown cache state 'hot'"),
-        (["--cache", "cold"], "nothing was measured of recorded/k"),
+        (["--cache", "cold"], "has no measurement"),
         (["--device", "h100-sxm"], "unknown device 'h100-sxm'"),
-        (["--format", "jsonl", "--cache", "warm"], "--cache goes with"),
+        (["--format", "jsonl", "--cache", "warm"], "--cache applies to"),
     ):
         assert cli.run(["db", "export", "--out", out, *arguments]) == 2
         assert said in capsys.readouterr().err
     assert not Path(out).exists()
 
 
-def test_what_was_tuned_here_goes_out_is_read_back_and_searched(
+def test_tuned_space_is_exported_read_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variant = str(Path(__file__).parent.parent / "data" / "forty_variant.py")
@@ -199,7 +197,7 @@ def test_what_was_tuned_here_goes_out_is_read_back_and_searched(
     assert told == {"file": str(path), "format": "t4", "rows": len(recording.table)}
     with open_store() as store:
         entries = store.history(WORKLOAD)
-    # Of each configuration the newest measurement, which for finalists is the careful one.
+    # The newest measurement of each configuration; for finalists the one of the comparison.
     newest = {entry.key.config: entry.result.outcome for entry in entries}
     times = {recording.table.config(row): us for row, us in enumerate(recording.times_us.tolist())}
     assert set(times) == set(newest)
@@ -217,7 +215,7 @@ def test_what_was_tuned_here_goes_out_is_read_back_and_searched(
 # -- care ------------------------------------------------------------------------------------------
 
 
-def test_databases_are_merged_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_prints_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other, into = (str(tmp_path / name) for name in ("one.db", "other.db", "into.db"))
     assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", one]) == 0
     assert cli.run(["db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other]) == 0
@@ -227,31 +225,29 @@ def test_databases_are_merged_and_told(tmp_path: Path, capsys: pytest.CaptureFix
     # A file that was imported into both is known, although at another time.
     assert [(each["added"], each["known"], each["runs"]) for each in told] == [(3, 0, 1), (1, 3, 1)]
     assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
-    assert "nothing went in of: " + one in capsys.readouterr().err
+    assert "not merged: " + one in capsys.readouterr().err
     assert cli.run(["db", "merge", one, "--into", into]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["0", "3"]
 
 
-def test_verify_tells_what_is_wrong_by_its_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_reports_findings_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = str(tmp_path / "a.db")
     assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD), "--db", database]) == 0
     assert cli.run(["db", "verify", "--db", database]) == 0
-    assert "is sound" in capsys.readouterr().out
+    assert "passes the integrity check" in capsys.readouterr().out
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE measurement SET fastest_us = 1e9 WHERE id = 2")
     assert cli.run(["db", "verify", "--db", database, "--json"]) == 4
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert (told["clean"], told["counts"], told["fixed"]) == (False, {"figure": 1}, 0)
-    assert told["first"]["figure"] == ["measurement 2: its fastest sample is told as 1000000000.0"]
-    assert err.endswith("is not sound: 1 findings\n")
+    assert told["first"]["figure"] == ["measurement 2: its fastest sample is stored as 1000000000.0"]
+    assert err.endswith("fails the integrity check: 1 findings\n")
     assert cli.run(["db", "verify", "--db", database, "--fix"]) == 4
-    assert "1 figure: figures of one measurement" in capsys.readouterr().out
+    assert "1 figure: measurements with contradictory values" in capsys.readouterr().out
 
 
-def test_verify_marks_what_is_outdated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_fix_marks_trials_as_stale(capsys: pytest.CaptureFixture[str]) -> None:
     h100, variant, workload = (
         device.described()["h100-sxm"],
         kernels.variant("softmax/cuda_block"),
@@ -274,7 +270,7 @@ def test_verify_marks_what_is_outdated(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.run(["db", "verify"]) == 0
 
 
-def test_downgrade_asks_nothing_and_tells_what_would_be_lost(
+def test_downgrade_reports_data_that_would_be_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = str(tmp_path / "a.db")

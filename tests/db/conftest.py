@@ -1,4 +1,4 @@
-"""Databases of every kind, for what each of them must do."""
+"""Databases of each kind, for contract tests of the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunebench.db.store import Store
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh database of each kind, as a path or a URL."""
+    """Location of a new database of each kind: a path or a URL."""
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
     return str(request.getfixturevalue("server").new_database())
@@ -22,6 +22,6 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(db: str) -> Iterator[Store]:
-    """A fresh database of each kind, open."""
+    """An open new database of each kind."""
     with open_store(db) as opened:
         yield opened

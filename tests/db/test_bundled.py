@@ -1,4 +1,4 @@
-"""Records that come with the package: what may, how they are read, and what is passed over."""
+"""Bundled records: which are exported, how they are read, and which files are skipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIANT = "softmax/cuda_block"
 def record(
     path: Path, us: float, *, device: Device = DEVICE, how: Any = "reference", revision: str | None = None
 ) -> None:
-    """Store a time of the variant's default."""
+    """Store a measurement of the variant's default."""
     variant, workload = kernels.variant(VARIANT), parse(WORKLOAD)
     config = variant.default(workload, device)
     outcome = Measured(
@@ -53,7 +53,7 @@ def record(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for the package's own."""
+    """A folder in place of the package's own."""
     monkeypatch.setattr(bundled, "FOLDER", tmp_path / "shipped")
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "shipped"
@@ -64,7 +64,7 @@ def ship(database: Path, folder: Path) -> list[tuple[Path, int]]:
         return bundled.export_bundled(store, folder)
 
 
-def test_what_was_timed_is_shipped_and_served_from_an_index(folder: Path, tmp_path: Path) -> None:
+def test_measured_answers_are_bundled_and_looked_up_from_an_index(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "a.db", 5.0)
     assert ship(tmp_path / "a.db", folder) == [(folder / "sm_90.jsonl", 1)]
     before = (folder / "sm_90.jsonl").read_bytes()
@@ -77,27 +77,27 @@ def test_what_was_timed_is_shipped_and_served_from_an_index(folder: Path, tmp_pa
     assert (row.time_us, row.device, row.variant, row.predicted) == (5.0, DEVICE.key, VARIANT, False)
     assert view.baselines(row)["torch"].ratio == 1.5
     assert Device(**dict(view.descriptor(DEVICE.key) or {})) == DEVICE
-    assert view.problems("softmax") == [(DEVICE.key, WORKLOAD)]
+    assert view.workloads("softmax") == [(DEVICE.key, WORKLOAD)]
     view._forget()
     assert (folder / "sm_90.jsonl").read_bytes() == before
     assert [p.name for p in folder.iterdir()] == ["sm_90.jsonl"]
 
 
-def test_a_file_is_added_to_and_the_newer_record_stays(folder: Path, tmp_path: Path) -> None:
+def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "old.db", 5.0)
     record(tmp_path / "new.db", 6.0)
     record(tmp_path / "new.db", 7.0, device=OTHER)
     ship(tmp_path / "old.db", folder)
     assert ship(tmp_path / "new.db", folder) == [(folder / "sm_90.jsonl", 2)]
     text = (folder / "sm_90.jsonl").read_text()
-    ship(tmp_path / "old.db", folder)  # an older one takes no place
+    ship(tmp_path / "old.db", folder)  # an older record does not replace a newer one
     assert (folder / "sm_90.jsonl").read_text() == text
     found = bundled.read(folder / "sm_90.jsonl")
     assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
     assert set(found.descriptors()) == {DEVICE.key, OTHER.key}
 
 
-def test_predictions_emulated_and_outdated_results_stay_at_home(folder: Path, tmp_path: Path) -> None:
+def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "a.db", 5.0, how="emulated")
     record(tmp_path / "a.db", 5.0, device=OTHER, revision="another")
     with open_store(tmp_path / "a.db") as store:
@@ -116,14 +116,14 @@ def test_predictions_emulated_and_outdated_results_stay_at_home(folder: Path, tm
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text: text.replace('"format":1', '"format":2'), "is of format 2, this version reads 1"),
-        (lambda text: text[: len(text) // 2], "cannot be read, and is passed over"),
-        (lambda text: "[]\n", "cannot be read, and is passed over"),
-        (lambda text: text.replace('"time_us"', '"time"'), "cannot be used, and is passed over"),
+        (lambda text: text.replace('"format":1', '"format":2'), "has format 2, and this version reads 1"),
+        (lambda text: text[: len(text) // 2], "is skipped: it cannot be read"),
+        (lambda text: "[]\n", "is skipped: it cannot be read"),
+        (lambda text: text.replace('"time_us"', '"time"'), "is skipped: "),
     ],
     ids=["format", "cut off", "nothing", "a field"],
 )
-def test_a_file_that_cannot_be_used_is_passed_over_and_the_doctor_tells_why(
+def test_unusable_bundled_file_is_skipped_and_reported_by_doctor(
     change: Any, said: str, folder: Path, tmp_path: Path
 ) -> None:
     record(tmp_path / "a.db", 5.0)
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_used_is_passed_over_and_the_doctor_tells_why(
     assert (check.status, said in check.found) == ("absent", True)
 
 
-def test_the_doctor_counts_what_is_shipped(folder: Path, tmp_path: Path) -> None:
+def test_doctor_counts_bundled_records(folder: Path, tmp_path: Path) -> None:
     [check] = [check for check in checks() if check.subject == "shipped records"]
     assert (check.status, check.found) == ("ok", "none come with this version")
     record(tmp_path / "a.db", 5.0)
@@ -145,7 +145,7 @@ def test_the_doctor_counts_what_is_shipped(folder: Path, tmp_path: Path) -> None
     assert (check.status, check.found) == ("ok", "1 of sm_90")
 
 
-def test_files_of_the_package_can_all_be_read() -> None:
+def test_all_bundled_files_of_the_package_can_be_read() -> None:
     for path in bundled.files():
         assert bundled.read(path).architecture == path.stem
         json.loads(path.read_text(encoding="utf-8").splitlines()[0])

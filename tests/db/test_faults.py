@@ -1,4 +1,4 @@
-"""What may go wrong with any database: tuners and servers die, clocks are set, nobody hears of a commit."""
+"""Faults of any database: killed tuners and servers, wrong clocks, and commits without a reply."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tiles(store: Store) -> list[int]:
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def test_a_survivor_takes_the_trials_of_the_dead_at_once(store: Store) -> None:
+def test_claims_of_a_dead_process_are_taken_over_at_once(store: Store) -> None:
     begin(store)
     alive, dead = new_owner(), _dead_owner()
     assert store.claim(key(1), alive)
@@ -61,7 +61,7 @@ def test_a_survivor_takes_the_trials_of_the_dead_at_once(store: Store) -> None:
     assert not store.claim(key(2), new_owner())
 
 
-def test_of_those_who_take_over_one_succeeds(db: str) -> None:
+def test_only_one_process_takes_over_a_dead_claim(db: str) -> None:
     with open_store(db) as store:
         begin(store)
         dead = _dead_owner()
@@ -89,17 +89,17 @@ def _together(works: list[Callable[[], None]]) -> None:
 @pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began"
 )
-def test_a_process_that_got_the_number_of_a_dead_one_is_not_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_process_number_does_not_keep_a_dead_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = new_owner()
     place, _, token = owner.rpartition(":")
     boot, started, nonce = token.split(".")
     assert not is_dead(owner)
     assert is_dead(f"{place}:{boot}.{int(started) + 1}.{nonce}")
-    assert is_dead(f"{place}:00000000.{started}.{nonce}")  # before the machine was started anew
-    assert not is_dead(f"{place}:{nonce}")  # of a version that told less
+    assert is_dead(f"{place}:00000000.{started}.{nonce}")  # before a reboot
+    assert not is_dead(f"{place}:{nonce}")  # token of an earlier version
 
 
-def test_a_claim_made_by_a_clock_years_ahead_locks_nobody_out(db: str) -> None:
+def test_claim_made_with_a_clock_years_ahead_is_free(db: str) -> None:
     clock = Clock()
     with closing(Store(locate(db), clock=clock)) as store:
         begin(store)
@@ -114,7 +114,7 @@ def test_a_claim_made_by_a_clock_years_ahead_locks_nobody_out(db: str) -> None:
 
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS], ids=["ahead", "back"])
-def test_runs_are_told_apart_by_what_they_recorded_not_by_the_clock(db: str, jump: timedelta) -> None:
+def test_later_run_is_found_by_measurement_ids_not_by_the_clock(db: str, jump: timedelta) -> None:
     clock = Clock()
 
     def run(store: Store, number: int, *, finished: bool) -> None:
@@ -141,9 +141,7 @@ def test_runs_are_told_apart_by_what_they_recorded_not_by_the_clock(db: str, jum
         assert cut_off(store) == 1
 
 
-def test_a_servers_time_is_told_whatever_this_machines_clock_is_set_to(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_time_is_used_whatever_the_local_clock(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ahead(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
@@ -157,7 +155,7 @@ def test_a_servers_time_is_told_whatever_this_machines_clock_is_set_to(
     assert abs(datetime.now(UTC) - recorded_at) < timedelta(minutes=5)
 
 
-def test_what_is_dated_in_the_future_keeps_nothing_from_being_imported(db: str) -> None:
+def test_measurements_dated_in_the_future_do_not_block_imports(db: str) -> None:
     clock = Clock()
     with closing(Store(locate(db), clock=clock)) as store:
         begin(store)
@@ -180,7 +178,7 @@ def test_what_is_dated_in_the_future_keeps_nothing_from_being_imported(db: str) 
 # -- what belongs together -------------------------------------------------------------------------
 
 
-def test_what_is_recorded_together_is_there_together(store: Store) -> None:
+def test_record_together_commits_all_measurements_or_none(store: Store) -> None:
     run_id = begin(store)
     measurements = [
         NewMeasurement(key=key(n), result=result(1.0 + n), purpose="finalist", seed=n) for n in range(3)
@@ -197,7 +195,7 @@ def test_what_is_recorded_together_is_there_together(store: Store) -> None:
     assert tiles(store) == [0, 1, 2]
 
 
-def test_a_fingerprint_tells_which_trials_are_stale_not_only_how_many(store: Store) -> None:
+def test_fingerprint_depends_on_which_trials_are_stale(store: Store) -> None:
     begin(store)
     for number in (1, 2):
         store.record(key(number), result())
@@ -209,10 +207,10 @@ def test_a_fingerprint_tells_which_trials_are_stale_not_only_how_many(store: Sto
     assert len(seen) == 2
 
 
-def test_an_index_is_whole_though_others_record_meanwhile(
+def test_index_is_consistent_during_concurrent_records(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that another one has just outdone is served with all that belongs to it."""
+    """An answer that was just superseded is returned with its own details."""
     begin(store)
     store.record(key(1), result(5.0))
     answers = store.answers
@@ -231,8 +229,8 @@ def test_an_index_is_whole_though_others_record_meanwhile(
         ).fetchone() == (1,)
 
 
-def test_two_revisions_are_recorded_at_once(db: str) -> None:
-    """Each marks the other as stale: on a server, one of the two may have to give way and try again."""
+def test_concurrent_records_of_two_revisions_do_not_deadlock(db: str) -> None:
+    """Each marks the other as stale: on a server, one transaction may have to be retried."""
     with open_store(db) as store:
         begin(store)
 
@@ -250,7 +248,7 @@ def test_two_revisions_are_recorded_at_once(db: str) -> None:
 # -- databases that go away ------------------------------------------------------------------------
 
 
-def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -> None:
+def test_tuner_waits_for_a_server_restart_and_reports_it(server: Any) -> None:
     told: list[str] = []
     with open_store(server.new_database(), retry_policy=RetryPolicy(notify=told.append)) as store:
         run_id, owner = begin(store), new_owner()
@@ -264,26 +262,26 @@ def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -
         assert "\n" not in told[0]
         server.stop("immediate")
         server.start()
-        assert store.claim(key(2), owner)  # a connection that is found broken is no outage
+        assert store.claim(key(2), owner)  # a stale pooled connection is not an outage
         store.finish_run(run_id, RunSummary())
         assert tiles(store) == [1]
 
 
-def test_patience_ends(server: Any) -> None:
+def test_retry_ends_after_the_limit(server: Any) -> None:
     with open_store(
         server.new_database(), retry_policy=RetryPolicy(limit_s=0.3, notify=lambda line: None)
     ) as store:
         begin(store)
         server.stop("immediate")
         try:
-            with pytest.raises(DatabaseError, match="what was recorded is kept"):
+            with pytest.raises(DatabaseError, match="committed records are kept"):
                 store.record(key(1), result())
         finally:
             server.start()
         store.record(key(1), result())
 
 
-def test_what_a_broken_commit_did_store_is_not_stored_twice(
+def test_retry_after_a_broken_commit_stores_no_duplicate(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psycopg
@@ -309,11 +307,11 @@ def test_what_a_broken_commit_did_store_is_not_stored_twice(
         broken.clear()
         assert store.claim(key(2), new_owner())
         broken.append(None)
-        again = store.record(key(1), result(), run_id=run_id)  # the same result once more is another one
+        again = store.record(key(1), result(), run_id=run_id)  # the same result again is another measurement
         assert [entry.id for entry in store.history(WORKLOAD)] == [first, again]
 
 
-def test_what_is_no_outage_is_told_at_once(store: Store) -> None:
+def test_errors_other_than_outages_are_not_retried(store: Store) -> None:
     told: list[str] = []
     store.retry_policy = RetryPolicy(notify=told.append)
     begin(store)
@@ -324,7 +322,7 @@ def test_what_is_no_outage_is_told_at_once(store: Store) -> None:
     assert told == []
 
 
-def test_an_index_that_is_damaged_or_of_the_future_is_made_anew(
+def test_damaged_or_future_index_is_written_again(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path))
@@ -353,13 +351,13 @@ def test_an_index_that_is_damaged_or_of_the_future_is_made_anew(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_tuners_that_are_killed_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+def test_killed_tuners_lose_and_repeat_no_trial(tmp_path: Path) -> None:
     counts = faults.sqlite_soak(tmp_path, 4, pause_s=0.3)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (4, True, True)
 
 
-def test_a_server_that_is_killed_loses_nothing_and_its_tuners_go_on(server: Any, tmp_path: Path) -> None:
+def test_killed_server_loses_no_record_and_tuners_continue(server: Any, tmp_path: Path) -> None:
     counts = faults.server_soak(server, tmp_path, 2, pause_s=0.4)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (2, True, True)
@@ -367,8 +365,8 @@ def test_a_server_that_is_killed_loses_nothing_and_its_tuners_go_on(server: Any,
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("how", [{}, {"network": True}, {"synchronous": "NORMAL"}], ids=str)
-def test_what_is_committed_outlives_a_power_cut(tmp_path: Path, how: dict[str, Any]) -> None:
-    """The last of the three shows that it would be seen if it did not."""
+def test_commits_survive_simulated_power_cuts(tmp_path: Path, how: dict[str, Any]) -> None:
+    """The last parameter, without durable commits, shows that the test detects lost commits."""
     try:
         found = power_cuts.cuts(tmp_path, 12, trials=40, **how)
     except subprocess.CalledProcessError:

@@ -1,4 +1,4 @@
-"""`db verify`: a database that tuners made is sound, and whatever is done to it behind its back is found."""
+"""`db verify`: a database that tuners wrote passes, and every corruption is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = "softmax/cuda_block"
 
 @pytest.fixture
 def filled(db: str) -> str:
-    """A database with every outcome, a claim, and a trial of a variant that is installed."""
+    """A database with every outcome, a claim, and a trial of an installed variant."""
     variant, workload = kernels.variant(OWN), parse(WORKLOAD)
     config = variant.default(workload, DEVICE)
     trial = dataclasses.replace(key(variant=OWN), config=config, revision=variant.revision(workload, config))
@@ -43,7 +43,7 @@ def found_in(db: str) -> Integrity:
 
 
 def change(db: str, *statements: str) -> None:
-    """Write into a database behind the schema's back."""
+    """Write to a database without its constraints."""
     engine = create_engine(locate(db), foreign_keys=False)
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
@@ -55,7 +55,7 @@ def change(db: str, *statements: str) -> None:
     engine.dispose()
 
 
-def test_what_tuners_made_is_sound(filled: str) -> None:
+def test_database_of_a_tuner_passes_the_integrity_check(filled: str) -> None:
     seen: list[tuple[int, int]] = []
     with open_store(filled, read_only=True) as store:
         found = examine(store, lambda done, total: seen.append((done, total)))
@@ -134,7 +134,7 @@ FIRST_KINDS: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("what", FIRST_KINDS)
-def test_whatever_is_wrong_is_found_and_told_by_its_row(what: str, filled: str) -> None:
+def test_corrupted_row_is_found_and_named(what: str, filled: str) -> None:
     statement, kind, place = FIRST_KINDS[what]
     columns = ", ".join(("77", *(c.name for c in _measurement_columns() if c.name != "id")))
     change(filled, statement.format(columns=columns) if "{columns}" in statement else statement)
@@ -151,7 +151,7 @@ def _measurement_columns() -> Any:
     return measurement_table.c
 
 
-def test_broken_rules_are_found_where_a_database_let_them_pass(filled: str) -> None:
+def test_constraint_violations_are_found(filled: str) -> None:
     if locate(filled).path is None:
         pytest.skip("PostgreSQL lets none pass")
     change(
@@ -167,17 +167,17 @@ def test_broken_rules_are_found_where_a_database_let_them_pass(filled: str) -> N
     assert set(found.counts) - set(NOTES) == {"rule", "reference", "unreadable", "figure"}
     told = [str(finding) for kind in ("rule", "reference", "unreadable") for finding in found.first[kind]]
     for expected in (
-        "measurement 2: it breaks ck_measurement_kind",
-        "measurement 3: it breaks ck_measurement_purpose",
-        "measurement 1: median_us is of another type",
-        "demand 1: it breaks ck_demand_amount",
-        "measurement 4: its trial_id is of no trial",
+        "measurement 2: it violates ck_measurement_kind",
+        "measurement 3: it violates ck_measurement_purpose",
+        "measurement 1: median_us has the wrong type",
+        "demand 1: it violates ck_demand_amount",
+        "measurement 4: its trial_id refers to a missing trial",
     ):
         assert expected in told
-    assert any(line.startswith("measurement 6: its reason cannot be read") for line in told)
+    assert any(line.startswith("measurement 6: its reason cannot be decoded") for line in told)
 
 
-def test_a_damaged_file_is_told_and_not_looked_into(filled: str) -> None:
+def test_damaged_file_is_reported_without_row_checks(filled: str) -> None:
     path = locate(filled).path
     if path is None:
         pytest.skip("a server looks after its own files")
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_told_and_not_looked_into(filled: str) -> None:
     assert set(found.counts) == {"damaged"}
 
 
-def test_what_is_outdated_is_marked_and_nothing_is_deleted(filled: str) -> None:
+def test_fix_marks_trials_as_stale_and_deletes_nothing(filled: str) -> None:
     change(
         filled,
         "UPDATE trial SET revision = 'r0' WHERE id = 1",
@@ -209,7 +209,7 @@ def test_what_is_outdated_is_marked_and_nothing_is_deleted(filled: str) -> None:
     assert found_in(filled).clean
 
 
-def test_a_configuration_that_breaks_todays_constraints_is_told(filled: str) -> None:
+def test_configuration_that_violates_a_constraint_is_reported(filled: str) -> None:
     variant, workload = kernels.variant(OWN), parse(WORKLOAD)
     default = variant.default(workload, DEVICE)
     allowed = {
@@ -230,7 +230,7 @@ def test_a_configuration_that_breaks_todays_constraints_is_told(filled: str) -> 
     assert "violates" in found.first["space"][0].reason
 
 
-def test_claims_of_the_dead_are_noted_and_no_fault(filled: str) -> None:
+def test_claims_of_dead_tuners_are_notes_not_errors(filled: str) -> None:
     change(
         filled,
         "UPDATE trial SET claim_expires_at = '2026-01-01 00:00:00.000000+00:00' WHERE state = 'claimed'",
@@ -240,7 +240,7 @@ def test_claims_of_the_dead_are_noted_and_no_fault(filled: str) -> None:
     assert found.counts["claim"] == 1
 
 
-def test_only_the_first_of_a_kind_are_kept_and_all_are_counted() -> None:
+def test_first_findings_of_a_kind_are_kept_and_all_are_counted() -> None:
     found = Integrity()
     for number in range(30):
         found.add("rule", f"trial {number}", "x\n" * 1000)

@@ -1,4 +1,4 @@
-"""Databases merged into one, on both kinds of database: each measurement once, in the order of recording."""
+"""Merges into SQLite and PostgreSQL: each measurement once, in the order of recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 class Place:
-    """A database that records at moments of the test's choice."""
+    """A database that records at times chosen by the test."""
 
     def __init__(self, db: str, device: Device = DEVICE) -> None:
         self.db, self._now = db, BEGAN
@@ -41,7 +41,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
-    """Databases to merge, files each."""
+    """Factory of SQLite databases to merge."""
     places: list[Place] = []
 
     def make(**changes: Any) -> Place:
@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
 
 
 def contents(db: str) -> list[Any]:
-    """Return everything that is measured, but for ids."""
+    """Return all measurements without ids."""
     with open_store(db, read_only=True) as store:
         found = examine(store)
         assert found.clean, found.first
@@ -70,7 +70,7 @@ def everything(db: str) -> dict[str, Any]:
         }
 
 
-def test_every_measurement_comes_along_once_with_all_that_is_stored_of_it(db: str, place: Any) -> None:
+def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any) -> None:
     one, other = place(), place(device=TWIN)
     for number, outcome in enumerate(EVERY_OUTCOME):
         said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.5}})
@@ -97,11 +97,11 @@ def test_every_measurement_comes_along_once_with_all_that_is_stored_of_it(db: st
         }
         assert (runs[one.run].masked, runs[one.run].wall_s, runs[other.run].finished_at) == (3, 2.0, None)
         begin(store)
-        store.record(key(99), Result(outcome=measured(1.0)))  # ids go on after those that were given out
+        store.record(key(99), Result(outcome=measured(1.0)))  # ids continue after used ones
         assert store.history(WORKLOAD)[-1].key == key(99)
 
 
-def test_merging_again_adds_nothing_and_what_is_new_since_comes_along(db: str, place: Any) -> None:
+def test_merging_again_adds_only_new_measurements(db: str, place: Any) -> None:
     one = place()
     for number, outcome in enumerate(EVERY_OUTCOME):
         one.record(number, number % 3, outcome)
@@ -119,9 +119,7 @@ def test_merging_again_adds_nothing_and_what_is_new_since_comes_along(db: str, p
         assert connection.execute(sa.select(schema.RunRow.masked)).scalar_one() == 9
 
 
-def test_what_was_recorded_last_speaks_whichever_database_comes_first(
-    db: str, place: Any, tmp_path: Path
-) -> None:
+def test_latest_measurement_counts_whatever_the_merge_order(db: str, place: Any, tmp_path: Path) -> None:
     one, other = place(), place()
     one.record(0, 1, measured(10.0))
     other.record(1, 1, measured(12.0))
@@ -137,7 +135,7 @@ def test_what_was_recorded_last_speaks_whichever_database_comes_first(
             assert served(store) == [(1, 12.0, False)]
 
 
-def test_finalists_of_one_silence_only_what_was_searched_before_them(db: str, place: Any) -> None:
+def test_merged_finalists_supersede_only_earlier_searches(db: str, place: Any) -> None:
     one, other = place(), place()
     one.record(0, 1, measured(9.0))
     other.record(1, 2, measured(10.0), purpose="finalist")
@@ -147,7 +145,7 @@ def test_finalists_of_one_silence_only_what_was_searched_before_them(db: str, pl
         assert served(store) == [(3, 9.9, False)]
 
 
-def test_a_wrong_result_anywhere_silences_its_trial(db: str, place: Any) -> None:
+def test_wrong_result_in_any_database_excludes_its_trial(db: str, place: Any) -> None:
     one, other = place(), place()
     one.record(0, 1, WrongResult(reason="nan"))
     other.record(1, 1, measured(5.0))
@@ -157,11 +155,11 @@ def test_a_wrong_result_anywhere_silences_its_trial(db: str, place: Any) -> None
         assert served(store) == [(2, 6.0, False)]
 
 
-def test_a_clock_that_was_wrong_changes_no_order_within_a_database(db: str, place: Any) -> None:
+def test_wrong_clock_does_not_change_the_order_within_a_database(db: str, place: Any) -> None:
     one, other = place(), place()
     one.record(0, 1, measured(1.0))
     one.record(10_000_000, 1, measured(2.0))  # in twenty years
-    one.record(-5, 1, measured(3.0))  # set back
+    one.record(-5, 1, measured(3.0))  # the clock was set back
     one.record(6, 1, measured(4.0))
     other.record(3, 1, measured(5.0))
     for sources in ([one.db, other.db], [other.db, one.db]):
@@ -171,7 +169,7 @@ def test_a_clock_that_was_wrong_changes_no_order_within_a_database(db: str, plac
     assert medians == [1.0, 2.0, 3.0, 5.0, 4.0]
 
 
-def test_what_the_target_has_recorded_stays_in_its_place(db: str, place: Any) -> None:
+def test_target_keeps_the_order_of_its_measurements(db: str, place: Any) -> None:
     one = place()
     one.record(1, 1, measured(1.0))
     one.record(3, 1, measured(3.0))
@@ -184,7 +182,7 @@ def test_what_the_target_has_recorded_stays_in_its_place(db: str, place: Any) ->
     assert merge([one.db], into=db)[0].added == 0
 
 
-def test_claims_stay_where_they_are_and_end_where_it_was_measured(db: str, place: Any) -> None:
+def test_claims_are_not_merged_and_end_if_the_trial_was_measured(db: str, place: Any) -> None:
     one = place()
     one.store.claim(key(1), new_owner())
     one.record(0, 2, measured(1.0))
@@ -197,14 +195,14 @@ def test_claims_stay_where_they_are_and_end_where_it_was_measured(db: str, place
         assert (store.stats().claimed, store.stats().trials) == (1, 1)
 
 
-def test_without_its_variant_the_revision_that_was_measured_last_stands(
+def test_newest_revision_is_current_if_the_variant_is_not_installed(
     db: str, place: Any, tmp_path: Path
 ) -> None:
     one, other = place(), place()
     one.record(0, 1, measured(1.0), revision="old")
     one.record(1, 1, measured(2.0), revision="new")
     other.record(2, 1, measured(3.0), revision="older")
-    other.record(3, 1, measured(4.0), revision="old")  # set back since
+    other.record(3, 1, measured(4.0), revision="old")  # the clock was set back since
     for sources, into in (([one.db, other.db], db), ([other.db, one.db], str(tmp_path / "turned.db"))):
         merge(sources, into=into)
         with open_store(into) as store:
@@ -215,7 +213,7 @@ def test_without_its_variant_the_revision_that_was_measured_last_stands(
             }
 
 
-def test_a_variant_that_is_installed_says_itself_what_is_stale(db: str, place: Any) -> None:
+def test_installed_variant_decides_which_merged_trials_are_stale(db: str, place: Any) -> None:
     from tunebench import kernels
     from tunebench.workloads import parse
 
@@ -231,7 +229,7 @@ def test_a_variant_that_is_installed_says_itself_what_is_stale(db: str, place: A
         assert [e.stale for e in store.history(WORKLOAD)] == [False, True]
 
 
-def test_a_device_keeps_the_description_that_a_run_began_with_last(db: str, place: Any) -> None:
+def test_merge_keeps_the_device_description_of_the_latest_run(db: str, place: Any) -> None:
     cooler = dataclasses.replace(DEVICE, tdp_w=100.0)
     one, other = place(), place(device=cooler)
     other._now += timedelta(hours=1)
@@ -243,7 +241,7 @@ def test_a_device_keeps_the_description_that_a_run_began_with_last(db: str, plac
     assert [each.described for each in merged] == [[], [DEVICE.key]]
 
 
-def test_what_programs_run_adds_up_and_is_never_doubled(db: str, place: Any) -> None:
+def test_merged_demand_is_summed_without_duplicates(db: str, place: Any) -> None:
     one, other = place(), place()
     for each, calls in ((one, 3), (other, 40)):
         each.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=calls, time_us=calls / 2)])
@@ -256,11 +254,11 @@ def test_what_programs_run_adds_up_and_is_never_doubled(db: str, place: Any) -> 
     with open_store(db) as store:
         [demand] = store.demand(DEVICE.key)
     assert (demand.calls, demand.time_us) == (544, 23.5)
-    merge([db], into=other.db)  # and back: what came from there is not its own a second time
+    merge([db], into=other.db)  # merged back: no measurement is added twice
     assert [(d.calls, d.time_us) for d in other.store.demand(DEVICE.key)] == [(544, 23.5)]
 
 
-def test_a_merge_that_is_interrupted_keeps_whole_sources_only(db: str, place: Any) -> None:
+def test_interrupted_merge_keeps_only_complete_sources(db: str, place: Any) -> None:
     one, other = place(), place()
     one.record(0, 1, measured(1.0))
     other.record(1, 2, measured(2.0))
@@ -302,9 +300,7 @@ def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
     assert merge([one.db], into=db)[0].known == 1400
 
 
-def test_what_cannot_be_merged_is_refused_before_anything_goes_in(
-    db: str, place: Any, tmp_path: Path
-) -> None:
+def test_unreadable_source_is_refused_before_the_merge(db: str, place: Any, tmp_path: Path) -> None:
     one = place()
     one.record(0, 1, measured(1.0))
     link = tmp_path / "link.db"
@@ -313,7 +309,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_goes_in(
         merge([one.db], into=str(link))
     with pytest.raises(InputError, match="into itself"):
         merge([db], into=db)
-    with pytest.raises(InputError, match="name at least one"):
+    with pytest.raises(InputError, match="at least one database"):
         merge([], into=db)
     with pytest.raises(DatabaseError, match="does not exist"):
         merge([one.db, str(tmp_path / "none.db")], into=db)
@@ -321,7 +317,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_goes_in(
         assert not Path(db).exists()
 
 
-def test_a_server_is_merged_into_a_file(server: Any, tmp_path: Path) -> None:
+def test_merge_of_a_server_into_a_file(server: Any, tmp_path: Path) -> None:
     remote = Place(server.new_database())
     for number, outcome in enumerate(EVERY_OUTCOME):
         remote.record(number, number, outcome)
@@ -333,7 +329,7 @@ def test_a_server_is_merged_into_a_file(server: Any, tmp_path: Path) -> None:
     assert merge([into], into=remote.db)[0].added == 0
 
 
-def test_rows_that_cannot_be_read_name_the_command_that_tells_them(db: str, place: Any) -> None:
+def test_unreadable_rows_name_the_verify_command(db: str, place: Any) -> None:
     one = place()
     one.record(0, 1, measured(1.0))
     with one.store._write() as connection:

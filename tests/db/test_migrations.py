@@ -1,4 +1,4 @@
-"""Migrations both ways, from a database of every schema that was ever released, on both kinds of database."""
+"""Upgrades and downgrades of databases of every released schema, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MADE_ANEW = {"alembic_version", "origin"}
 
 
 def load(revision: str, db: str, folder: Path) -> None:
-    """Make a database of an earlier schema, with the rows of its golden file."""
+    """Create a database of an earlier schema with the rows of its golden file."""
     location = locate(db)
     path = location.path or folder / "golden.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -69,7 +69,7 @@ Rows = dict[str, list[Any]]
 
 
 def rows(db: str) -> Rows:
-    """Return every row of every table as it lies there, and what the view says."""
+    """Return every row of every table without decoding, and the ids of the view."""
     engine = create_engine(locate(db))
     tables = sa.MetaData()
     with engine.connect() as connection:
@@ -87,7 +87,7 @@ def rows(db: str) -> Rows:
 
 
 @pytest.mark.parametrize("revision", schema.REVISIONS)
-def test_every_schema_goes_up_and_back_and_up_again(revision: str, db: str, tmp_path: Path) -> None:
+def test_every_schema_is_upgraded_and_downgraded(revision: str, db: str, tmp_path: Path) -> None:
     load(revision, db, tmp_path)
     before = rows(db)
     assert upgrade(db) == (revision, HEAD)
@@ -104,15 +104,13 @@ def test_every_schema_goes_up_and_back_and_up_again(revision: str, db: str, tmp_
 
 
 @pytest.mark.parametrize("revision", [schema.REVISIONS[1], HEAD])
-def test_what_the_first_schema_has_no_place_for_is_told_before_it_is_lost(
-    revision: str, db: str, tmp_path: Path
-) -> None:
+def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path: Path) -> None:
     load(revision, db, tmp_path)
     upgrade(db)
     before = rows(db)
     lost = {name: _told(name, before) for name in ("verdicts", "demand")}
     if any(lost.values()):
-        with pytest.raises(InputError, match=r"has no place for .* it is as it was.*--force") as caught:
+        with pytest.raises(InputError, match=r"cannot store .* was not changed.*--force") as caught:
             downgrade(db, to=FIRST)
         assert ("measurement.versus_default" in str(caught.value)) == bool(lost["verdicts"])
         assert ("rows of demand" in str(caught.value)) == bool(lost["demand"])
@@ -136,9 +134,7 @@ def _told(name: str, found: Rows) -> list[Any]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize(("direction", "statement"), [("up", 12), ("down", -1)])
-def test_a_migration_that_is_killed_changes_nothing(
-    statement: int, direction: str, db: str, tmp_path: Path
-) -> None:
+def test_killed_migration_changes_nothing(statement: int, direction: str, db: str, tmp_path: Path) -> None:
     load(FIRST, db, tmp_path)
     if direction == "down":
         upgrade(db)
@@ -148,7 +144,7 @@ def test_a_migration_that_is_killed_changes_nothing(
         _killed_at(statement)
         with contextlib.suppress(BaseException):
             _ = upgrade(db) if direction == "up" else downgrade(db, to=FIRST)
-        os._exit(0)  # it was not killed
+        os._exit(0)  # the process was not killed
     status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert (rows(db), _tables(db)) == (before, schema_before)
@@ -156,7 +152,7 @@ def test_a_migration_that_is_killed_changes_nothing(
 
 
 def _killed_at(statement: int) -> None:
-    """Kill this process at the statement of that number that changes anything; -1 is before the commit."""
+    """Kill this process at the writing statement of that number; -1 is before the commit."""
 
     def die(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -187,7 +183,7 @@ def _tables(db: str) -> dict[str, list[str]]:
     return found
 
 
-def test_only_known_and_earlier_revisions_are_gone_back_to(db: str, tmp_path: Path) -> None:
+def test_downgrade_accepts_only_known_earlier_revisions(db: str, tmp_path: Path) -> None:
     load(FIRST, db, tmp_path)
     assert downgrade(db, to=FIRST) == (FIRST, FIRST)
     with pytest.raises(InputError, match=f"has schema {FIRST}, older than {HEAD}; run: tunebench db upgrade"):
@@ -196,7 +192,7 @@ def test_only_known_and_earlier_revisions_are_gone_back_to(db: str, tmp_path: Pa
         downgrade(db, to="0")
 
 
-def test_there_must_be_a_database_to_go_back_with(tmp_path: Path) -> None:
+def test_downgrade_needs_an_existing_database(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="does not exist"):
         downgrade(tmp_path / "none.db", to=FIRST)
     (tmp_path / "empty.db").touch()

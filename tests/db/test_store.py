@@ -1,4 +1,4 @@
-"""The store on SQLite: files that are bad, read-only, full or old; processes that die; what is imported."""
+"""The store on SQLite: bad, read-only, full and old files; killed processes; imports."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def begin(store: Store) -> str:
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """Act as a user whom permissions bind, also where tests run as root."""
+    """Act as a user without write permission, even if tests run as root."""
     if os.geteuid() != 0:
         yield
         return
@@ -95,7 +95,7 @@ def unprivileged() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach; pytest's own are closed to others."""
+    """A folder that every user can reach; pytest's folders are private."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -164,7 +164,7 @@ def test_the_default_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize("text", [b"hello\n", b"# a readme\n" * 100, b"SQLite format 3\0" + b"x" * 5000])
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, text: bytes) -> None:
+def test_file_that_is_not_a_database_is_left_unchanged(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "README.md"
     path.write_bytes(text)
     for attempt in (open_store, upgrade, lambda p: open_store(p, read_only=True)):
@@ -203,7 +203,7 @@ def test_a_read_only_store_writes_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_folder_one_may_not_write_can_be_read(open_folder: Path) -> None:
+def test_database_in_a_read_only_folder_can_be_read(open_folder: Path) -> None:
     path = filled(open_folder / "x.db")
     path.chmod(0o444)
     open_folder.chmod(0o555)
@@ -241,7 +241,7 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
         assert len(store.history(WORKLOAD)) == recorded + 1
 
 
-def test_a_damaged_file_is_told_from_a_wrong_one(tmp_path: Path) -> None:
+def test_damaged_file_and_wrong_file_have_different_messages(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db", count=200)
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
@@ -250,7 +250,7 @@ def test_a_damaged_file_is_told_from_a_wrong_one(tmp_path: Path) -> None:
         open_store(path).history(WORKLOAD)
 
 
-def test_a_lost_version_is_told(tmp_path: Path) -> None:
+def test_missing_schema_revision_is_reported(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db")
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM alembic_version")
@@ -310,7 +310,7 @@ def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -
                 config=Config({"tile": 30, "ratio": 0.5, "order": "nk"}),
             ),
             new_owner(),
-        )  # its claim has long expired
+        )  # its claim has expired
 
 
 def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None
         assert [one.workload for one in store.demand(DEVICE.key)] == [gemm.workload, WORKLOAD]
 
 
-def test_an_upgrade_tells_the_fastest_samples_of_old_records(tmp_path: Path) -> None:
+def test_upgrade_computes_the_fastest_samples_of_old_records(tmp_path: Path) -> None:
     path = tmp_path / "golden.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript((GOLDEN / "schema_0002.sql").read_text(encoding="utf-8"))
@@ -419,7 +419,7 @@ with open_store({path!r}) as store:
 """
 
 
-def test_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+def test_process_killed_at_any_moment_loses_and_repeats_no_trial(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     script = _TUNER.format(folder=str(Path(__file__).parents[2]), path=str(path))
     reported: list[int] = []
@@ -459,7 +459,7 @@ def test_a_writer_waits_for_another(tmp_path: Path) -> None:
     other.stdout.close()
 
 
-def test_commits_outlive_a_power_cut(tmp_path: Path) -> None:
+def test_commits_survive_a_power_cut(tmp_path: Path) -> None:
     with open_store(tmp_path / "x.db") as store, store._read() as connection:
         settings = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()

@@ -1,4 +1,4 @@
-"""SQLite files in bad company: power cuts, damage, full and read-only disks, files that go away, names."""
+"""Faults of SQLite files: power cuts, damage, full and read-only disks, deleted files, and several names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE = VARIANT.configs(PROBLEM, DEVICE)
 
 
 def key(number: int) -> TrialKey:
-    """Return one of the trials that a lookup would serve, by a number."""
+    """Return a trial that a lookup would return, by number."""
     config = TABLE.config(number)
     revision = VARIANT.revision(PROBLEM, config)
     return TrialKey(
@@ -49,7 +49,7 @@ def filled(path: Path, count: int = 3) -> Path:
 
 
 def ask(path: Path) -> int:
-    """Return the number of the trial that is served."""
+    """Return the number of the trial that a lookup returns."""
     answer = lookup("softmax", rows=64, cols=64, dtype="f32", device=DEVICE, db=path, strict=True)
     return _number(answer.config)
 
@@ -66,7 +66,7 @@ def numbers(store: Store) -> list[int]:
 
 @contextlib.contextmanager
 def at_work(path: Path, count: int) -> Iterator[Store]:
-    """A file whose tuner has not closed it: its last records are in the log beside it."""
+    """A file that its tuner has not closed: the last records are in the write-ahead log."""
     with open_store(path) as store:
         begin(store)
         for number in range(count):
@@ -75,7 +75,7 @@ def at_work(path: Path, count: int) -> Iterator[Store]:
 
 
 def taken(path: Path, to: Path, *suffixes: str) -> Path:
-    """Copy what a crash would leave: the file, and some of what stands beside it."""
+    """Copy the files that a crash would leave."""
     to.mkdir(exist_ok=True)
     for suffix in ("", *suffixes):
         shutil.copy(f"{path}{suffix}", to / f"{path.name}{suffix}")
@@ -85,7 +85,7 @@ def taken(path: Path, to: Path, *suffixes: str) -> Path:
 # -- power cuts ------------------------------------------------------------------------------------
 
 
-def test_every_connection_flushes_what_it_commits(tmp_path: Path) -> None:
+def test_every_connection_syncs_its_commits(tmp_path: Path) -> None:
     with open_store(tmp_path / "x.db") as store, contextlib.ExitStack() as stack:
         for _ in range(4):
             connection = stack.enter_context(store._engine.connect())
@@ -96,7 +96,7 @@ def test_every_connection_flushes_what_it_commits(tmp_path: Path) -> None:
             assert told[:3] == ["wal", 2, 1]
 
 
-def test_a_torn_log_gives_what_was_committed_before_the_tear(tmp_path: Path) -> None:
+def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> None:
     path, draw = tmp_path / "x.db", random.Random(1)
     sizes = []
     with open_store(path) as store:
@@ -105,14 +105,14 @@ def test_a_torn_log_gives_what_was_committed_before_the_tear(tmp_path: Path) -> 
             store.record(key(number), result())
             sizes.append(Path(f"{path}-wal").stat().st_size)
         whole = taken(path, tmp_path / "whole", "-wal")
-    assert sizes == sorted(set(sizes))  # nothing was moved into the file meanwhile
+    assert sizes == sorted(set(sizes))  # no checkpoint happened meanwhile
     for attempt in range(12):
         torn = taken(whole, tmp_path / f"torn{attempt}", "-wal")
         log = Path(f"{torn}-wal")
         tear = draw.randrange(32, sizes[-1])
         if attempt % 2:
             os.truncate(log, tear)
-        else:  # what was not flushed may be anything
+        else:  # unsynced bytes may be anything
             log.write_bytes(log.read_bytes()[:tear] + draw.randbytes(sizes[-1] - tear))
         with open_store(torn) as store:
             kept = sum(size <= tear for size in sizes)
@@ -126,7 +126,7 @@ def test_a_torn_log_gives_what_was_committed_before_the_tear(tmp_path: Path) -> 
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def test_whatever_is_damaged_the_rest_is_read_or_it_is_said_what_to_do(tmp_path: Path) -> None:
+def test_damaged_database_is_read_partly_or_the_error_names_a_remedy(tmp_path: Path) -> None:
     path, draw = filled(tmp_path / "x.db", 60), random.Random(2)
     data, said = path.read_bytes(), list[str]()
     for attempt in range(30):
@@ -158,7 +158,7 @@ def _saved(path: Path, command: str) -> Path:
 
 @pytest.mark.parametrize("command", [".recover", ".dump"])
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the sqlite3 shell is not installed")
-def test_what_sqlite_saves_of_a_damaged_file_is_a_database_again(tmp_path: Path, command: str) -> None:
+def test_recovered_file_is_a_valid_database(tmp_path: Path, command: str) -> None:
     path = filled(tmp_path / "x.db", 60)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_measurement_trial_id'"
@@ -179,17 +179,17 @@ def test_what_sqlite_saves_of_a_damaged_file_is_a_database_again(tmp_path: Path,
     assert ask(saved) == 98
 
 
-def test_a_view_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_view_is_named(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP VIEW answer_v1")
-    with open_store(path) as store, pytest.raises(DatabaseError, match=r"changed by hand.*answer_v1"):
+    with open_store(path) as store, pytest.raises(DatabaseError, match=r"was edited.*answer_v1"):
         store.best(WORKLOAD)
     with pytest.raises(SchemaError, match="answer_v1"):
         ask(path)
 
 
-def test_another_programs_file_is_left_as_it_is(tmp_path: Path) -> None:
+def test_file_of_another_program_is_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE moz_places (id INTEGER)")
@@ -200,7 +200,7 @@ def test_another_programs_file_is_left_as_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nobody_sees_a_database_before_it_has_its_tables(tmp_path: Path) -> None:
+def test_readers_never_see_a_database_without_tables(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     made = engine.create_engine(locate(path))
     with made.connect(), pytest.raises(LookupMiss):
@@ -213,7 +213,7 @@ def test_nobody_sees_a_database_before_it_has_its_tables(tmp_path: Path) -> None
 
 @pytest.fixture
 def closed_folder() -> Iterator[Path]:
-    """A folder that every user can read; pytest's own are closed to others."""
+    """A folder that every user can read; pytest's folders are private."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -221,7 +221,7 @@ def closed_folder() -> Iterator[Path]:
         (folder / "closed").chmod(0o755)
 
 
-def test_a_log_left_in_a_folder_one_may_not_write_is_read(tmp_path: Path, closed_folder: Path) -> None:
+def test_write_ahead_log_in_a_read_only_folder_is_read(tmp_path: Path, closed_folder: Path) -> None:
     with at_work(tmp_path / "x.db", 3):
         left = taken(tmp_path / "x.db", closed_folder, "-wal")
     before = {path: path.read_bytes() for path in closed_folder.iterdir()}
@@ -239,7 +239,7 @@ def test_a_log_left_in_a_folder_one_may_not_write_is_read(tmp_path: Path, closed
     assert {path: path.read_bytes() for path in closed_folder.iterdir()} == before
 
 
-def test_a_log_that_does_not_stand_still_is_read_when_it_does(
+def test_changing_write_ahead_log_is_read_when_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(tmp_path / "x.db", 3):
@@ -256,10 +256,10 @@ def test_a_log_that_does_not_stand_still_is_read_when_it_does(
 @pytest.mark.parametrize(
     "said", ["disk I/O error", "database or disk is full", "unable to open database file"]
 )
-def test_lookups_go_on_where_no_shared_memory_can_be_made(
+def test_lookup_works_without_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """SQLite says the first on a full disk."""
+    """SQLite reports the first error on a full disk."""
     path = filled(tmp_path / "x.db")
     probed = sqlite_file._probed
 
@@ -272,7 +272,7 @@ def test_lookups_go_on_where_no_shared_memory_can_be_made(
     assert ask(path) == 0
 
 
-def test_a_log_that_just_goes_away_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanishing_write_ahead_log_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "x.db")
     probed, refusals = sqlite_file._probed, [1, 2]
 
@@ -298,7 +298,7 @@ with journaled_tuning.witnessing({db!r}, Path({journal!r})) as store:
 
 
 def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Tune a problem with files of that many bytes at most."""
+    """Tune a workload with a limit on the size of files."""
     names = {"db": str(folder / "x.db"), "journal": str(folder / "journal")}
     script = _LIMITED.format(limit=limit, **names)
     return subprocess.run(
@@ -307,9 +307,9 @@ def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="this system has no such limits")
-def test_a_tuner_without_room_keeps_what_it_has_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
+def test_tuner_on_a_full_disk_keeps_records_and_resumes(tmp_path: Path) -> None:
     ended = _tune_within(900_000, tmp_path)
-    assert "run the same command again" in ended.stderr.strip().splitlines()[-1], ended.stderr
+    assert "run the command again" in ended.stderr.strip().splitlines()[-1], ended.stderr
     journalled = (tmp_path / "journal").read_text().count("\n")
     with open_store(tmp_path / "x.db") as store:
         assert sum(store.stats().outcomes.values()) == journalled > 20
@@ -321,27 +321,27 @@ def test_a_tuner_without_room_keeps_what_it_has_and_goes_on_when_there_is_some(t
 # -- files and their names -------------------------------------------------------------------------
 
 
-def test_a_file_that_goes_away_is_noticed(tmp_path: Path) -> None:
+def test_deleted_file_is_noticed(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db")
     other = filled(tmp_path / "other.db")
     with open_store(path) as store:
         begin(store)
         path.rename(tmp_path / "moved.db")
         for attempt in (lambda: store.record(key(9), result()), lambda: store.history(WORKLOAD)):
-            with pytest.raises(DatabaseError, match="was deleted, or another file took its place"):
+            with pytest.raises(DatabaseError, match="was deleted or replaced"):
                 attempt()
         other.replace(path)
-        with pytest.raises(DatabaseError, match="was deleted, or another file took its place"):
+        with pytest.raises(DatabaseError, match="was deleted or replaced"):
             store.record(key(9), result())
         assert ask(path) == 0
-        (tmp_path / "moved.db").replace(path)  # put back
+        (tmp_path / "moved.db").replace(path)  # restored
         store.record(key(9), result())
         assert numbers(store) == [0, 1, 2, 9]
     with open_store(path) as store:
         assert numbers(store) == [0, 1, 2, 9]
 
 
-def test_a_folder_that_goes_away_is_noticed(tmp_path: Path) -> None:
+def test_deleted_folder_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = filled(folder / "x.db")
@@ -354,7 +354,7 @@ def test_a_folder_that_goes_away_is_noticed(tmp_path: Path) -> None:
             ask(path)
 
 
-def test_two_names_of_a_file_are_one_database_or_refused(tmp_path: Path) -> None:
+def test_hard_links_are_refused_and_symbolic_links_are_followed(tmp_path: Path) -> None:
     path, folder = filled(tmp_path / "x.db"), tmp_path / "elsewhere"
     folder.mkdir()
     link = folder / "link.db"
@@ -366,7 +366,7 @@ def test_two_names_of_a_file_are_one_database_or_refused(tmp_path: Path) -> None
         assert ask(link) == ask(path) == 8
     os.link(path, folder / "hard.db")
     for name in (path, folder / "hard.db"):
-        with pytest.raises(DatabaseError, match=r"2 names \(hard links\)"):
+        with pytest.raises(DatabaseError, match=r"has 2 hard links"):
             open_store(name)
     (folder / "hard.db").unlink()
     open_store(path).close()
@@ -381,7 +381,7 @@ def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, place: Path, kind: s
     monkeypatch.setattr(disk, "_MOUNTS", table)
 
 
-def test_a_file_that_is_mounted_by_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_file_mount_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "x.db")
     _mounted(monkeypatch, tmp_path, path, "ext4")
     with pytest.raises(DatabaseError, match="mount the folder"):
@@ -389,7 +389,7 @@ def test_a_file_that_is_mounted_by_itself_is_refused(tmp_path: Path, monkeypatch
     assert ask(path) == 0
 
 
-def test_without_shared_memory_there_is_no_log_and_it_is_said(
+def test_network_file_system_disables_the_write_ahead_log_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "of all machines"
@@ -408,7 +408,7 @@ def test_without_shared_memory_there_is_no_log_and_it_is_said(
     store.close()
 
 
-def test_where_shared_memory_is_refused_there_is_no_log_and_it_is_said(
+def test_missing_shared_memory_disables_the_write_ahead_log_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, connect = filled(tmp_path / "x.db"), sqlite3.connect
@@ -416,12 +416,12 @@ def test_where_shared_memory_is_refused_there_is_no_log_and_it_is_said(
         connection.execute("PRAGMA journal_mode = DELETE")
 
     def connect_without(database: Any, **given: Any) -> sqlite3.Connection:
-        """Connect through a part of SQLite that shares no memory."""
+        """Connect with a build of SQLite that cannot share memory."""
         uri = str(database) if given.pop("uri", False) else f"file:{database}?mode=rwc"
         return connect(f"{uri}&vfs=unix-dotfile", uri=True, **given)
 
     monkeypatch.setattr(sqlite3, "connect", connect_without)
-    with pytest.warns(RuntimeWarning, match="cannot share memory"):
+    with pytest.warns(RuntimeWarning, match="cannot have shared memory"):
         store = open_store(path)
     _works_without_log(store, path)
 
@@ -440,7 +440,7 @@ def _works_without_log(store: Store, path: Path) -> None:
 # -- waiting ---------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuner_waits_for_a_long_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 0.05)
     path, told = filled(tmp_path / "x.db"), list[str]()
     with open_store(path, retry_policy=RetryPolicy(notify=told.append)) as store:
@@ -453,14 +453,14 @@ def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pyt
         timer.join()
         other.execute("BEGIN IMMEDIATE")
         store.retry_policy = None
-        with pytest.raises(DatabaseError, match="in use by another program"):
+        with pytest.raises(DatabaseError, match="locked by another program"):
             store.record(key(10), result())
         other.close()
         assert numbers(store) == [0, 1, 2, 9]
     assert [line.partition(":")[0] for line in told] == ["waiting up to 120 s", ""]
 
 
-def test_lookups_are_right_while_everything_is_written(tmp_path: Path) -> None:
+def test_lookups_are_correct_during_writes(tmp_path: Path) -> None:
     path, done = tmp_path / "x.db", threading.Event()
     seen: list[list[int]] = [[], []]
     raised: list[BaseException] = []
@@ -479,7 +479,7 @@ def test_lookups_are_right_while_everything_is_written(tmp_path: Path) -> None:
     readers = [threading.Thread(target=read, args=(mine,)) for mine in seen]
     for reader in readers:
         reader.start()
-    for start in range(0, 40, 10):  # opened and closed, so that log and shared memory come and go
+    for start in range(0, 40, 10):  # opening and closing creates and removes log and shared memory
         with open_store(path) as store:
             begin(store)
             for number in range(start, start + 10):

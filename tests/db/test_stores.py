@@ -1,4 +1,4 @@
-"""What every database must do, on SQLite and on a PostgreSQL server that these tests start themselves."""
+"""Contract tests of the store, on SQLite and on a PostgreSQL server that the tests start."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_numpy_scalars_are_stored_as_numbers(store: Store) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), object()], ids=["nan", "object"])
 def test_what_cannot_be_stored_is_refused_whole(store: Store, bad: object) -> None:
     begin(store)
-    with pytest.raises(DatabaseError, match="plain finite data"):
+    with pytest.raises(DatabaseError, match="JSON data with finite numbers"):
         store.record(key(), Result(outcome=measured(1.0), conditions={"clock_mhz": bad}))
     assert store.history(WORKLOAD) == []
     assert store.stats().trials == 0
@@ -149,7 +149,7 @@ def test_a_success_without_a_time_is_refused_by_the_database(store: Store) -> No
             connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {trial}")
 
 
-def test_places_and_times_are_those_of_other_devices_and_earlier_sources(store: Store) -> None:
+def test_measured_spaces_exclude_current_trials_of_one_device(store: Store) -> None:
     here, there = (DEVICE.key, WORKLOAD), described()["a100-80-sxm"]
     begin(store)
     begin(store, there)
@@ -163,7 +163,7 @@ def test_places_and_times_are_those_of_other_devices_and_earlier_sources(store: 
 
     [place] = places("softmax", "gpu")
     assert (place.device, place.architecture, place.workload) == (there.key, "sm_80", WORKLOAD)
-    assert place.count == len(EVERY_OUTCOME) - 2  # what was predicted, or pruned, was not run
+    assert place.count == len(EVERY_OUTCOME) - 2  # predicted and pruned configurations were not run
     assert places("soft", "gpu") == places("softmax", "cpu") == []
     times = {config["tile"]: us for config, us in store.config_times(place, cache="cold", exclude=here)}
     assert times == {0: 12.5, 2: 98.5} | dict.fromkeys(range(4, len(EVERY_OUTCOME)), math.inf)
@@ -171,7 +171,7 @@ def test_places_and_times_are_those_of_other_devices_and_earlier_sources(store: 
     assert {place.device for place in places("softmax", "gpu")} == {DEVICE.key, there.key}
 
 
-def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:
+def test_trial_outcomes_are_one_per_trial_as_the_search_saw_it(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(10.0)))
     store.record(key(2), Result(outcome=measured(20.0)))
@@ -185,7 +185,7 @@ def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:
     assert store.trial_outcomes(TWIN.key, WORKLOAD, VARIANT) == []
 
 
-def test_known_prefers_the_cache_state_that_is_asked_for(store: Store) -> None:
+def test_trial_outcomes_prefer_the_requested_cache_state(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(10.0)))
     store.record(key(1), Result(outcome=measured(5.0, cache="warm")))
@@ -208,7 +208,7 @@ def _dead_owner() -> str:
     return f"{space}:{ended.pid}:{token}"
 
 
-def test_trials_of_runs_that_were_cut_off_are_counted(store: Store) -> None:
+def test_trials_of_interrupted_runs_are_counted(store: Store) -> None:
     def run(host: str, first: int, *, seed: int = 7) -> str:
         start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=seed, host=host)
         run_id = store.begin_run(start)
@@ -223,7 +223,7 @@ def test_trials_of_runs_that_were_cut_off_are_counted(store: Store) -> None:
     assert cut_off() == 0
     run(_dead_owner(), 10)
     run(_dead_owner(), 20)
-    run(new_owner(), 30)  # still at work
+    run(new_owner(), 30)  # still running
     run(_dead_owner(), 40, seed=8)
     assert (cut_off(), cut_off(seed=8), cut_off(seed=9)) == (4, 2, 0)
     store.finish_run(run(new_owner(), 50), RunSummary())
@@ -231,7 +231,7 @@ def test_trials_of_runs_that_were_cut_off_are_counted(store: Store) -> None:
     assert cut_off() == 2
 
 
-def test_history_is_of_one_device_or_of_all(store: Store) -> None:
+def test_history_of_one_device_or_of_all(store: Store) -> None:
     begin(store)
     begin(store, TWIN)
     store.record(key(), Result(outcome=measured(10.0)))
@@ -251,7 +251,7 @@ def added(number: int, outcome: Outcome, **changes: Any) -> NewMeasurement:
     return NewMeasurement(key=key(number), result=Result(outcome=outcome), **changes)
 
 
-def test_what_was_made_elsewhere_is_added_once_and_in_its_order(store: Store) -> None:
+def test_add_stores_measurements_once_and_in_order(store: Store) -> None:
     measurements = [added(number, outcome) for number, outcome in enumerate(EVERY_OUTCOME * 150)]
     shown: list[tuple[int, int]] = []
     assert store.add([batch(*measurements)], lambda done, total: shown.append((done, total))) == len(
@@ -277,7 +277,7 @@ def test_what_was_made_elsewhere_is_added_once_and_in_its_order(store: Store) ->
     )
 
 
-def test_all_that_is_added_at_once_goes_in_or_nothing(store: Store) -> None:
+def test_add_commits_all_batches_or_none(store: Store) -> None:
     begin(store)
     store.record(key(0), Result(outcome=measured(5.0)))
     before = store.stats()
@@ -296,14 +296,14 @@ def test_all_that_is_added_at_once_goes_in_or_nothing(store: Store) -> None:
     assert store.add([first]) == 3
 
 
-def test_a_clock_that_was_set_back_among_what_is_added_keeps_nothing_out(store: Store) -> None:
+def test_clock_set_back_within_a_batch_skips_no_measurement(store: Store) -> None:
     late, early = datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
     measurements = [added(number, measured(1.0), recorded_at=late) for number in range(bulk.CHUNK + 1)]
     measurements.append(added(0, measured(2.0), recorded_at=early))
     assert store.add([batch(*measurements)]) == len(measurements)
 
 
-def test_what_is_added_ends_a_claim_and_leaves_what_is_newer_here(store: Store) -> None:
+def test_add_ends_claims_and_skips_older_measurements(store: Store) -> None:
     begin(store)
     assert store.claim(key(1), "me")
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
@@ -315,7 +315,7 @@ def test_what_is_added_ends_a_claim_and_leaves_what_is_newer_here(store: Store) 
     assert store.add([batch(added(0, measured(1.0)))]) == 1
 
 
-def test_spaces_and_their_parameters_are_told(store: Store) -> None:
+def test_spaces_and_parameters(store: Store) -> None:
     begin(store)
     begin(store, TWIN)
     store.record(key(0), Result(outcome=measured(5.0)))
@@ -382,20 +382,20 @@ def test_best_is_the_fastest_success_of_each_variant(store: Store) -> None:
     assert store.best(WORKLOAD, TWIN.key) == []
 
 
-def test_finalists_timings_replace_the_searchs(store: Store) -> None:
+def test_finalist_measurements_replace_those_of_the_search(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0)))
     store.record(key(2), Result(outcome=measured(9.5)))
     store.record(key(3, variant="softmax/other"), Result(outcome=measured(9.4)))
     store.record(key(1), Result(outcome=measured(9.9)), purpose="finalist")
     assert served(store) == [(1, 9.9, False)]
-    store.record(key(4), Result(outcome=measured(9.8)))  # found since, and not yet timed as a finalist
+    store.record(key(4), Result(outcome=measured(9.8)))  # found later, not measured as a finalist yet
     assert served(store) == [(4, 9.8, False)]
     store.record(key(4), Result(outcome=measured(10.0)), purpose="finalist")
     assert served(store) == [(1, 9.9, False)]
 
 
-def test_finalists_of_another_cache_state_or_a_stale_source_silence_nobody(store: Store) -> None:
+def test_finalists_of_another_cache_state_or_stale_source_supersede_nothing(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0)))
     store.record(key(2), Result(outcome=measured(7.0, cache="warm")), purpose="finalist")
@@ -411,18 +411,18 @@ DEFAULT, FASTER, NOT_FASTER = (
 )
 
 
-def test_a_finalist_that_does_not_beat_the_default_stands_back_for_it(store: Store) -> None:
+def test_finalist_that_does_not_beat_the_default_is_not_returned(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(10.0)), purpose="finalist", verdict=DEFAULT)
     store.record(key(2), Result(outcome=measured(9.0)), purpose="finalist", verdict=NOT_FASTER)
     assert served(store) == [(1, 10.0, False)]
     store.record(key(3), Result(outcome=measured(9.5)), purpose="finalist", verdict=FASTER)
     assert served(store) == [(3, 9.5, False)]
-    store.record(key(1), Result(outcome=Crashed(reason="x")))  # no default to stand back for
+    store.record(key(1), Result(outcome=Crashed(reason="x")))  # no default to compare with
     assert served(store) == [(2, 9.0, False)]
 
 
-def test_a_verdict_is_about_a_variant_a_device_and_a_cache_state(store: Store) -> None:
+def test_verdict_applies_to_one_variant_device_and_cache_state(store: Store) -> None:
     begin(store)
     begin(store, TWIN)
     store.record(key(1), Result(outcome=measured(10.0)), purpose="finalist", verdict=DEFAULT)
@@ -435,7 +435,7 @@ def test_a_verdict_is_about_a_variant_a_device_and_a_cache_state(store: Store) -
     assert {tile for tile, _, _ in served(store)} == {1, 2, 3, 4}
 
 
-def test_until_finalists_are_timed_intervals_decide(store: Store) -> None:
+def test_confidence_intervals_decide_before_finalists_are_measured(store: Store) -> None:
     begin(store)
 
     def found(number: int, us: float, low: float, high: float, verdict: Verdict | None = None) -> None:
@@ -443,7 +443,7 @@ def test_until_finalists_are_timed_intervals_decide(store: Store) -> None:
         store.record(key(number), Result(outcome=outcome), verdict=verdict)
 
     found(2, 9.0, 8.0, 9.6)
-    assert served(store) == [(2, 9.0, False)]  # with nothing to compare with
+    assert served(store) == [(2, 9.0, False)]  # without any comparison
     found(1, 10.0, 9.5, 10.5, DEFAULT)
     assert served(store) == [(1, 10.0, False)]
     found(3, 9.2, 9.1, 9.4)
@@ -457,7 +457,7 @@ def test_until_finalists_are_timed_intervals_decide(store: Store) -> None:
     assert served(store) == [(1, 9.9, False)]
 
 
-def test_predictions_know_no_noise(store: Store) -> None:
+def test_predictions_are_compared_without_intervals(store: Store) -> None:
     begin(store)
     for number, us, verdict in ((1, 2.0, DEFAULT), (2, 1.9, None)):
         outcome = Predicted(predicted_us=us, verification=RIGHT)
@@ -465,7 +465,7 @@ def test_predictions_know_no_noise(store: Store) -> None:
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [2]
 
 
-def test_a_verdict_is_kept(store: Store) -> None:
+def test_verdict_is_stored(store: Store) -> None:
     begin(store)
     said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.25, "probability": 0.99}})
     store.record(key(1), Result(outcome=measured(1.0)), verdict=said)
@@ -473,7 +473,7 @@ def test_a_verdict_is_kept(store: Store) -> None:
     assert [entry.verdict for entry in store.history(WORKLOAD)] == [said, Verdict()]
 
 
-def test_the_fastest_samples_are_told_and_violations_counted(store: Store) -> None:
+def test_fastest_samples_are_returned_and_violations_counted(store: Store) -> None:
     begin(store)
     outcome = dataclasses.replace(measured(9.0), samples_us=(9.0, 4.0, 12.0))
     store.record(key(1), Result(outcome=outcome, resources=Resources(registers=40)), bound_us=5.0)
@@ -493,24 +493,24 @@ def test_the_fastest_samples_are_told_and_violations_counted(store: Store) -> No
 @pytest.mark.parametrize(
     "failure", [WrongResult(reason="x"), Crashed(reason="x"), TimedOut(reason="x")], ids=lambda f: f.kind
 )
-def test_a_trial_that_failed_later_is_not_served(store: Store, failure: Outcome) -> None:
+def test_trial_that_failed_later_is_not_returned(store: Store, failure: Outcome) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0)))
     store.record(key(2), Result(outcome=measured(9.5)))
     store.record(key(1), Result(outcome=failure), purpose="finalist")
     assert served(store) == [(2, 9.5, False)]
     store.record(key(1), Result(outcome=measured(9.1)), purpose="finalist")
-    forgiven = not isinstance(failure, WrongResult)  # right at times is worse than always wrong
+    forgiven = not isinstance(failure, WrongResult)  # a wrong result excludes the trial even after a success
     assert served(store) == ([(1, 9.1, False)] if forgiven else [(2, 9.5, False)])
 
 
-def test_what_was_not_verified_is_not_served_as_measured(store: Store) -> None:
+def test_unverified_result_does_not_count_as_measured(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0, verification=UNPROVED)))
     assert store.best(WORKLOAD) == []
 
 
-def test_cold_and_warm_stand_side_by_side_and_predictions_come_last(store: Store) -> None:
+def test_cold_and_warm_are_separate_and_predictions_come_last(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=Predicted(predicted_us=1.0, verification=RIGHT)))
     store.record(key(2), Result(outcome=measured(5.0, cache="warm")))
@@ -529,16 +529,16 @@ def test_a_prediction_for_a_verified_kernel_comes_first(store: Store) -> None:
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [3, 2]
 
 
-def test_another_revision_makes_the_earlier_one_stale(store: Store) -> None:
+def test_new_revision_makes_the_earlier_one_stale(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0)))
     store.record(key(1, revision="r2"), Result(outcome=measured(10.0)))
     assert served(store) == [(1, 10.0, False), (1, 9.0, True)]
-    store.record(key(1), Result(outcome=measured(9.3)))  # the source was set back, and timed again
+    store.record(key(1), Result(outcome=measured(9.3)))  # the source was reverted and measured again
     assert served(store) == [(1, 9.3, False), (1, 10.0, True)]
 
 
-def test_recheck_demotes_and_restores(store: Store) -> None:
+def test_recheck_marks_trials_stale_and_current_again(store: Store) -> None:
     begin(store)
     for number in range(4):
         store.record(key(number), Result(outcome=measured(9.0 + number)))
@@ -572,7 +572,7 @@ def test_fingerprint_changes_with_every_answer(store: Store) -> None:
 
 
 class Clock:
-    """A clock that tests move."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
@@ -610,7 +610,7 @@ def test_an_expired_claim_is_taken_over(db: str) -> None:
         assert not store.claim(key(), "elsewhere:1", ttl_s=60)
 
 
-def test_a_clock_set_back_costs_waiting_and_nothing_else(db: str) -> None:
+def test_clock_set_back_only_delays_expiry(db: str) -> None:
     clock = Clock()
     with closing(Store(locate(db), clock=clock)) as store:
         begin(store)
@@ -658,7 +658,7 @@ def test_threads_share_a_store(store: Store) -> None:
 
 
 def _tune(db: str, offset: int, trials: int) -> None:
-    """Work on all trials, each process from another place, as tuners of one workload do."""
+    """Run all trials; each process starts at another one, like several tuners of one workload."""
     with open_store(db) as store:
         begin(store)
         owner = new_owner()
@@ -710,7 +710,7 @@ def spent(store: Store, device: Device = DEVICE) -> list[tuple[str, int, float]]
 
 def test_demand_accumulates_and_the_most_time_comes_first(db: str) -> None:
     moments = [datetime(2026, 11, 20, 12, minute, tzinfo=UTC) for minute in (0, 5, 3)]
-    for moment in moments:  # the last by a clock that was set back
+    for moment in moments:  # the last with a clock that was set back
         with closing(Store(locate(db), clock=lambda moment=moment: moment)) as store:
             store._clock_is_behind = timedelta()
             store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=2, time_us=1.5)])
@@ -737,7 +737,7 @@ def test_demand_is_of_calls_and_of_a_finite_time(store: Store, calls: int, time_
             connection.exec_driver_sql(f"UPDATE demand SET {change}")
 
 
-def test_demand_of_other_origins_counts_besides(store: Store) -> None:
+def test_demand_of_other_origins_is_added(store: Store) -> None:
     store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=2, time_us=3.0)])
     with store._write() as connection:
         connection.exec_driver_sql(
@@ -755,7 +755,7 @@ def _add_demand(db: str, writer: int) -> None:
             store.add_demand(DEVICE, [Demand(workload=text, calls=1, time_us=0.5) for text in texts])
 
 
-def test_many_writers_add_up(db: str) -> None:
+def test_concurrent_demand_writers_are_summed(db: str) -> None:
     open_store(db).close()
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_add_demand, args=(db, writer)) for writer in range(3)]
@@ -768,7 +768,7 @@ def test_many_writers_add_up(db: str) -> None:
         assert spent(store) == [(OTHER, 60, 30.0), (WORKLOAD, 60, 30.0)]
 
 
-def test_databases_have_names_of_their_own(db: str, tmp_path: Path) -> None:
+def test_databases_have_distinct_origins(db: str, tmp_path: Path) -> None:
     def name(db: str) -> str:
         with open_store(db) as store, store._read() as connection:
             return str(connection.execute(sa.select(schema.OriginRow.id)).scalar_one())
@@ -780,7 +780,7 @@ def test_databases_have_names_of_their_own(db: str, tmp_path: Path) -> None:
 
 
 def _described(db: str) -> Any:
-    """Return all that can be told of a schema, for comparison."""
+    """Return a description of a schema, for comparison."""
     engine = create_engine(locate(db))
     with engine.connect() as connection:
         inspector = sa.inspect(connection)
@@ -800,7 +800,7 @@ def _described(db: str) -> Any:
     return tables, view
 
 
-def test_migrations_make_what_the_models_declare(
+def test_migrations_produce_the_declared_schema(
     request: pytest.FixtureRequest, db: str, tmp_path: Path
 ) -> None:
     made_at_once = db
@@ -828,7 +828,7 @@ def test_migrations_go_both_ways(db: str) -> None:
     engine.dispose()
 
 
-def test_samples_survive_going_back_a_revision_and_forth(db: str) -> None:
+def test_samples_survive_a_downgrade_and_upgrade(db: str) -> None:
     outcomes = (measured(7.0), Aborted(samples_us=(30.0, 29.0), above_us=9.0), Crashed(reason="x"))
     with open_store(db) as store:
         begin(store)
@@ -871,7 +871,7 @@ def _next(failure: str = "") -> str:
 
 @pytest.fixture
 def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A step to a next revision that rebuilds a table others refer to, the hardest thing to do in SQLite."""
+    """A migration that rebuilds a referenced table, the hardest case for SQLite."""
     monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, NEXT_REVISION))
     monkeypatch.setattr(schema, "HEAD", NEXT_REVISION)
     folder = tmp_path / "migrations"
@@ -921,7 +921,7 @@ def test_a_newer_schema_is_refused(db: str) -> None:
             attempt(db)
 
 
-def test_another_programs_tables_are_left_alone(db: str) -> None:
+def test_tables_of_another_program_are_left_unchanged(db: str) -> None:
     engine = create_engine(locate(db))
     with write(engine) as connection:
         connection.exec_driver_sql("CREATE TABLE moz_places (id INTEGER)")

@@ -1,4 +1,4 @@
-"""Serving without a framework: what is chosen and why, what is bound, who is told."""
+"""Dispatch without a framework: choices and their reasons, bound kernels, and watchers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FASTER = {"torch": BaselineComparison(ratio=1.3, low=1.2, high=1.4)}
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have the lookup find an answer, or nothing."""
+    """Let the lookup return an answer, or None."""
 
     def found(**changes: Any) -> None:
         known = dataclasses.replace(KNOWN, **changes)
@@ -74,7 +74,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"baselines": FASTER, "how": "neighbour", "because": "near"}, "tunebench", "as long; near"),
     ],
 )
-def test_ours_only_if_it_is_known_to_be_faster_here(
+def test_tuned_kernel_is_chosen_only_if_measured_faster_here(
     answer: Any, changes: dict[str, Any], by: str, words: str
 ) -> None:
     answer(**changes)
@@ -82,8 +82,8 @@ def test_ours_only_if_it_is_known_to_be_faster_here(
     assert (chosen.by, words in chosen.reason) == (by, True), chosen.reason
 
 
-def test_ours_preferred_is_the_best_known_or_the_default(answer: Any) -> None:
-    assert dispatch.choose(WORKLOAD, CPU, "tunebench").config == DEFAULT  # nothing is known yet
+def test_preferred_tuned_kernel_is_the_best_known_or_the_default(answer: Any) -> None:
+    assert dispatch.choose(WORKLOAD, CPU, "tunebench").config == DEFAULT  # the database is empty
     answer()
     assert dispatch.choose(WORKLOAD, CPU, "tunebench").config == OTHER
     assert dispatch.choose(WORKLOAD, CPU, "torch").by == "torch"
@@ -102,7 +102,7 @@ def test_on_a_gpu_the_default_of_the_variant_expected_to_be_fastest_is_chosen() 
     assert chosen.variant is None or chosen.variant.key != "gemm/cuda_simt"
 
 
-def test_preferences_are_of_a_context_and_else_of_the_process() -> None:
+def test_preference_of_the_context_overrides_the_process() -> None:
     seen = []
     with dispatch.prefer("tunebench"):
         thread = threading.Thread(target=lambda: seen.append(dispatch.preference()))
@@ -121,7 +121,7 @@ def test_preferences_are_of_a_context_and_else_of_the_process() -> None:
         dispatch.set_preference("slower")  # type: ignore[arg-type]
 
 
-def test_a_choice_is_made_anew_when_answers_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_is_repeated_when_answers_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def miss(*_: Any, **__: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_choice_is_made_anew_when_answers_may_have_changed(monkeypatch: pytest
     assert len(asked) == 2
 
 
-def test_a_bound_kernel_looks_at_its_arrays() -> None:
+def test_bound_kernel_checks_its_arrays() -> None:
     served = dispatch.bind(WORKLOAD, VARIANT, DEFAULT, CPU)
     x = np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32)
     y = np.empty_like(x)
@@ -150,13 +150,13 @@ def test_a_bound_kernel_looks_at_its_arrays() -> None:
     for wrong in (x.astype(np.float64), x[:, :8], np.asfortranarray(x), list(x)):
         with pytest.raises(InputError, match="x must be"):
             served(wrong, y)  # type: ignore[operator]
-    with pytest.raises(InputError, match="takes 2 tensors"):
+    with pytest.raises(InputError, match="expects 2 tensors"):
         served(x)  # type: ignore[operator]
     with pytest.raises(InputError, match="does not run on a gpu"):
         dispatch.bind(WORKLOAD, VARIANT, DEFAULT, representative("sm_90"))
 
 
-def test_problems_that_differ_in_size_share_loaded_code() -> None:
+def test_workloads_that_differ_in_size_share_loaded_code() -> None:
     first = dispatch.bind(WORKLOAD, VARIANT, DEFAULT, CPU)
     count = len(cpu._entries)
     second = dispatch.bind(WORKLOAD.changed(rows=5), VARIANT, DEFAULT, CPU)
@@ -164,7 +164,7 @@ def test_problems_that_differ_in_size_share_loaded_code() -> None:
     assert first._entry is second._entry  # type: ignore[attr-defined]
 
 
-def test_watchers_are_told_and_forgotten() -> None:
+def test_watchers_receive_calls_until_the_context_ends() -> None:
     calls: list[dispatch.DispatchedCall] = []
     x = np.ones((4, 16), np.float32)
     with dispatch.watching(calls.append):
@@ -189,7 +189,7 @@ def test_a_forked_child_of_openmp_does_not_run_numbas_threads(monkeypatch: pytes
 # -- NumPy ---------------------------------------------------------------------------------------------------
 
 
-def test_functions_of_numpy_arrays() -> None:
+def test_numpy_functions_match_numpy() -> None:
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> Any:
@@ -214,20 +214,20 @@ def test_functions_of_numpy_arrays() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x: matmul(x, x), "do not go together"),
+        (lambda x: matmul(x, x), "are incompatible"),
         (lambda x: matmul(x, x.T, np.empty((4, 4))), "out must be"),
-        (lambda x: softmax(x.astype(np.float64)), "not float64"),
+        (lambda x: softmax(x.astype(np.float64)), "got float64"),
         (lambda x: softmax(x[:, ::2]), "C-contiguous"),
-        (lambda x: softmax("text"), "DLPack"),
-        (lambda x: conv2d(x, x), "a batch of images"),
+        (lambda x: softmax("text"), "__dlpack__"),
+        (lambda x: conv2d(x, x), "expects 4-D images"),
     ],
 )
-def test_what_no_kernel_can_do_is_an_error(call: Any, words: str) -> None:
+def test_unsupported_call_is_an_error(call: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         call(np.ones((4, 16), np.float32))
 
 
-def test_anything_that_speaks_dlpack_is_served() -> None:
+def test_dlpack_arrays_are_accepted() -> None:
     class Foreign:
         def __init__(self, array: Any) -> None:
             self.array = array

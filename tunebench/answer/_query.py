@@ -150,7 +150,7 @@ class LookupQuery:
 
     def _answer(self, view: AnswerReader, row: AnswerRow) -> Answer:
         here: How = "measured here" if row.device == self.target.key else "same architecture"
-        did = "predicted" if row.predicted else "timed"
+        did = "predicted" if row.predicted else "measured"
         return Answer(
             workload=self.text,
             device=row.device,
@@ -180,7 +180,7 @@ class LookupQuery:
         empty = location.path is not None and not location.path.exists()
         where = f"database {location}" + (", which does not exist yet" if empty else "")
         reasons = "".join(f"; {reason}" for reason in self._refused.values())
-        known = "was timed" if strict else "is known"
+        known = "was measured" if strict else "is known"
         return (
             f"nothing {known} for {self.text} on {target.key}, nor on any {target.architecture}, in {where}"
             f"{reasons}; run: tunebench tune --workload {self.text} {device}{database}"

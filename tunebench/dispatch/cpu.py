@@ -123,7 +123,7 @@ def _checked(tensor: Tensor, array: Any) -> Any:
     wanted = _stored(tensor)
     if not isinstance(array, np.ndarray):
         raise InputError(
-            f"expected a NumPy array of shape {tensor.shape} for {tensor.name}, got {type(array).__name__}"
+            f"{tensor.name} must be a NumPy array of shape {tensor.shape}, got {type(array).__name__}"
         )
     if array.dtype != wanted and array.dtype == numpy_dtype(tensor.dtype):
         array = array.view(wanted)
