@@ -1,4 +1,4 @@
-"""softmax in CUDA C++, a block for each row: a variant of an operator that exists."""
+"""softmax in CUDA C++ with one block per row: a variant of an existing operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
-# Header-free, so that it compiles in milliseconds; sizes are arguments, so that problems share binaries.
+# Without headers it compiles in milliseconds. Sizes are arguments, so that workloads share binaries.
 SOURCE = """
 template <int THREADS>
 __device__ float all_of(float mine, float* partial, bool largest) {
@@ -23,7 +23,7 @@ __device__ float all_of(float mine, float* partial, bool largest) {
   }
   __syncthreads();
   const float result = partial[0];
-  __syncthreads();  // everyone has read it before it is written again
+  __syncthreads();  // all have read it before it is written again
   return result;
 }
 
@@ -47,23 +47,23 @@ __global__ void __launch_bounds__(THREADS) softmax_row(const float* x, float* y,
 
 
 class BlockSoftmax(CudaVariant[Softmax]):
-    """Serves every size of f32 without scale or mask."""
+    """f32 of any size, without scale or mask."""
 
     name = "my_block"
     operator = Softmax
-    space = Space((Parameter("threads", (32, 64, 128, 256, 512, 1024), "threads of a block"),))
+    space = Space((Parameter("threads", (32, 64, 128, 256, 512, 1024), "threads per block"),))
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Say what it cannot do; it is then left out, never wrong."""
+        """Return why a workload is not supported, or None. Such a variant is skipped, never wrong."""
         plain = workload.dtype == "f32" and workload.prologue == "none"
-        return None if plain else f"{self.key} does f32 without a prologue only"
+        return None if plain else f"{self.key} supports f32 without a prologue only"
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """What you would ship without tuning."""
+        """Return the configuration that you would ship untuned."""
         return Config({"threads": 256})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """At least this much work for each block: two exponentials an element."""
+        """Return lower bounds of the work per block: two exponentials per element."""
         return Costs(
             blocks=workload.rows,
             full_blocks=workload.rows,
@@ -73,11 +73,11 @@ class BlockSoftmax(CudaVariant[Softmax]):
         )
 
     def source(self, workload: Softmax, config: Config) -> str:
-        """The translation unit."""
+        """Return the translation unit."""
         return SOURCE
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
-        """A block a row. Tensors go by name, numbers as `Scalar`."""
+        """Return one launch with a block per row; tensors are passed by name, numbers as `Scalar`."""
         return (
             Launch(
                 entry=f"softmax_row<{config['threads']}>",
@@ -88,7 +88,7 @@ class BlockSoftmax(CudaVariant[Softmax]):
         )
 
     def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """A small problem with the same edges, on which it is checked where there is no GPU."""
+        """Return a small workload with the same edges, for verification without a GPU."""
         cols = min(workload.cols, 2 * config["threads"] + workload.cols % config["threads"])
         return dataclasses.replace(workload, rows=min(workload.rows, 3), cols=cols)
 

@@ -1,4 +1,4 @@
-"""Squared distances between two sets of points: a new operator, and a kernel for it."""
+"""Squared distances between two sets of points: a new operator and a kernel for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
-# What is to be computed. The fields are the dimensions: distance:n=1000,m=2000,dim=64
+# The operator. Its fields are the dimensions: distance:n=1000,m=2000,dim=64
 @dataclass(frozen=True, kw_only=True)
 class Distance(Workload):
     """d[i, j] = sum over k of (x[i, k] - y[j, k])**2, for x (n, dim) and y (m, dim)."""
@@ -46,36 +46,36 @@ class Distance(Workload):
 
     def tolerance(self) -> Tolerance:
         u = unit_roundoff("f32")
-        reason = "one rounding of the result; a sum of dim products errs by about sqrt(dim) roundings"
+        reason = "one rounding of the result; a sum of dim products has about sqrt(dim) roundings of error"
         return Tolerance(eps_out=u, eps_acc=4 * self.dim**0.5 * u, reason=reason)
 
 
-# How it can be done. Whatever may be chosen is a parameter; a constraint says which choices go together.
+# The variant. Every choice is a parameter; constraints exclude combinations of choices.
 class DistanceNumba(NumbaCpuVariant[Distance]):
-    """Blocks of rows in parallel, against blocks of columns that stay in the cache."""
+    """Blocks of rows in parallel, by blocks of columns that stay in the cache."""
 
     name = "numba_cpu"
     operator = Distance
     space = Space(
         (
             Parameter("form", ("difference", "expanded"), "sum of (x - y)**2, or x**2 + y**2 - 2 x y"),
-            Parameter("row_block", (1, 2, 4, 8, 16, 32), "rows a thread takes at a time"),
-            Parameter("col_block", (16, 32, 64, 128, 256, 512), "columns those rows meet together"),
+            Parameter("row_block", (1, 2, 4, 8, 16, 32), "rows per unit of work of a thread"),
+            Parameter("col_block", (16, 32, 64, 128, 256, 512), "columns per block"),
         ),
         (lambda row_block, workload: (row_block == 1) | (row_block <= workload.n),),
     )
 
     def default(self, workload: Distance, device: Device) -> Config:
-        """What you would ship without tuning; the report compares with it."""
+        """Return the configuration that you would ship untuned; the report compares with it."""
         return Config({"form": "difference", "row_block": 1, "col_block": 64})
 
     def costs(self, workload: Distance, table: Table, device: Device) -> Costs:
-        """At least this many multiply-adds, for all configurations at once: the bound rests on it."""
+        """Return lower bounds of the multiply-adds, for all configurations at once."""
         each = np.where(table["form"] == "expanded", 1.0, 2.0)
         return Costs(blocks=1, full_blocks=0, threads=1, fma=each * workload.n * workload.m * workload.dim)
 
     def kernel(self, workload: Distance, config: Config) -> Callable[..., None]:
-        """Return the kernel: inputs, then outputs, as C-contiguous arrays."""
+        """Return the kernel; it takes inputs, then outputs, as C-contiguous arrays."""
         import numba
 
         row_block, col_block = config["row_block"], config["col_block"]

@@ -111,7 +111,7 @@ class WgmmaGemm(TiledGemm[W]):
         if min(gemm.widths(whole)[:2]) * itemsize(workload.dtype) < 16:
             return f"{key} copies by TMA: the row lengths of a and b must be multiples of 16 bytes"
         if max(whole.m, whole.n, whole.k, whole.batch) > wgmma_tile.MOST_EXTENT:
-            return f"{key} supports dimensions up to {wgmma_tile.MOST_EXTENT}"
+            return f"{key} supports dimensions of up to {wgmma_tile.MOST_EXTENT} elements"
         if not any(fits(bm, bn, whole) for bm, bn, _ in self.usual):
             return f"c ({whole.batch}, {whole.m}, {whole.n}) has too many tiles for {key}"
         return None

@@ -55,7 +55,7 @@ SUM_THREADS, SUM_WIDTH = 256, 32
 # -- source -----------------------------------------------------------------------------------------------
 
 SOURCE = """
-// y, or dx: a tile a thread.
+// y, or dx: one tile per thread.
 template <class C>
 __global__ void __launch_bounds__(Threads<C>::COUNT, C::MIN_BLOCKS)
 depthwise(const typename C::T* __restrict__ source, const typename C::T* __restrict__ w,
@@ -73,7 +73,7 @@ depthwise(const typename C::T* __restrict__ source, const typename C::T* __restr
   }
   if (tile.channel >= channels || tile.row >= rows || tile.column >= columns) return;
 
-  // The taps of neighbouring channels lie together, in either layout.
+  // The taps of neighbouring channels are contiguous in both layouts.
   float taps[C::VEC * C::R * C::S];
 #pragma unroll
   for (int t = 0; t < C::R * C::S; ++t) {
@@ -109,7 +109,7 @@ depthwise(const typename C::T* __restrict__ source, const typename C::T* __restr
   });
 }
 
-// dw, or its sums over each part of the pixels: a block has some channels, and one tile after the other.
+// dw, or its sums over each part of the pixels: a block has some channels, and takes tile after tile.
 template <class C>
 __global__ void __launch_bounds__(Threads<C>::COUNT, C::MIN_BLOCKS)
 depthwise_wgrad(const typename C::T* __restrict__ source, const typename C::T* __restrict__ dy,
@@ -130,7 +130,7 @@ depthwise_wgrad(const typename C::T* __restrict__ source, const typename C::T* _
     block.channel = first_channel;
     const Corner tile = Threads<C>::of(block);
     if constexpr (C::STAGED) {
-      __syncthreads();  // all have read the tile before
+      __syncthreads();  // all have read the previous tile
       SharedPatch<C>::fill(shared, source, x, block);
       __syncthreads();
     }
@@ -159,7 +159,7 @@ depthwise_wgrad(const typename C::T* __restrict__ source, const typename C::T* _
   });
 }
 
-// Adds up the parts of each element, always in the same order: 32 neighbours a block, 8 threads each.
+// Sums the parts of each element in a fixed order: 32 neighbours per block, 8 threads each.
 template <class T>
 __global__ void __launch_bounds__(256)
 sum_partials(const float* __restrict__ partial, T* __restrict__ out, int parts, int size) {

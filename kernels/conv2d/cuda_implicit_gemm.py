@@ -141,7 +141,7 @@ SPACE = Space(
 
 # A prologue fills in the words between @ (see `with_prologue`).
 SOURCE = """
-// One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
+// One tile of C, or a partial sum of it: `parts` blocks share K and write sums `part_size` elements apart.
 template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
           int TM, int TN, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
@@ -163,7 +163,7 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
   const P product(sizes, work.residue_class);
   const Destination<T, Out, I> to = {out + work.part * part_size, scale, bias, residual,
                                      work.group, work.row * BM, work.column * BN};
-  // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
+  // The grid may have more blocks than tiles; some residue classes have fewer pixels than the first.
   if (to.group >= groups || to.row >= product.m) return;
 
   Steps<I> steps = steps_of_part(product.steps, work.part, parts);
@@ -179,21 +179,21 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
     of_b.load(from_b, product, at);
     float* const shared = reinterpret_cast<float*>(dynamic_shared());
     constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
-    int stage = 0;  // where the tiles of this step begin, in floats
+    int stage = 0;  // offset of the tiles of this step, in floats
 #pragma unroll 1
     for (; steps.count > 0; --steps.count) {
       float* const here = shared + stage;
       of_a.store(here);
       of_b.store(here + TileA::FLOATS);
       __syncthreads();
-      if (steps.count > 1) {  // the next step is under way while this one is multiplied
+      if (steps.count > 1) {  // the next step is loaded while this one is multiplied
         at = product.next_step(at, whole_step);
         of_a.load(from_a, product, at);
         of_b.load(from_b, product, at);
       }
       multiply_tiles<Grid, BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
       if (STAGES == 2)
-        stage = STAGE - stage;  // whoever stores there again has passed the next barrier, so all have read it
+        stage = STAGE - stage;  // stored to again only after the next barrier, when all have read it
       else
         __syncthreads();
     }

@@ -130,7 +130,7 @@ SPACE = Space(
 # -- source -----------------------------------------------------------------------------------------------
 
 SOURCE = """
-// One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
+// One tile of C, or a partial sum of it: `parts` blocks share K and write sums `part_size` elements apart.
 template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
           int WARPS_M, int WARPS_N, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N, MIN_BLOCKS)
@@ -152,7 +152,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
   const P product(sizes, work.residue_class);
   const Destination<T, Out, I> to = {out + work.part * part_size, scale, bias, residual,
                                      work.group, work.row * BM, work.column * BN};
-  // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
+  // The grid may have more blocks than tiles; some residue classes have fewer pixels than the first.
   if (to.group >= groups || to.row >= product.m) return;
 
   const Steps<I> steps = steps_of_part(product.steps, work.part, parts);
@@ -165,8 +165,8 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
   const Digits<I> whole_step = product.whole_step();
   Digits<I> at = product.at_step(steps.begin);
   I to_copy = steps.count;
-  int filled = 0;  // the buffer that is filled next
-  // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
+  int filled = 0;  // the buffer to fill next
+  // A group of copies is closed even if it is empty: the wait counts groups.
   const auto copy_next = [&] {
     if (to_copy > 0) {
       T* const buffer = shared + filled * STAGE;
@@ -181,13 +181,13 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
 
-  int read = 0;  // the buffer that is multiplied next
+  int read = 0;  // the buffer to multiply next
   @PROLOGUE@;
 #pragma unroll 1
   for (I left = steps.count; left > 0; --left) {
-    cp_async_wait<STAGES - 2>();  // my copies of this step have landed
+    cp_async_wait<STAGES - 2>();  // this thread's copies of this step have arrived
     prologue.template apply<TileA>(shared + read * STAGE, from_a, product, whole_step);
-    __syncthreads();              // those of the others too, and all have read the buffer that is filled now
+    __syncthreads();              // those of all threads too, and all have read the buffer to fill next
     copy_next();
     const T* const buffer = shared + read * STAGE;
     mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
@@ -195,7 +195,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
   }
 
   cp_async_wait<0>();
-  __syncthreads();  // all have read the buffers that sums are gathered in
+  __syncthreads();  // all have read the buffers, which now stage sums
   float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
   store_staged_sums<Grid, E, VEC_C>(sums, staging, product, to);
 }

@@ -135,8 +135,8 @@ SPACE = Space(
 # -- source -------------------------------------------------------------------------------------------------
 
 SOURCE = """
-// One tile of C after the other, or of a part of it: `parts` share K, and write their sums `part_size`
-// elements apart. C is the configuration and what of the problem is compiled in.
+// One tile of C after the other, or partial sums of it: `parts` share K, and write sums `part_size` elements
+// apart. C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
@@ -233,7 +233,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             max(whole.m, whole.n, whole.depth, w.h + 2 * w.pad, w.w + 2 * w.pad, *w.inputs()[0].shape)
             > MOST_EXTENT
         ):
-            return f"{self.key} supports dimensions up to {MOST_EXTENT}"
+            return f"{self.key} supports dimensions of up to {MOST_EXTENT} elements"
         try:
             _conv_pixels.pixel_map(w, w.inputs()[0], PANEL_CHANNELS)
         except InputError as error:

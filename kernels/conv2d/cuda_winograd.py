@@ -118,7 +118,7 @@ SPACE = Space(
 # -- source -----------------------------------------------------------------------------------------------
 
 SOURCE = """
-// What a thread of the transforms has: a channel of a tile. Neighbours have what lies together.
+// Work of a thread of the transforms: one channel of a tile. Neighbouring threads access neighbours.
 template <bool NHWC>
 struct Work {
   i64 tile, tiles;
@@ -135,12 +135,12 @@ struct Work {
     image = int(rest);
   }
   __device__ __forceinline__ bool exists(int channels) const { return tile < tiles && channel < channels; }
-  // Where element `point` of the transformed tile lies.
+  // Offset of element `point` of the transformed tile.
   __device__ __forceinline__ i64 at(int point, int channels) const {
     return NHWC ? (point * tiles + tile) * channels + channel
                 : (i64(point) * channels + channel) * tiles + tile;
   }
-  // Where a pixel of the tile's image lies.
+  // Offset of a pixel of the tile's image.
   __device__ __forceinline__ i64 pixel(int y, int x, int height, int width, int channels) const {
     return NHWC ? ((i64(image) * height + y) * width + x) * channels + channel
                 : ((i64(image) * channels + channel) * height + y) * width + x;
@@ -175,7 +175,7 @@ transform_filters(const float* __restrict__ w, float* __restrict__ out, int resu
   }
 }
 
-// B^T d B of each tile's inputs; what lies in the padding, or beyond the image, is 0.
+// B^T d B of each tile's inputs; padding and pixels beyond the image are 0.
 template <bool NHWC>
 __global__ void __launch_bounds__(256)
 transform_inputs(const float* __restrict__ x, float* __restrict__ out, int images, int channels, int height,
@@ -205,7 +205,7 @@ transform_inputs(const float* __restrict__ x, float* __restrict__ out, int image
   }
 }
 
-// The epilogue of A^T s A of each tile's sums.
+// Epilogue of A^T s A for each tile's sums.
 template <bool NHWC, class E>
 __global__ void __launch_bounds__(256)
 transform_outputs(const float* __restrict__ sums, const float* __restrict__ scale,

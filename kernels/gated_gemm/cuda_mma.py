@@ -65,7 +65,7 @@ USUAL = (
 """The usual tiles of gemm with half as many columns."""
 
 SOURCE = """
-// c = activation(a op(b_gate)) * (a op(b_up)). C is the problem and the configuration.
+// c = activation(a op(b_gate)) * (a op(b_up)). C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gated_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b_gate,
@@ -80,7 +80,7 @@ gated_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict
 
   In* const shared = reinterpret_cast<In*>(dynamic_shared());
   const TileIndex tile = tile_of_block(tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
-  const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+  const int row = tile.m * C::BM, column = tile.n * C::BN;  // the rest beyond them never overflows an int
   const i64 pitch_b = C::B_K_CONTIGUOUS ? k : n;
   const auto tile_of = [&](const In* b) {
     return TileB(tile_corner<C::B_K_CONTIGUOUS>(b, column, pitch_b), pitch_b, n - column);

@@ -52,7 +52,7 @@ USUAL = usual_tiles(
 """The usual tiles of gemm with half as many columns, largest first."""
 
 SOURCE = """
-// c = activation(a op(b_gate)) * (a op(b_up)). C is the problem and the configuration.
+// c = activation(a op(b_gate)) * (a op(b_up)). C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
 gated_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b_gate,
@@ -67,7 +67,7 @@ gated_simt(const typename C::In* __restrict__ a, const typename C::In* __restric
 
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   const TileIndex tile = tile_of_block(tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
-  const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+  const int row = tile.m * C::BM, column = tile.n * C::BN;  // the rest beyond them never overflows an int
   const i64 pitch_b = C::B_K_CONTIGUOUS ? k : n;
   const auto tile_of = [&](const In* b) {
     return TileB(tile_corner<C::B_K_CONTIGUOUS>(b, column, pitch_b), pitch_b, n - column);

@@ -59,7 +59,7 @@ USUAL = (
 """The usual tiles of gemm with half as many columns."""
 
 SOURCE = """
-// c = activation(a op(b_gate)) * (a op(b_up)). C is the problem and the configuration.
+// c = activation(a op(b_gate)) * (a op(b_up)). C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gated_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap gate_map,
@@ -70,14 +70,14 @@ gated_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Ten
   u8* const staging = ring + C::STAGES * STAGE_BYTES<C, 2>;
   const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
   const Tiles<C> tiles(m, n, 1, group_m);
-  // Called with this warpgroup's sums of a tile, where the tile begins, and the first row in it of the sums.
+  // Arguments: this warpgroup's sums of a tile, the tile's corner, and the first row of the sums in the tile.
   const auto store = [&](auto& sums, const TileIndex& corner, int first_row) {
     constexpr int BLOCKS = ROWS_OF_CONSUMER<C> / 64;
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) {
       gate<typename C::Activation>(sums[i], sums[BLOCKS + i]);
       const int row = corner.m + first_row + 64 * i;
-      if (row >= m || corner.n >= n) continue;  // of a tile that only its cluster has
+      if (row >= m || corner.n >= n) continue;  // a tile beyond c, which only fills its cluster
       const Target<Out> target = {c + i64(row) * n + corner.n, n, m - row, n - corner.n};
       store_rows<C>(sums[i], staging, target, Finish<Out, Identity, false>{nullptr, n - corner.n});
     }

@@ -101,8 +101,8 @@ USUAL = (
 
 # A prologue fills in the words between @ (see `prologue.applied`).
 SOURCE = """
-// c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
-// configuration.
+// c = activation(op(a) op(b) + bias) + residual, or its parts for finish_tiles. C has the constants of
+// the workload and of the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
@@ -122,7 +122,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   const int steps = tiles_of(k, C::BK);
   C::Division::each_segment(tiles, steps, parts, [&](const Segment& segment) {
     const TileIndex tile = tile_at(segment.tile, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
-    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // the rest beyond them never overflows an int
     const int k0 = segment.first * C::BK;
     const In* const whole_a = a + tile.batch * (i64(m) * k);
     const In* const whole_b = b + tile.batch * (i64(k) * n);

@@ -48,7 +48,7 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// c = activation(op(a) op(b) + bias) + residual. C is the problem and the configuration.
+// c = activation(op(a) op(b) + bias) + residual. C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
@@ -59,12 +59,12 @@ gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
   u8* const staging = ring + C::STAGES * STAGE_BYTES<C>;
   const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
   const Tiles<C> tiles(m, n, batch, group_m);
-  // Called with this warpgroup's sums of a tile, where the tile begins, and the first row in it of the sums.
+  // Arguments: this warpgroup's sums of a tile, the tile's corner, and the first row of the sums in the tile.
   const auto store = [&](const auto& sums, const TileIndex& corner, int first_row) {
 #pragma unroll
     for (int i = 0; i < ROWS_OF_CONSUMER<C> / 64; ++i) {
       const int row = corner.m + first_row + 64 * i;
-      if (row >= m || corner.n >= n) continue;  // of a tile that only its cluster has
+      if (row >= m || corner.n >= n) continue;  // a tile beyond c, which only fills its cluster
       const i64 at = corner.batch * (i64(m) * n) + i64(row) * n + corner.n;
       const Target<Out> target = {c + at, n, m - row, n - corner.n};
       const FinishOf<C> finish = {bias + corner.n, n - corner.n, residual + at, n};

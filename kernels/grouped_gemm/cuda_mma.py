@@ -70,7 +70,7 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// c[rows of g] = a[rows of g] op(b[g]), some tiles a block in turn. C is the problem and the configuration.
+// c[rows of g] = a[rows of g] op(b[g]), several tiles per block in turn. C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
@@ -89,14 +89,14 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
 #pragma unroll 1
   for (u32 index = blockIdx.x; tiles.reach(index); index += gridDim.x) {
     const TileIndex tile = tiles.tile(index, group_m);
-    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // the rest beyond them never overflows an int
     const i64 first_row = i64(tiles.begin()) + row;
     const In* const matrix_b = b + tiles.group() * (i64(k) * n);
     TileA of_a(a + first_row * k, k, tiles.rows() - row);
     TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(matrix_b, column, pitch_b), pitch_b, n - column);
     const Target<Out> target = {c + first_row * n + column, n, tiles.rows() - row, n - column};
 
-    __syncthreads();  // all have done with the tile before, and what it left in shared memory
+    __syncthreads();  // all have done with the previous tile and its shared memory
     float sums[Grid::M / 16][Grid::N / 8][4] = {};
     multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 

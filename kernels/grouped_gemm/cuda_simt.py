@@ -47,7 +47,7 @@ USUAL = usual_tiles(
 """Tiles that libraries ship, largest first."""
 
 SOURCE = """
-// c[rows of g] = a[rows of g] op(b[g]), some tiles a block in turn. C is the problem and the configuration.
+// c[rows of g] = a[rows of g] op(b[g]), several tiles per block in turn. C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
 grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
@@ -67,7 +67,7 @@ grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restr
 #pragma unroll 1
   for (u32 index = blockIdx.x; tiles.reach(index); index += gridDim.x) {
     const TileIndex tile = tiles.tile(index, group_m);
-    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // the rest beyond them never overflows an int
     const i64 first_row = i64(tiles.begin()) + row;
     const In* const matrix_b = b + tiles.group() * (i64(k) * n);
     TileA of_a(a + first_row * k, k, tiles.rows() - row);
@@ -75,7 +75,7 @@ grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restr
     const Target<Out> target = {c + first_row * n + column, n, tiles.rows() - row, n - column};
 
     Sum sums[C::TM][C::TN] = {};
-    // All have read what the tile before left in shared memory: its last step ends with a barrier.
+    // All have read the previous tile from shared memory: its last step ends with a barrier.
     multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 
     const Finish<Out, Identity, false> finish = {nullptr, n - column};

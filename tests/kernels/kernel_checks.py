@@ -1,4 +1,4 @@
-"""What tests of single kernels share: faults on purpose, results held to tolerance, instructions counted."""
+"""Checks for tests of single kernels: planted faults, results against the tolerance, instruction counts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
 
 
 def planted(variant: Any, old: str, new: str) -> Any:
-    """Return the variant with a source that is wrong on purpose: `new` in place of `old`.
+    """Return the variant with `new` in place of `old` in its source, a fault on purpose.
 
-    Where `old` does not stand exactly once the source is a LookupError, which no test
-    takes for a wrong result.
+    If `old` does not occur exactly once, `source` raises LookupError, which no test takes for a wrong result.
     """
 
     class Changed(type(variant)):  # type: ignore[misc]
         def source(self, workload: Any, config: Config) -> str:
             text = super().source(workload, config)
             if text.count(old) != 1:
-                raise LookupError(f"{text.count(old)} places to plant a fault in: {old!r}")
+                raise LookupError(f"{text.count(old)} places to plant a fault, not one: {old!r}")
             return str(text.replace(old, new))
 
     return Changed()
 
 
 def assert_right(workload: Workload, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    """Hold every element of every output to the operator's tolerance; a NaN is right nowhere."""
+    """Check every element of every output against the operator's tolerance; NaN is always wrong."""
     tolerance = workload.tolerance()
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
     for name, reference in workload.reference(exact).items():
@@ -44,7 +43,7 @@ def assert_right(workload: Workload, inputs: dict[str, Any], outputs: dict[str, 
 
 
 def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:
-    """Count the instructions of a cubin, each of 128 bits, by so many of their lower ones."""
+    """Return the number of instructions of a cubin by their `bits` lower bits; each has 128 bits."""
     found: collections.Counter[int] = collections.Counter()
     for section in cubin._sections(payload):
         if section.name.startswith(".text."):

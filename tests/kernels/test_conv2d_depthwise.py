@@ -1,4 +1,4 @@
-"""The depthwise variant of conv2d: what tiles meet, what it computes, and what it refuses."""
+"""The depthwise variant of conv2d: source pixels of tiles, results, and refusals."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_conv2d_variants import (
-    A100,
-    GPUS,
-    conv,
-    convolutions,
-    emulated,
-    needs_compiler,
-    needs_nvrtc,
-)
+from tests.kernels.test_conv2d_variants import A100, GPUS, conv, convolutions, emulated
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench.device import representative
 from tunebench.emulate.emulator import ORDERS
 from tunebench.kernels.conv2d._depthwise import axes
@@ -30,7 +23,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 @st.composite
 def depthwise(draw: Any) -> Conv2d:
-    """Draw a convolution of any direction, layout and type whose groups are single channels."""
+    """Draw a depthwise convolution of any direction, layout and type."""
     workload = draw(convolutions(largest=112))
     return replace(workload, k=workload.c, groups=workload.c)
 
@@ -44,7 +37,7 @@ def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> 
 
 
 @given(workload=depthwise(), steps=st.sampled_from([1, 2, 4]))
-def test_tiles_read_what_their_pixels_meet(workload: Conv2d, steps: int) -> None:
+def test_tiles_read_the_source_pixels_of_their_taps(workload: Conv2d, steps: int) -> None:
     w, fewest = workload, []
     rows, _ = axes(workload)
     for first in range(0, rows.extent, steps * rows.unit):
@@ -60,7 +53,7 @@ def test_tiles_read_what_their_pixels_meet(workload: Conv2d, steps: int) -> None
     assert rows.fewest_inside(steps) == min(fewest)
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     base = conv("n=1,c=8,h=16,w=16,k=8,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,groups=8")
     assert VARIANT.refuses(base, A100) is None
     assert "c=8, k=16" in str(VARIANT.refuses(replace(base, k=16), A100))
@@ -85,7 +78,7 @@ ODD = (
 @needs_compiler
 @pytest.mark.parametrize("text", ODD)
 def test_odd_sizes_are_right(text: str) -> None:
-    """By some configuration, the same in every run, in an order of threads, with every access checked."""
+    """With one configuration, the same in every run, in some order of threads, with every access checked."""
     workload, choose = conv(text), random.Random(text)
     table = VARIANT.configs(workload, A100)
     config = table.config(choose.randrange(len(table)))
@@ -110,7 +103,7 @@ LAYERS = (
     "n=32,c=384,h=28,w=28,k=384,r=7,s=7,stride=1,pad=3,dtype=bf16,layout=nhwc,groups=384",
     "n=32,c=672,h=14,w=14,k=672,r=5,s=5,stride=1,pad=2,dtype=f32,layout=nchw,groups=672",
 )
-"""Of MobileNetV2, ConvNeXt and EfficientNet."""
+"""Layers of MobileNetV2, ConvNeXt and EfficientNet."""
 
 
 def training(text: str) -> list[Conv2d]:
@@ -119,7 +112,7 @@ def training(text: str) -> list[Conv2d]:
 
 
 @pytest.mark.parametrize("text", LAYERS)
-def test_spaces_are_large_enough_to_search_and_miniatures_end_alike(text: str) -> None:
+def test_spaces_are_large_enough_to_search_and_emulation_workloads_end_alike(text: str) -> None:
     for workload in training(text):
         table = VARIANT.configs(workload, A100)
         assert 200 < len(table) < 20_000

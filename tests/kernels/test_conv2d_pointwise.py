@@ -1,4 +1,4 @@
-"""Convolutions of one tap by variants of gemm: which product they are, and that it is theirs."""
+"""Convolutions of one tap by variants of gemm: the product they become, and its costs and launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_conv2d_variants import A100, H100, conv, emulated, needs_compiler
+from tests.kernels.test_conv2d_variants import A100, H100, conv, emulated
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.kernels.conv2d._pointwise import Pointwise, gemm_of
 from tunebench.variant import TensorMap
@@ -21,7 +22,7 @@ TRAINING = [replace(LAYER, epilogue="bias+relu"), *(replace(LAYER, direction=d) 
 
 
 @pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.direction)
-def test_the_product_is_the_convolution(workload: Conv2d) -> None:
+def test_gemm_of_a_convolution_computes_it(workload: Conv2d) -> None:
     product = gemm_of(workload)
     assert product.flops() == workload.flops()
     inputs = workload.draw(np.random.default_rng(0))
@@ -49,7 +50,7 @@ def test_gradients_are_right(variant: Any, workload: Conv2d) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_everything_is_as_gemm_has_it(variant: Any) -> None:
+def test_space_costs_and_launches_are_those_of_gemm(variant: Any) -> None:
     for workload in TRAINING:
         product = gemm_of(workload)
         table, theirs = variant.configs(workload, H100), variant.product.configs(product, H100)
@@ -65,7 +66,7 @@ def test_everything_is_as_gemm_has_it(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_miniatures_run_the_same_binary(variant: Any) -> None:
+def test_emulation_workloads_run_the_same_binary(variant: Any) -> None:
     workload = replace(LAYER, n=32, c=256, h=57, w=57, k=72)
     for case in (workload, replace(workload, direction="wgrad")):
         config = variant.default(case, H100)
@@ -74,12 +75,12 @@ def test_miniatures_run_the_same_binary(variant: Any) -> None:
         assert variant.source(small, config) == variant.source(case, config)
 
 
-def test_what_is_no_product_is_refused() -> None:
+def test_convolutions_that_are_no_gemm_are_refused() -> None:
     for variant in VARIANTS:
         assert variant.refuses(LAYER, H100) is None
         for change in ({"stride": 2}, {"pad": 1}, {"r": 3}, {"groups": 2}, {"layout": "nchw"}):
             assert "1 x 1" in str(variant.refuses(replace(LAYER, **change), H100))
         scaled = replace(LAYER, epilogue="scale+bias+relu")
-        assert "scale+bias+relu is none of" in str(variant.refuses(scaled, H100))
+        assert "not scale+bias+relu" in str(variant.refuses(scaled, H100))
     narrow = kernels.variant("conv2d/cuda_gemm_mma").refuses(replace(LAYER, c=23), A100)
     assert str(narrow).startswith("conv2d/cuda_gemm_mma copies 4 bytes")

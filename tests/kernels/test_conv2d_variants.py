@@ -1,4 +1,4 @@
-"""The GPU variants of conv2d: what they compute, launch, declare and refuse."""
+"""The GPU variants of conv2d: results, launches, declared costs and refusals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.compile import unavailable
 from tunebench.device import described, representative
-from tunebench.emulate.emulator import ORDERS, emulate, find_compiler
+from tunebench.emulate.emulator import ORDERS, emulate
 from tunebench.errors import InputError
 from tunebench.kernels.conv2d import _conv
 from tunebench.kernels.conv2d._conv import Product, alignment, product
@@ -30,10 +30,6 @@ VARIANTS = (SIMT, MMA, NUMBA)
 GPUS = [device for device in described().values() if device.compute_capability >= (7, 5)]
 A100, H100 = representative("sm_80"), representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-needs_numba = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
-
 
 def conv(text: str) -> Conv2d:
     workload = workloads.parse(f"conv2d:{text}")
@@ -43,7 +39,7 @@ def conv(text: str) -> Conv2d:
 
 @st.composite
 def convolutions(draw: Any, largest: int = 512) -> Conv2d:
-    """Draw a workload of any direction, layout and type, of extents up to `largest`."""
+    """Draw a workload of any direction, layout and type, with extents up to `largest`."""
     extents = st.sampled_from([e for e in (1, 2, 3, 5, 7, 8, 16, 31, 56, 64, 112, 256, 512) if e <= largest])
     groups, few = draw(st.sampled_from([1, 1, 2, 3])), st.integers(1, 3)
     direction = draw(st.sampled_from(["fprop", "dgrad", "wgrad"]))
@@ -71,21 +67,21 @@ def convolutions(draw: Any, largest: int = 512) -> Conv2d:
 
 
 def met(image: int, output: int, taps: int, workload: Conv2d) -> int:
-    """Count, along one axis, the pairs of an output and a tap that meet inside the image."""
+    """Return the number of pairs of an output and a tap that meet inside the image, along one axis."""
     w = workload
     pairs = itertools.product(range(output), range(taps))
     return sum(0 <= out * w.stride - w.pad + tap * w.dilation < image for out, tap in pairs)
 
 
 def products_inside(workload: Conv2d) -> int:
-    """Count the multiply-adds whose operands both exist."""
+    """Return the multiply-adds with both operands inside the tensors."""
     w = workload
     rows, columns = met(w.h, w.p, w.r, w), met(w.w, w.q, w.s, w)
     return w.n * rows * columns * (w.c // w.groups) * w.k
 
 
 def reached(workload: Conv2d, image: int, taps: int) -> int:
-    """Count the pairs of a pixel and a tap a multiple of the stride apart, whether dy is there or not."""
+    """Return the pairs of a pixel and a tap whose distance is a multiple of the stride, inside dy or not."""
     w = workload
     pairs = itertools.product(range(image), range(taps))
     return sum((pixel + w.pad - tap * w.dilation) % w.stride == 0 for pixel, tap in pairs)
@@ -99,7 +95,8 @@ def test_residue_classes_hold_every_pixel_and_every_tap_that_reaches_it_once(wor
     assert len({(c.m, c.taps) for c in classes}) == len(classes)
     expected = w.n * reached(w, w.h, w.r) * reached(w, w.w, w.s)
     assert sum(c.count * c.m * c.taps for c in classes) == expected
-    # The first class of the kernels' order, remainder 0 both ways, has most rows: tiles are counted by it.
+    # The first class in the kernels' order, remainder 0 in both directions, has most rows and decides the
+    # number of tiles.
     assert product(w).m == w.n * -(-w.h // w.stride) * -(-w.w // w.stride)
 
 
@@ -130,7 +127,7 @@ def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> 
 
 @given(workload=convolutions(), device=st.sampled_from(GPUS))
 def test_declared_work_covers_what_must_be_done(workload: Conv2d, device: Any) -> None:
-    """Tiles are whole, so the work of all blocks is what the problem needs, or more; blocks are launched."""
+    """Tiles are whole, so that the work of all blocks is at least that of the workload."""
     needed = products_inside(workload)
     for variant in (SIMT, MMA):
         if variant.refuses(workload, device) is not None:
@@ -166,7 +163,7 @@ def test_spaces_are_large_enough_to_search_and_small_enough_to_enumerate() -> No
             assert 40 < len(NUMBA.configs(workload, A100)) < 1000
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     base = conv("n=1,c=8,h=8,w=8,k=8,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc")
     assert SIMT.refuses(base, A100) is None
     assert "f32" in str(MMA.refuses(base, A100))
@@ -211,7 +208,7 @@ def test_accesses_are_no_wider_than_alignment() -> None:
     assert alignment(pointwise, "by_tap") == (8, 2, 8)
 
 
-# ------------------------------------------------------------------------------------------------ miniatures
+# ------------------------------------------------------------------------------------------------ emulation
 
 
 def padded_work(whole: Product, config: Config) -> float:
@@ -224,7 +221,7 @@ def training(workload: Conv2d) -> list[Conv2d]:
     return [workload, *gradients]
 
 
-def test_miniatures_run_the_same_binary_on_few_tiles_with_the_same_edges() -> None:
+def test_emulation_workloads_run_the_same_binary_on_few_tiles_with_the_same_edges() -> None:
     choose = random.Random(0)
     layers = [layer.workload for layer in workloads.suite("resnet50", batch=32)]
     layers = [layer for layer in layers if isinstance(layer, Conv2d)]
@@ -246,7 +243,7 @@ def test_miniatures_run_the_same_binary_on_few_tiles_with_the_same_edges() -> No
                     assert small_extent <= large_extent
 
 
-def test_a_workload_that_is_small_is_its_own_miniature() -> None:
+def test_small_workload_is_its_own_emulation_workload() -> None:
     tiny = conv("n=1,c=3,h=5,w=4,k=2,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc")
     for variant in VARIANTS[:2]:
         assert variant.emulation_workload(tiny, variant.default(tiny, A100)) == tiny
@@ -256,7 +253,7 @@ def test_a_workload_that_is_small_is_its_own_miniature() -> None:
 
 
 def worst(workload: Conv2d, outputs: dict[str, Any], inputs: dict[str, Any]) -> float:
-    """Return the largest error as a share of what the tolerance allows; NaN is beyond any."""
+    """Return the largest error as a share of the tolerance; NaN counts as infinite."""
     exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
     tolerance, shares = workload.tolerance(), [0.0]
     for name, reference in workload.reference(exact).items():
@@ -288,7 +285,7 @@ ODD = (
 
 
 def cases() -> list[Any]:
-    """Return odd sizes of everything, each with the default and one random configuration of each variant."""
+    """Return workloads of odd sizes, each with the default and one random configuration of each variant."""
     found = []
     for i, (text, variant) in enumerate(itertools.product(ODD, (SIMT, MMA))):
         workload = conv(text)
@@ -398,7 +395,7 @@ def test_wide_indices_compile() -> None:
         assert compile_cuda(variant, workload, config, A100).resources.spill_bytes == 0
 
 
-@needs_numba
+@needs_numba_cuda
 @pytest.mark.parametrize(
     "text",
     [
@@ -417,7 +414,7 @@ def test_numba_simulates_right(text: str) -> None:
     assert worst(workload, simulate(NUMBA, workload, config, inputs), inputs) <= 1
 
 
-@needs_numba
+@needs_numba_cuda
 def test_numba_compiles_and_keeps_sums_in_registers() -> None:
     from tunebench.binary.cubin import read_cubin
     from tunebench.compile.numba_cuda import compile_numba_cuda
@@ -429,7 +426,7 @@ def test_numba_compiles_and_keeps_sums_in_registers() -> None:
         assert all(entry.stack_bytes == 0 for entry in read_cubin(binary.payload).values())
 
 
-def test_numba_miniatures_are_tiny() -> None:
+def test_numba_emulation_workloads_are_tiny() -> None:
     workload = conv("n=32,c=256,h=56,w=56,k=256,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,groups=4")
     table = NUMBA.configs(workload, A100)
     for row in range(0, len(table), 7):

@@ -1,4 +1,4 @@
-"""conv2d by Winograd's tiles in CUDA C++: which products it makes, what it computes, what its bound says."""
+"""conv2d by Winograd's minimal filtering in CUDA C++: its products, results, and lower bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_conv2d_variants import A100, H100, SIMT, conv, emulated, needs_compiler, needs_nvrtc
+from tests.kernels.test_conv2d_variants import A100, H100, SIMT, conv, emulated
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
 from tunebench.device import representative
@@ -51,7 +52,7 @@ def test_products_are_fewer_by_what_winograd_saves() -> None:
 
 
 def test_the_bound_is_of_the_products_that_are_made() -> None:
-    """No textbook figure may enter it: what a direct convolution multiplies would be four times too much."""
+    """The bound must not count the multiply-adds of a direct convolution, which are four times as many."""
     floors = {}
     for variant in (VARIANT, SIMT):
         table = variant.configs(LAYER, A100)
@@ -85,14 +86,14 @@ def test_tiles_of_4_are_for_many_channels_only(layout: Any) -> None:
     assert "8 channels" in str(VARIANT.refuses(replace(LAYER, c=7), A100))
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     assert "f16" in str(VARIANT.refuses(replace(LAYER, dtype="f16"), A100))
     assert "3 x 3" in str(VARIANT.refuses(replace(LAYER, stride=2), A100))
     assert "bytes" in str(VARIANT.refuses(replace(LAYER, n=2**16), A100))
     assert "pixels" in str(VARIANT.refuses(replace(LAYER, n=2**22), A100))
 
 
-def test_miniatures_are_small_and_as_accurate() -> None:
+def test_emulation_workloads_are_small_and_as_accurate() -> None:
     for workload in (LAYER, replace(LAYER, direction="dgrad", layout="nchw", h=29, w=30)):
         for m in (2, 4):
             config = some_config(workload, m)

@@ -1,4 +1,4 @@
-"""conv2d on Hopper's tensor cores: which pixels it takes, what it promises, its results, its machine code."""
+"""conv2d on Hopper's tensor cores: copied pixels, declared costs, results, machine code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.kernel_checks import HGMMA, USETMAXREG, UTMALDG, assert_right, opcodes, planted
+from tests.support import needs_compiler, needs_disassembler, needs_nvrtc
 from tunebench import workloads
 from tunebench.binary import cubin
-from tunebench.binary.disassembly import find_disassembler, sass, unmet_claims
+from tunebench.binary.disassembly import sass, unmet_claims
 from tunebench.bound import bound
-from tunebench.compile import unavailable
 from tunebench.device import described, representative
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler, watch
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, watch
 from tunebench.errors import InputError
 from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.conv2d import _conv_pixels
@@ -32,10 +32,6 @@ from tunebench.workloads.operators.conv2d import Conv2d
 HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
 H100 = representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-needs_disassembler = pytest.mark.skipif(find_disassembler() is None, reason="no nvdisasm on this machine")
-
 
 def conv(text: str, dtype: str = "f16") -> Conv2d:
     workload = workloads.parse(f"conv2d:{text},dtype={dtype},layout=nhwc")
@@ -44,8 +40,8 @@ def conv(text: str, dtype: str = "f16") -> Conv2d:
 
 
 @st.composite
-def problems(draw: Any) -> Conv2d:
-    """Draw a convolution that the variant does not refuse."""
+def drawn_workloads(draw: Any) -> Conv2d:
+    """Draw a convolution that the variant supports."""
     groups, few = draw(st.sampled_from([1, 1, 2])), st.integers(1, 3)
     channels = st.sampled_from([8, 24, 64, 72, 512] if groups == 1 else [128, 384])
     direction = draw(st.sampled_from(["fprop", "dgrad", "wgrad"]))
@@ -75,7 +71,7 @@ def problems(draw: Any) -> Conv2d:
 
 
 def met(workload: Conv2d, image: int, output: int, taps: int) -> set[tuple[int, int, int]]:
-    """Return which pixel of x and which of y each tap brings together, along one axis."""
+    """Return the pairs of a pixel of x and one of y for each tap, along one axis."""
     w = workload
     pairs = itertools.product(range(output), range(taps))
     found = {(out * w.stride - w.pad + tap * w.dilation, out, tap) for out, tap in pairs}
@@ -83,13 +79,13 @@ def met(workload: Conv2d, image: int, output: int, taps: int) -> set[tuple[int, 
 
 
 @settings(max_examples=15)
-@given(workload=problems())
+@given(workload=drawn_workloads())
 def test_every_pixel_meets_every_tap_that_reaches_it(workload: Conv2d) -> None:
     w = workload
     height, width = _conv_pixels.axes(w)
     for axis, image, output, taps in ((height, w.h, w.p, w.r), (width, w.w, w.q, w.s)):
         bases = [axis.first + i * axis.stride for i in range(axis.pixels)]
-        # All of the map's box, and nothing beyond it: the next pixel would be outside.
+        # The map's box has all of them, and nothing beyond: the next pixel would be outside.
         assert bases[-1] < axis.image + axis.end <= bases[-1] + axis.stride
         if w.direction != "dgrad":
             assert axis.pixels == output
@@ -97,7 +93,7 @@ def test_every_pixel_meets_every_tap_that_reaches_it(workload: Conv2d) -> None:
             found = {(base + tap * w.dilation, i, tap) for i, base in enumerate(bases) for tap in range(taps)}
             assert {(x, i, tap) for x, i, tap in found if 0 <= x < image} == met(w, image, output, taps)
             continue
-        # Pixel `residue + stride * i` of dx meets tap t at an output that is i further than where it begins.
+        # Pixel `residue + stride * i` of dx meets tap t at an output i further than the first one.
         assert len(axis.taps) == min(w.stride, image)
         for pixel, out, _ in met(w, image, output, taps):
             offset = out - (axis.first + pixel // w.stride)
@@ -116,9 +112,9 @@ def test_pixels_of_well_known_layers() -> None:
 
     plain = "n=32,c=64,h=56,w=56,k=64,r=3,s=3,pad=1,stride="
     assert corners(f"{plain}1") == ((-1, -1), (-1, -1), (1, 1))
-    assert corners(f"{plain}2") == ((-1, -1), (-2, -2), (2, 2))  # the last one is pixel 53
+    assert corners(f"{plain}2") == ((-1, -1), (-2, -2), (2, 2))  # the last pixel is 53
     assert corners(f"{plain}1,direction=dgrad") == ((-1, -1), (-1, -1), (1, 1))
-    # 56 / 2 = 28 pixels of each class, of 28 of dy: from it on, the next beyond the last is padding.
+    # 56 / 2 = 28 pixels per class, and 28 of dy; the one after the last is padding.
     assert corners(f"{plain}2,direction=dgrad") == ((0, 0), (0, 0), (1, 1))
     assert corners(f"{plain}2,direction=wgrad") == ((-1, -1), (-2, -2), (2, 2))
     assert corners("n=1,c=8,h=9,w=20,k=8,r=1,s=1,pad=0,stride=1") == ((0, 0), (0, 0), (1, 1))
@@ -128,7 +124,7 @@ def test_pixels_of_well_known_layers() -> None:
 
 
 @settings(max_examples=15)
-@given(workload=problems(), device=st.sampled_from(HOPPERS))
+@given(workload=drawn_workloads(), device=st.sampled_from(HOPPERS))
 def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
     config = VARIANT.default(workload, device)
     assert VARIANT.space.check(config, workload=workload, device=device) == config
@@ -141,7 +137,7 @@ def test_the_default_fills_the_device() -> None:
     assert small["split"] > 1
 
 
-def test_it_says_what_it_cannot_do() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     good = conv("n=2,c=64,h=9,w=9,k=64,r=3,s=3,stride=1,pad=1")
     assert VARIANT.refuses(good, H100) is None
     for change, words in (
@@ -176,7 +172,7 @@ def test_a_layer_has_thousands_of_configurations() -> None:
 
 
 @settings(max_examples=15)
-@given(workload=problems())
+@given(workload=drawn_workloads())
 def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
     table = VARIANT.configs(workload, H100)
     costs = VARIANT.costs(workload, table, H100)
@@ -207,8 +203,8 @@ def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
 
 
 @settings(max_examples=15)
-@given(workload=problems(), choice=st.integers(0, 10**6))
-def test_a_miniature_takes_the_same_paths(workload: Conv2d, choice: int) -> None:
+@given(workload=drawn_workloads(), choice=st.integers(0, 10**6))
+def test_emulation_workload_takes_the_same_paths(workload: Conv2d, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
     small = VARIANT.emulation_workload(workload, config)
@@ -220,7 +216,7 @@ def test_a_miniature_takes_the_same_paths(workload: Conv2d, choice: int) -> None
 
 
 @settings(max_examples=15)
-@given(workload=problems())
+@given(workload=drawn_workloads())
 def test_costs_cover_the_work(workload: Conv2d) -> None:
     table = VARIANT.configs(workload, H100)
     costs = VARIANT.costs(workload, table, H100)
@@ -231,18 +227,18 @@ def test_costs_cover_the_work(workload: Conv2d) -> None:
         (costs.blocks * costs.mma_flop == executed) | (table["split"] > 1) | (len(whole.classes) > 1)
     )
     floors = bound(costs, workload.traffic(), H100, rows=len(table)).us
-    assert np.all((floors > 0) | (executed == 0))  # no tap may reach any pixel
+    assert np.all((floors > 0) | (executed == 0))  # possibly no tap reaches any pixel
 
 
-def test_costs_of_a_divisible_problem_are_exact() -> None:
+def test_costs_of_a_divisible_workload_are_exact() -> None:
     layer = conv("n=32,c=256,h=32,w=32,k=512,r=3,s=3,stride=1,pad=1")
     config = Config({**PLAIN, "bn": 256, "cluster_m": 2})
     table = VARIANT.configs(layer, H100)
     costs = VARIANT.costs(layer, table.take(np.array([table.row(config)])), H100)
     assert costs.blocks == costs.full_blocks == 32 * 32 * 32 / 128 * 2
     assert costs.mma_flop == 2 * 128 * 256 * 9 * 256
-    assert costs.fill_bytes == 256 / 2 * 9 * 256 * 2  # of filters, which two blocks share
-    # Two warpgroups, four warps each, a product of 64 x 256 every 16 of K.
+    assert costs.fill_bytes == 256 / 2 * 9 * 256 * 2  # bytes of filters, which two blocks share
+    # Two warpgroups of four warps, a product of 64 x 256 per 16 of K.
     assert costs.instructions == 2 * 4 * 9 * 16
     assert costs.chain_clocks == 9 * 16 * 128
 
@@ -283,7 +279,7 @@ CASES = [
         {**ONE, "cluster_m": 2, "split": 2},
     ),
 ]
-"""Each path is taken by some case."""
+"""Every path is taken by some case."""
 
 
 def configured(workload: Conv2d, choices: dict[str, int]) -> Config:
@@ -319,17 +315,18 @@ def test_nothing_races_and_costs_are_floors(number: int) -> None:
 
 
 @needs_compiler
-def test_what_no_tap_meets_does_not_count_even_if_it_is_no_number() -> None:
-    # Channels and pixels that a tile has beyond the edge are zeros on both sides: nothing meets an infinity.
+def test_infinities_that_no_tap_meets_do_not_change_results() -> None:
+    # Channels and pixels of a tile beyond the edge are zeros in both operands: they must not meet an
+    # infinity.
     workload = conv("n=1,c=72,h=5,w=5,k=40,r=3,s=3,stride=1,pad=1")
     inputs = workload.draw(np.random.default_rng(0))
-    inputs["w"][:, 1, 1, :8] = np.inf  # of the centre tap, next to the last channels of the one before
+    inputs["w"][:, 1, 1, :8] = np.inf  # of the centre tap, next to the last channels of the tap before
     y = emulate(VARIANT, workload, configured(workload, ONE), inputs)["y"]
     assert np.all(np.isinf(y) | np.isnan(y))
     inputs["w"][:, 1, 1, :8] = 0
-    inputs["w"][:, 0, 0, :8] = np.inf  # the upper row and the left column meet it in the padding only
+    inputs["w"][:, 0, 0, :8] = np.inf  # only the upper row and the left column meet it, in the padding
     y = emulate(VARIANT, workload, configured(workload, ONE), inputs)["y"]
-    assert np.all(np.isnan(y[:, 0]))  # zeros of the padding times infinity: as libraries that pad have it
+    assert np.all(np.isnan(y[:, 0]))  # zeros of the padding times infinity, as in libraries that pad
     assert not np.any(np.isfinite(y[:, 1:, 1:]))
 
 
@@ -345,7 +342,7 @@ FAULTS = {
     "the other block's pixels of B": (11, "int(shared.part_of_b) * TileB::BOX_LINES", "0"),
     "parts on top of each other": (11, "to.tensor += tile.part * part_size;", ""),
 }
-"""The number of a case, and what to replace in its kernel by what, for a fault that the case must find."""
+"""The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
 @needs_compiler
@@ -395,7 +392,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     entries = tuple(launch.entry for launch in VARIANT.launches(workload, config))
     made = _compile(VARIANT.source(workload, config), entries, VARIANT.target(H100))
     assert set(cubin.spills(made.log).values()) == {0}
-    # C7508 to C7510 and their like: setmaxnreg ignored, products made to wait for each other.
+    # Warnings such as C7508 to C7510: setmaxnreg ignored, products serialised.
     assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
     counted = opcodes(made.cubin, 9)
     rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
@@ -403,13 +400,13 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     assert counted[UTMALDG] >= 2
     assert counted[USETMAXREG] == 2
     assert not unmet_claims(VARIANT, workload, config, sass(made.cubin))
-    # Without copies of pixels a claim is not met.
+    # Without copies of pixels a claim is unmet.
     assert unmet_claims(VARIANT, workload, config, sass(made.cubin).replace(".IM2COL", "")) == (
         "UTMALDG.IM2COL",
     )
 
 
-def test_workloads_of_one_alignment_share_source_and_entry() -> None:
+def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
     one = conv("n=2,c=64,h=28,w=28,k=64,r=3,s=3,stride=1,pad=1")
     other = replace(one, n=32, c=512, h=14, w=7, k=256, r=1, s=5, pad=2, stride=2, dilation=2)
     config = VARIANT.default(one, H100)

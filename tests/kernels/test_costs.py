@@ -1,8 +1,8 @@
-"""Declared costs of CUDA C++ variants never exceed what emulation counts, and no thread of theirs races.
+"""Declared costs of CUDA C++ variants never exceed the counts of emulation, and no threads race.
 
-The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction
-and special function is counted, block by block, and held against what is declared.
-`--configs 20` takes more configurations of each variant than the suite has time for.
+Lower bounds depend on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix
+instruction and special function is counted, block by block, and compared with the declared cost. `--configs
+20` checks more configurations of each variant than the suite has time for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_cuda_variants import assert_right, cases, needs_compiler
+from tests.kernels.test_cuda_variants import assert_right, cases
+from tests.support import needs_compiler
 from tunebench.device import Device, representative
 from tunebench.emulate.counts import Counts, LaunchCounts, WorkCounts
 from tunebench.emulate.emulator import SM_COUNT, watch
@@ -26,12 +27,12 @@ from tunebench.workload import Workload
 
 LARGE = representative("sm_90")
 SMALL = dataclasses.replace(LARGE, sm_count=20)
-"""So small that what shares work out among all SMs has some for each at sizes that are emulated quickly."""
+"""A device with few SMs, so that small workloads give each SM some work."""
 COUNTED = ("fma", "sfu", "smem_traffic_bytes", "fill_bytes", "accesses", "instructions", "mma_flop")
 
 
 def drawn(variant: CudaVariant[Any], workload: Workload, count: int) -> Iterator[tuple[Table, Device]]:
-    """Yield so many configurations, a table each, the same ones in every run; some are the default."""
+    """Yield `count` configurations, one table each, the same ones in every run; some are the default."""
     generator = random.Random(f"costs {variant.key} {workload}")
     for turn in range(first := generator.randrange(3), first + count):
         device = SMALL if turn % 2 else LARGE
@@ -41,9 +42,9 @@ def drawn(variant: CudaVariant[Any], workload: Workload, count: int) -> Iterator
 
 
 def excesses(costs: Costs, counts: Counts, staying: int = 0) -> Iterator[str]:
-    """Say of each figure that is more than what was counted by how much.
+    """Yield a message for each declared figure that exceeds its count.
 
-    `staying`: how many blocks share out the declared ones, if blocks stay and take several in turn.
+    `staying` is the number of persistent blocks that share the declared blocks, or 0.
     """
     declared = {
         name: float(np.broadcast_to(getattr(costs, name), 1)[0])
@@ -62,7 +63,7 @@ def excesses(costs: Costs, counts: Counts, staying: int = 0) -> Iterator[str]:
         if of_all > total * (1 + 1e-12):  # blocks may be a fraction
             yield f"{name}: {of_all:g} are declared for all blocks, {total} counted"
         full = int(declared["full_blocks"])
-        if staying or full > len(by_block):  # the busiest has its share of them
+        if staying or full > len(by_block):  # the busiest block has its share of them
             full, of_one = min(full, 1), of_one * ceil_div(full, staying or len(by_block))
         if full and of_one > by_block[full - 1]:
             yield f"{name}: {of_one:g} are declared for each of {full} blocks, one has {by_block[full - 1]}"
@@ -73,17 +74,17 @@ def figure(block: WorkCounts, name: str, mma_dtype: str | None) -> int:
 
 
 AT_ONCE = dict.fromkeys(("fma_latency", "mma_latency", "smem_latency", "l1_latency", "l2_latency"), 0.0)
-"""Latencies of a device on which nothing takes any time."""
+"""Latencies of a device on which nothing takes time."""
 
 
 def chains(
     variant: CudaVariant[Any], workload: Workload, table: Table, device: Device, counts: Counts
 ) -> Iterator[str]:
-    """Say of a chain that is longer than what the busiest thread, or warp, does for one of its sums.
+    """Yield a message for each declared chain longer than the work of the busiest thread, or warp, per sum.
 
-    Who waits for whom is not counted, but a chain of multiply-adds is of one thread, one of products of one
-    warp, and all of its sums are added up alike. A device on which one of them takes a clock, and nothing
-    else any, tells how many of them a chain has.
+    Dependencies are not traced, but a chain of multiply-adds belongs to one thread, a chain of products to
+    one warp, and all of its sums are equally long. On a device where one of them takes a clock and nothing
+    else takes time, `chain_clocks` is the number of links.
     """
 
     def clocks(**latencies: float) -> float:
@@ -98,7 +99,7 @@ def chains(
 
 
 def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float:
-    """Return the most multiply-adds of a thread, or products of a warp, for each sum, in any block."""
+    """Return the most multiply-adds per sum of a thread, or products per sum of a warp, over all blocks."""
     if name == "fma_latency":
         of_thread = max(block.longest_fma for block in launch.blocks)
         return of_thread / (config.get("tm", 1) * config.get("tn", 1))
@@ -106,7 +107,7 @@ def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float
         sum(count for key, count in block.warp_instructions.items() if key.startswith("mma."))
         for block in launch.blocks
     )
-    tiles = config.get("bm", 16) // 16 * (config.get("bn", 8) // 8)  # of all warps; each has as many
+    tiles = config.get("bm", 16) // 16 * (config.get("bn", 8) // 8)  # of all warps; each has the same number
     return products / max(1, tiles)
 
 
@@ -130,7 +131,7 @@ EXCESSIVE = [
 
 
 @pytest.mark.parametrize(("declared", "told"), EXCESSIVE)
-def test_what_exceeds_its_count_is_told(declared: dict[str, Any], told: tuple[str, ...]) -> None:
+def test_declared_costs_above_the_count_are_reported(declared: dict[str, Any], told: tuple[str, ...]) -> None:
     block = WorkCounts(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
     launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
     costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
@@ -156,12 +157,12 @@ def test_costs_are_floors_and_nothing_races(
 
 
 def blocks_that_stay(launches: tuple[Launch, ...]) -> int:
-    """Return how many blocks take tiles in turn where these are emulated; 0 if each block has its own."""
+    """Return the number of persistent blocks in emulation, or 0 if each block has its own tile."""
     return max(launch.grid_on(SM_COUNT)[0] if launch.blocks_per_sm else 0 for launch in launches)
 
 
 def per_case(variant: CudaVariant[Any], per_variant: int) -> int:
-    """Share the configurations of a variant among its workloads."""
+    """Return the configurations per workload, dividing those of a variant among its workloads."""
     return -(-per_variant // workloads_of()[variant.key])
 
 

@@ -1,6 +1,6 @@
-"""What every CUDA C++ variant owes: right results at odd sizes, code for each architecture, honest costs.
+"""Contract of every CUDA C++ variant: right results at odd sizes, code for each architecture, honest costs.
 
-A new variant joins by being in its folder; a new operator by a line of `WORKLOADS`.
+A new variant joins by being in its folder; a new operator needs a line of `WORKLOADS`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import kernels, workloads
 from tunebench.binary.cubin import launch_refusal
-from tunebench.compile import unavailable
 from tunebench.device import architectures, representative
-from tunebench.emulate.emulator import ORDERS, emulate, find_compiler
+from tunebench.emulate.emulator import ORDERS, emulate
 from tunebench.errors import InputError
 from tunebench.space import Config
 from tunebench.variant import CudaVariant
 from tunebench.workload import Workload
 
-# Odd and prime extents, so that every tile, vector and row is cut somewhere; one friendly size, so that the
-# widest accesses are taken too. Each variant does those that it does not refuse.
+# Odd and prime extents cut every tile, vector and row somewhere; one size with many factors uses the widest
+# accesses. Each variant runs those that it supports.
 WORKLOADS = {
     "attention": (
         "attention:batch=1,heads=2,seq_q=37,head_dim=24,dtype=f16,causal=true,seq_k=53",
@@ -135,12 +135,9 @@ WORKLOADS = {
 }
 ARCHITECTURES = ("sm_80", "sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-
 
 def cases() -> list[Any]:
-    """Return every variant with every workload it does."""
+    """Return every variant with every workload that it supports."""
     device = representative("sm_90")
     found = []
     for variant in kernels.variants():
@@ -154,7 +151,7 @@ def cases() -> list[Any]:
 
 
 def some_configs(variant: CudaVariant[Any], workload: Workload, others: int) -> list[Config]:
-    """Return the default and some others, the same ones in every run."""
+    """Return the default and some other configurations, the same ones in every run."""
     device = representative("sm_90")
     table = variant.configs(workload, device)
     rows = random.Random(str(workload)).sample(range(len(table)), min(others, len(table)))
@@ -162,7 +159,7 @@ def some_configs(variant: CudaVariant[Any], workload: Workload, others: int) -> 
 
 
 def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, Any], what: str) -> None:
-    """Hold every element to the operator's tolerance; a NaN is no element of anything."""
+    """Check every element against the operator's tolerance; NaN is always wrong."""
     tolerance = workload.tolerance()
     exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
     for name, reference in workload.reference(exact).items():
@@ -174,7 +171,9 @@ def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, 
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "workload"), cases())
-def test_emulates_right(variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config) -> None:
+def test_emulated_results_are_right(
+    variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
+) -> None:
     for config in some_configs(variant, workload, pytestconfig.getoption("configs") - 1):
         small = variant.emulation_workload(workload, config)
         inputs = small.draw(np.random.default_rng(0))
@@ -186,7 +185,7 @@ def test_emulates_right(variant: CudaVariant[Any], workload: Workload, pytestcon
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("variant", "workload"), cases())
-def test_compiles_to_what_it_declares(
+def test_binary_matches_declared_resources(
     variant: CudaVariant[Any], workload: Workload, architecture: str
 ) -> None:
     from tunebench.compile.nvrtc import compile_cuda
@@ -202,7 +201,7 @@ def test_compiles_to_what_it_declares(
     launches = variant.launches(workload, config)
     assert len(binary.entries) == len(launches)
     assert launch_refusal(binary, launches, device) is None
-    # Declared costs are floors: what the compiler really used may be more and never less.
+    # Declared costs are floors: the compiler may use more, never less.
     costs = variant.costs(workload, table.take(np.array([row])), device)
     used_bytes = binary.resources.static_smem_bytes or 0
     used_bytes += max(launch.smem_bytes for launch in launches)
@@ -242,7 +241,7 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         tiles = variant.tiles(workload, config)
         assert tiles
         if workload.category == "reduction":
-            # A block has a tile of rows, or a tile of columns too; blocks that stay have several in turn.
+            # A block has a tile of rows, or of rows and columns; persistent blocks have several in turn.
             first = variant.launches(workload, config)[0]
             counts = np.cumprod([tiling.count for tiling in tiles])
             assert first.grid[0] in (min(counts[0], config.get("blocks", counts[0])), *counts)
@@ -253,11 +252,11 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
             continue
         column = costs.mma_flop if np.any(np.asarray(costs.mma_flop)) else 2 * np.asarray(costs.fma)
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])
-        if variant.name == "cuda_winograd":  # so many times fewer
+        if variant.name == "cuda_winograd":  # this many times fewer
             executed *= 9 * config["m"] ** 2 / (config["m"] + 2) ** 2
         inside = workload.flops() / np.prod([tiling.used for tiling in tiles])
-        # Costs count what is certain: however rows are split, and however steps among parts.
-        if workload.operator == "attention":  # tiles at a causal edge are whole; a softmax comes on top
+        # Costs count certain work only, for every split of rows, and of steps among parts.
+        if workload.operator == "attention":  # tiles at a causal edge are whole; a softmax is added
             assert executed >= inside * (1 - 1e-9)
         elif workload.operator == "grouped_gemm" or config.get("split", 1) > 1:
             assert executed <= inside * (1 + 1e-9)
@@ -282,7 +281,7 @@ def dtypes_of(operator: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("operator", sorted({v.operator.operator for v in kernels.variants()}))
-def test_some_variant_serves_every_type_and_size(operator: str, architecture: str) -> None:
+def test_some_variant_supports_every_type_and_size(operator: str, architecture: str) -> None:
     device = representative(architecture)
     for text in WORKLOADS[operator]:
         for dtype in dtypes_of(operator):
@@ -291,11 +290,11 @@ def test_some_variant_serves_every_type_and_size(operator: str, architecture: st
                 workload = workloads.parse(
                     f"{head}dtype={dtype}{rest[rest.find(',') :] if ',' in rest else ''}"
                 )
-            except InputError:  # a type, epilogue or result that do not go together
+            except InputError:  # type, epilogue or result that do not go together
                 continue
             serving = [
                 variant
                 for variant in kernels.variants(operator)
                 if variant.refuses(workload, device) is None and len(variant.configs(workload, device))
             ]
-            assert serving, f"no variant serves {workload} on {architecture}"
+            assert serving, f"no variant supports {workload} on {architecture}"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import workloads
-from tunebench.compile import unavailable
 from tunebench.device import described, local_cpu, representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.kernels.gated_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gated_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.gated_gemm.cuda_wgmma import VARIANT as WGMMA
@@ -26,11 +26,9 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
 A100, H100 = representative("sm_80"), representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 
 extents = st.sampled_from([1, 2, 7, 16, 17, 48, 100, 128, 1000, 4096, 14336])
-problems = st.builds(
+drawn_workloads = st.builds(
     GatedGemm,
     m=extents,
     n=extents,
@@ -48,7 +46,7 @@ def gated(text: str) -> GatedGemm:
     return workload
 
 
-@given(workload=problems, device=st.sampled_from(GPUS))
+@given(workload=drawn_workloads, device=st.sampled_from(GPUS))
 @example(workload=GatedGemm(m=1, n=1, k=17, dtype="tf32"), device=representative("sm_80"))
 def test_the_default_is_a_valid_configuration(workload: GatedGemm, device: Any) -> None:
     for variant in (MMA, SIMT, WGMMA, NUMBA):
@@ -58,14 +56,14 @@ def test_the_default_is_a_valid_configuration(workload: GatedGemm, device: Any) 
     assert SIMT.refuses(workload, device) is None or device.compute_capability < SIMT.minimum_cc
 
 
-@given(workload=problems)
+@given(workload=drawn_workloads)
 def test_the_default_is_valid_on_a_processor_too(workload: GatedGemm) -> None:
     config = CPU.default(workload, local_cpu())
     assert CPU.space.check(config, workload=workload, device=local_cpu()) == config
     assert config["n_panels"] % 2 == 0
 
 
-def test_it_says_what_it_cannot_do() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     assert "f32" in str(MMA.refuses(gated("m=64,n=64,k=64,dtype=f32"), A100))
     assert "4 bytes" in str(MMA.refuses(gated("m=64,n=63,k=64,dtype=f16"), A100))
     assert MMA.refuses(gated("m=63,n=63,k=64,dtype=f16,trans=nt"), A100) is None
@@ -74,13 +72,13 @@ def test_it_says_what_it_cannot_do() -> None:
     assert "f32" in str(NUMBA.refuses(gated("m=8,n=8,k=8,dtype=f16"), A100))
 
 
-def test_a_large_problem_has_a_thousand_configurations_or_more() -> None:
+def test_a_large_workload_has_a_thousand_configurations_or_more() -> None:
     for variant, dtype in ((MMA, "f16"), (SIMT, "f32"), (WGMMA, "bf16")):
         assert 1000 <= len(variant.configs(gated(f"m=2048,n=14336,k=4096,dtype={dtype}"), H100)) <= 20_000
 
 
 CASES = [
-    # variant, workload, choices; what the contract's cases may leave out
+    # variant, workload, choices: paths that the cases of the contract tests may leave out
     (SIMT, "m=67,n=130,k=72,dtype=bf16,trans=nt,out=f32", {"bm": 64, "tm": 8, "tn": 4, "stages": 1}),
     (MMA, "m=67,n=88,k=200,dtype=bf16,trans=nt,activation=gelu,out=f32", {"stages": 4, "staged": 0}),
     (MMA, "m=37,n=66,k=70,dtype=f16,activation=relu", {"stages": 2, "staged": 1}),
@@ -92,7 +90,7 @@ SMALL = {"bm": 32, "bn": 32, "group_m": 1, "min_blocks": 1}
 
 
 def configured(variant: Any, workload: GatedGemm, choices: dict[str, int]) -> Config:
-    """Return the first valid configuration with the choices given, of small tiles if they leave it open."""
+    """Return the first valid configuration with the given choices, with small tiles otherwise."""
     table = variant.configs(workload, H100)
     rows = np.ones(len(table), bool)
     for name, value in {**SMALL, **choices}.items():
@@ -104,7 +102,7 @@ def configured(variant: Any, workload: GatedGemm, choices: dict[str, int]) -> Co
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "text", "choices"), CASES)
-def test_each_path_is_right(variant: Any, text: str, choices: dict[str, int]) -> None:
+def test_results_of_each_path_are_right(variant: Any, text: str, choices: dict[str, int]) -> None:
     workload = gated(text)
     config = configured(variant, workload, choices)
     inputs = workload.draw(np.random.default_rng(3))

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.kernel_checks import assert_right, opcodes, planted
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.compile import unavailable
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.kernels.common import gemm as _gemm
 from tunebench.kernels.gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gemm.cuda_simt import VARIANT as SIMT
@@ -26,8 +26,6 @@ VARIANTS = (SIMT, MMA, NUMBA)
 GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
 A100, H100 = representative("sm_80"), representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 
 extents = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 127, 128, 1000, 1024, 4096, 50257])
 shapes: dict[str, Any] = {
@@ -37,7 +35,7 @@ shapes: dict[str, Any] = {
     "batch": st.sampled_from([1, 2, 96]),
     "trans": st.sampled_from(["nn", "nt", "tn", "tt"]),
 }
-problems = st.builds(
+drawn_workloads = st.builds(
     Gemm,
     dtype=st.sampled_from(["f32", "tf32", "f16", "bf16", "e4m3"]),
     epilogue=st.sampled_from(Gemm.choices("epilogue")),
@@ -55,7 +53,7 @@ def gemm(text: str) -> Gemm:
 # ---------------------------------------------------------------------------------------------- spaces
 
 
-@given(workload=problems, device=st.sampled_from(GPUS))
+@given(workload=drawn_workloads, device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, device) is None:
@@ -63,15 +61,15 @@ def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> No
             assert variant.space.check(config, workload=workload, device=device) == config
 
 
-@given(workload=problems)
-def test_cuda_simt_serves_everything_on_every_gpu(workload: Gemm) -> None:
+@given(workload=drawn_workloads)
+def test_cuda_simt_supports_every_type_on_every_gpu(workload: Gemm) -> None:
     for device in GPUS:
         if device.compute_capability >= SIMT.minimum_cc:
             assert SIMT.refuses(workload, device) is None
 
 
 @pytest.mark.parametrize(("variant", "least"), [(SIMT, 5000), (MMA, 2000), (NUMBA, 1000)], ids=str)
-def test_a_large_problem_has_thousands_of_configurations(variant: Any, least: int) -> None:
+def test_a_large_workload_has_thousands_of_configurations(variant: Any, least: int) -> None:
     workload = gemm(f"m=4096,n=4096,k=4096,dtype={'f16' if variant is MMA else 'f32'}")
     assert least <= len(variant.configs(workload, A100)) <= 20_000
 
@@ -87,14 +85,14 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
             assert np.all(costs.threads * costs.registers <= device.registers_per_sm)
 
 
-def test_cuda_mma_says_what_it_cannot_do() -> None:
+def test_cuda_mma_refuses_unsupported_workloads_with_a_reason() -> None:
     assert "sm_89" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3,trans=nt"), A100))
     assert "4 bytes" in str(MMA.refuses(gemm("m=66,n=64,k=64,dtype=i8,trans=tt"), A100))
     assert "4 bytes" in str(MMA.refuses(gemm("m=64,n=64,k=66,dtype=i8,trans=nt"), A100))
     assert MMA.refuses(gemm("m=63,n=61,k=68,dtype=i8,trans=nt"), A100) is None
     assert "f32" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=f32"), A100))
     assert "sm_80" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=f16"), representative("sm_75")))
-    # Lines of a are k long, or m long where a is transposed; those of b are n or k long.
+    # Lines of a have k elements, or m where a is transposed; those of b have n or k.
     for odd, trans in (("k", "nn"), ("n", "nn"), ("m", "tn"), ("k", "nt"), ("k", "tt"), ("m", "tt")):
         sizes = {"m": 64, "n": 64, "k": 64, odd: 63}
         text = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",trans={trans}"
@@ -118,7 +116,7 @@ def test_more_blocks_than_a_grid_has_are_refused(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_small_problems_get_small_tiles(variant: Any) -> None:
+def test_small_workloads_get_small_tiles(variant: Any) -> None:
     def tile(text: str) -> int:
         config = variant.default(gemm(f"{text},dtype=tf32"), A100)
         return int(config["bm"] * config["bn"])
@@ -150,7 +148,7 @@ def test_accesses_are_as_wide_as_lines_allow(extent: int, dtype: Any, elements: 
     assert _gemm.alignment(extent, dtype) == elements
 
 
-@given(workload=problems)
+@given(workload=drawn_workloads)
 def test_every_access_is_aligned(workload: Gemm) -> None:
     tensors = {tensor.name: tensor for tensor in (*workload.inputs(), *workload.outputs())}
     for name, width in zip("abc", _gemm.widths(workload), strict=True):
@@ -160,7 +158,7 @@ def test_every_access_is_aligned(workload: Gemm) -> None:
         assert width * size == 16 or line % (2 * width) != 0
 
 
-def test_workloads_of_one_alignment_share_source_and_entry() -> None:
+def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
     for variant in (SIMT, MMA):
         one, other = gemm("m=512,n=512,k=512,dtype=f16"), gemm("m=1024,n=776,k=4000,dtype=f16,batch=7")
         config = variant.default(one, A100)
@@ -169,11 +167,11 @@ def test_workloads_of_one_alignment_share_source_and_entry() -> None:
         assert variant.revision(one, config) != variant.revision(unaligned, config)
 
 
-# --------------------------------------------------------------------------------- launches, miniatures
+# --------------------------------------------------------------------------------- launches, emulation
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
-def test_one_block_a_tile_or_as_many_as_share_it(workload: Gemm, choice: int) -> None:
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
+def test_launch_has_one_block_per_tile_or_split_k_blocks(workload: Gemm, choice: int) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, A100) is not None:
             continue
@@ -189,8 +187,8 @@ def test_one_block_a_tile_or_as_many_as_share_it(workload: Gemm, choice: int) ->
         assert slots == [2 * stream or tiles * split] * len(finish)
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
-def test_a_miniature_has_the_same_edges_and_alignment(workload: Gemm, choice: int) -> None:
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
+def test_emulation_workload_has_the_same_edges_and_alignment(workload: Gemm, choice: int) -> None:
     for variant in (SIMT, MMA):
         if variant.refuses(workload, A100) is not None:
             continue
@@ -204,14 +202,14 @@ def test_a_miniature_has_the_same_edges_and_alignment(workload: Gemm, choice: in
             assert (extent - getattr(workload, name)) % tile == 0
             assert (extent >= tile) == (getattr(workload, name) >= tile)
         assert -(-small.k // config["bk"]) >= min(config["stages"] + 1, -(-workload.k // config["bk"]))
-        # Same machine code: what is emulated is what would run.
+        # Same machine code: the emulated kernel is the one that would run.
         assert variant.source(small, config) == variant.source(workload, config)
 
 
 # ------------------------------------------------------------------------------------------------ costs
 
 
-@given(workload=problems)
+@given(workload=drawn_workloads)
 def test_costs_cover_the_work_and_are_finite(workload: Gemm) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, A100) is not None:
@@ -223,7 +221,7 @@ def test_costs_cover_the_work_and_are_finite(workload: Gemm) -> None:
         assert np.all(bound(costs, workload.traffic(), A100, rows=len(table)).us > 0)
 
 
-def test_costs_of_a_divisible_problem_are_exact() -> None:
+def test_costs_of_a_divisible_workload_are_exact() -> None:
     workload = gemm("m=4096,n=4096,k=4096,dtype=f16")
     config = Config(
         {**MMA.default(workload, A100), "bm": 128, "bn": 128, "warps_m": 2, "warps_n": 2, "bk": 32}
@@ -235,7 +233,7 @@ def test_costs_of_a_divisible_problem_are_exact() -> None:
     assert costs.blocks == 32 * 32
     assert costs.mma_flop == 2 * 128 * 128 * 4096
     assert costs.fill_bytes == 2 * 128 * 4096 * 2
-    # Of 16 x 16 (or 16 x 8) pieces a warp of 64 x 64 reads 4 and 4 and multiplies 4 x 8, every 16 of k.
+    # Of pieces of 16 x 16 (or 16 x 8), a warp of 64 x 64 reads 4 and 4 and multiplies 4 x 8, per 16 of k.
     assert costs.instructions == 4 * 256 * (4 + 4 + 32)
     assert costs.smem_traffic_bytes == 4 * 256 * (4 + 4) * 512 + 4096 * 2 * 256
 
@@ -251,7 +249,7 @@ def test_copies_through_l1_are_not_sure_to_come_from_l2() -> None:
 # ------------------------------------------------------------------------------------------------ results
 
 CASES = [
-    # variant, workload, choices; each path is taken by some case
+    # variant, workload, choices; every path is taken by some case
     (SIMT, "m=67,n=53,k=43,dtype=f32,trans=nn,epilogue=bias+gelu", {"stages": 1}),
     (SIMT, "m=130,n=72,k=40,dtype=f16,trans=nt,epilogue=bias+residual", {"bk": 8, "group_m": 1}),
     (SIMT, "m=67,n=130,k=72,dtype=bf16,trans=tn,out=f32,batch=2", {"bm": 64, "tm": 8, "tn": 4, "lanes_n": 4}),
@@ -280,7 +278,7 @@ CASES = [
 ]
 
 DIVIDED = [
-    # variant, workload, choices, workload whose configurations they are among
+    # variant, workload, choices, and the workload whose configurations include the choices
     (
         MMA,
         "m=37,n=58,k=202,dtype=f16,epilogue=bias+gelu+residual,batch=2",
@@ -312,7 +310,7 @@ DIVIDED = [
 
 
 def configured(variant: Any, workload: Gemm, choices: dict[str, int]) -> Config:
-    """Return a valid configuration of small tiles that has the choices given."""
+    """Return a valid configuration of small tiles with the given choices."""
     table = variant.configs(workload, A100)
     rows = np.ones(len(table), bool)
     for name, value in {"bm": 32, "bn": 32, **choices}.items():
@@ -333,7 +331,7 @@ def test_results_are_right_in_every_order(variant: Any, text: str, choices: dict
 
 
 def divided(case: Any) -> tuple[Any, Gemm, Config]:
-    """Return what to run of a case of `DIVIDED`."""
+    """Return variant, workload and configuration of a case of `DIVIDED`."""
     variant, text, choices, larger = case
     workload = gemm(text)
     changes = dict(item.split("=") for item in larger.split(",")) if larger else {}
@@ -352,7 +350,7 @@ def test_divided_products_are_right_and_the_same_in_every_order(case: Any) -> No
         assert outputs["c"].tobytes() == results[0]["c"].tobytes()
 
 
-def test_a_stream_of_a_small_problem_is_of_blocks_that_span_tiles() -> None:
+def test_a_stream_of_a_small_workload_is_of_blocks_that_span_tiles() -> None:
     variant, workload, config = divided(DIVIDED[5])
     product, _ = variant.launches(workload, config)
     tiles, steps = _gemm.blocks(workload, config["bm"], config["bn"]), -(-workload.k // config["bk"])
@@ -360,7 +358,7 @@ def test_a_stream_of_a_small_problem_is_of_blocks_that_span_tiles() -> None:
     assert tiles * steps % product.grid[0] or steps % (tiles * steps // product.grid[0])
 
 
-# Where both operands come in pairs, a wrong order of k is the same in both, and no fault.
+# Where both operands come in pairs, a wrong order of k is the same in both, and not a fault.
 PAIRED = (MMA, "m=45,n=36,k=76,dtype=i8,trans=nn", {"split_k": 2, "bk": 32}, "k=200")
 
 DIVIDED_FAULTS = {
@@ -402,8 +400,8 @@ def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
     assert found
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
-def test_divided_or_not_the_same_is_multiplied(workload: Gemm, choice: int) -> None:
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
+def test_division_of_k_keeps_total_work(workload: Gemm, choice: int) -> None:
     for variant in (SIMT, MMA):
         if variant.refuses(workload, A100) is not None:
             continue
@@ -414,7 +412,7 @@ def test_divided_or_not_the_same_is_multiplied(workload: Gemm, choice: int) -> N
         padded = tiles * config["bm"] * config["bn"] * -(-workload.k // config["bk"]) * config["bk"]
         assert costs.blocks * (costs.fma + costs.mma_flop / 2) == pytest.approx(padded)
         assert costs.serial_launches == len(variant.launches(workload, config))
-        # Blocks that have most are not more than there are, nor than all the work.
+        # There are not more full blocks than blocks, and their work is not more than all work.
         grid = variant.launches(workload, config)[0].grid[0]
         assert 1 <= costs.full_blocks <= grid
         assert costs.full_blocks <= costs.blocks * (1 + 1e-9)
@@ -422,7 +420,7 @@ def test_divided_or_not_the_same_is_multiplied(workload: Gemm, choice: int) -> N
 
 
 def _copied(workload: Gemm, config: Config) -> int:
-    """Return the bytes that blocks copy from a and b together, without zeros."""
+    """Return the bytes that all blocks copy from a and b, without zeros."""
     down, across = -(-workload.m // config["bm"]), -(-workload.n // config["bn"])
     lines = across * workload.m + down * workload.n
     return workload.batch * lines * workload.k * itemsize(workload.dtype)
@@ -439,7 +437,7 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
 
 FAULTS = {
     "simt barrier": (CASES[0], "    else\n      __syncthreads();  // all have read the only buffer\n", ""),
-    "mma barrier": (CASES[4], "    __syncthreads();  // this tile is there", "    // this tile is there"),
+    "mma barrier": (CASES[4], "    __syncthreads();  // this tile is visible", "    // this tile is visible"),
     "mma wait": (CASES[4], "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),
     "edge of c": (
         CASES[5],
@@ -448,7 +446,7 @@ FAULTS = {
     ),
     "lanes of b": (CASES[6], "OF_B ? matrix / 2 : matrix % 2, k_half", "matrix % 2, k_half"),
 }
-"""A case, and what to replace in its kernel by what, for a fault that a case must find."""
+"""A case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
 @needs_compiler
@@ -507,7 +505,7 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90"])
 @pytest.mark.parametrize("dtype", ["e4m3", "i8"])
-def test_eight_bits_are_multiplied_by_tensor_cores(dtype: str, architecture: str) -> None:
+def test_8_bit_products_use_tensor_cores(dtype: str, architecture: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     workload, device = gemm(f"m=4096,n=4096,k=4096,dtype={dtype},trans=nt"), representative(architecture)
@@ -516,13 +514,13 @@ def test_eight_bits_are_multiplied_by_tensor_cores(dtype: str, architecture: str
     binary = compile_cuda(MMA, workload, MMA.default(workload, device), device)
     assert binary.resources.spill_bytes == 0
     counted = opcodes(binary.payload, 12)
-    # sm_90 has no instruction of this kind for e4m3.
+    # sm_90 has no mma.sync for e4m3.
     on_tensor_cores = IMMA if dtype == "i8" else QMMA if architecture == "sm_89" else HMMA
     assert counted[on_tensor_cores] > 0
     assert counted[LDSM] > 0
 
 
-def test_few_rows_share_out_k() -> None:
+def test_few_rows_divide_k_by_default() -> None:
     """Decoding: c has fewer tiles than the GPU has SMs, and k is long."""
     for device in (A100, H100):
         for variant, dtype in ((MMA, "bf16"), (SIMT, "f32")):

@@ -1,4 +1,4 @@
-"""gemm on Hopper's tensor cores: its space, what it promises, its results in emulation, its machine code."""
+"""gemm on Hopper's tensor cores: space, declared costs, results in emulation, machine code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.kernel_checks import HGMMA, QGMMA, USETMAXREG, UTMALDG, assert_right, opcodes, planted
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import workloads
 from tunebench.binary import cubin
 from tunebench.bound import bound
-from tunebench.compile import unavailable
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.kernels.common import gemm as _gemm
 from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.gemm.cuda_wgmma import VARIANT
@@ -29,11 +29,9 @@ from tunebench.workloads.operators.gemm import Gemm
 HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
 H100 = representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 
 extents = st.sampled_from([1, 8, 16, 24, 63, 64, 72, 128, 136, 1000, 4096, 50264])
-problems = st.builds(
+drawn_workloads = st.builds(
     Gemm,
     m=extents,
     n=extents,
@@ -55,7 +53,7 @@ def gemm(text: str) -> Gemm:
 # ------------------------------------------------------------------------------------------------- space
 
 
-@given(workload=problems, device=st.sampled_from(HOPPERS))
+@given(workload=drawn_workloads, device=st.sampled_from(HOPPERS))
 def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> None:
     config = VARIANT.default(workload, device)
     assert VARIANT.space.check(config, workload=workload, device=device) == config
@@ -72,12 +70,12 @@ def test_the_default_is_what_libraries_ship() -> None:
     assert sizes[0] < sizes[-1]
 
 
-def test_it_says_what_it_cannot_do() -> None:
+def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     for dtype in ("f32", "tf32", "i8"):
         assert dtype in str(VARIANT.refuses(gemm(f"m=64,n=64,k=64,dtype={dtype}"), H100))
     for architecture in ("sm_80", "sm_100", "sm_120"):
         assert "sm_90" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=f16"), representative(architecture)))
-    # Lines of a are k long, or m long where a is transposed; those of b are n or k long.
+    # Lines of a have k elements, or m where a is transposed; those of b have n or k.
     for odd, trans in (("k", "nn"), ("n", "nn"), ("m", "tn"), ("k", "nt"), ("k", "tt"), ("m", "tt")):
         sizes = {"m": 64, "n": 64, "k": 64, odd: 60}
         text = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",trans={trans},dtype=f16"
@@ -90,7 +88,7 @@ def test_it_says_what_it_cannot_do() -> None:
     assert "elements" in str(VARIANT.refuses(gemm("m=2147483640,n=8,k=8,dtype=f16"), H100))
 
 
-def test_a_large_problem_has_thousands_of_configurations() -> None:
+def test_a_large_workload_has_thousands_of_configurations() -> None:
     assert 3000 <= len(VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)) <= 20_000
 
 
@@ -123,7 +121,7 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
         assert launch.grid[0] % launch.cluster == 0
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
 def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
@@ -140,8 +138,8 @@ def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
         assert tensor_map.box[1] * config[parts] == config[extent if along_k else "bk"]
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
-def test_a_miniature_has_the_same_edges(workload: Gemm, choice: int) -> None:
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
+def test_emulation_workload_has_the_same_edges(workload: Gemm, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
     small = VARIANT.emulation_workload(workload, config)
@@ -155,7 +153,7 @@ def test_a_miniature_has_the_same_edges(workload: Gemm, choice: int) -> None:
 # ------------------------------------------------------------------------------------------------- costs
 
 
-@given(workload=problems)
+@given(workload=drawn_workloads)
 def test_costs_cover_the_work(workload: Gemm) -> None:
     table = VARIANT.configs(workload, H100)
     costs = VARIANT.costs(workload, table, H100)
@@ -163,21 +161,22 @@ def test_costs_cover_the_work(workload: Gemm) -> None:
     assert np.all(bound(costs, workload.traffic(), H100, rows=len(table)).us > 0)
 
 
-def test_what_blocks_of_a_cluster_share_counts_as_the_least_that_one_reads() -> None:
+def test_shared_copies_of_a_cluster_count_as_the_smallest_part() -> None:
     table = VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)
     rows = {
         config: table.row(Config({**PLAIN, **config_of}))
         for config, config_of in {"alone": {}, "pair": {"cluster_n": 2}}.items()
     }
     for trans, k, of_a in (("nt", 136, 8 * 136), ("tt", 136, 72 * 64)):
-        # 200 rows are tiles of 128 and 72: the second block's lines are rows 64 to 71, or half of 128 of k.
+        # 200 rows are tiles of 128 and 72: the second block copies lines of rows 64 to 71, or half of 128 of
+        # k.
         workload = gemm(f"m=200,n=128,k={k},dtype=f16,trans={trans}")
         fill = VARIANT.costs(workload, table, H100).fill_bytes
         assert fill[rows["alone"]] == 2 * (72 * k + 64 * k)
         assert fill[rows["pair"]] == 2 * (of_a + 64 * k)
 
 
-def test_costs_of_a_divisible_problem_are_exact() -> None:
+def test_costs_of_a_divisible_workload_are_exact() -> None:
     workload = gemm("m=4096,n=4096,k=4096,dtype=f16")
     config = VARIANT.default(workload, H100)
     table = VARIANT.configs(workload, H100)
@@ -188,18 +187,18 @@ def test_costs_of_a_divisible_problem_are_exact() -> None:
     assert costs.blocks == 32 * 16
     assert costs.mma_flop == 2 * 128 * 256 * 4096
     assert costs.fill_bytes == (128 + 256 / 2) * 4096 * 2
-    # Two warpgroups, four warps each, a product of 64 x 256 every 16 of k.
+    # Two warpgroups of four warps, a product of 64 x 256 per 16 of k.
     assert costs.instructions == 2 * 4 * 256
-    assert costs.chain_clocks == 256 * 128  # a warpgroup's, each of 128 clocks
+    assert costs.chain_clocks == 256 * 128  # per warpgroup, each of 128 clocks
 
 
 @pytest.mark.parametrize(
     ("sizes", "changes", "clocks"),
     [
         ("m=128,n=64", {}, H100.l2_latency + 16 * 32),  # one tile, which waits for its first copy
-        ("m=1408,n=768", {}, H100.l2_latency + 16 * 32),  # 132 tiles: one for each SM
-        ("m=1408,n=832", {}, 16 * 32),  # 143 of them: the second waits while the first is multiplied
-        ("m=1408,n=832", {"bm": 64, "pingpong": 1}, 16 * 32 / 2),  # two under way at a time
+        ("m=1408,n=768", {}, H100.l2_latency + 16 * 32),  # 132 tiles: one per SM
+        ("m=1408,n=832", {}, 16 * 32),  # 143 tiles: the second one's wait is hidden
+        ("m=1408,n=832", {"bm": 64, "pingpong": 1}, 16 * 32 / 2),  # two tiles in flight
     ],
 )
 def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
@@ -249,7 +248,7 @@ CASES = [
     ("m=200,n=133,k=400,dtype=e4m3,trans=nt,epilogue=bias+relu", {"bk": 128, "stages": 3}),
     ("m=136,n=136,k=272,dtype=e4m3,trans=nt,out=f32", {"bk": 256, "cluster_n": 2}),
 ]
-"""Each path is taken by some case."""
+"""Every path is taken by some case."""
 
 
 def configured(workload: Gemm, choices: dict[str, int]) -> Config:
@@ -301,7 +300,7 @@ FAULTS = {
     "the other block's part": (6, "part_of_b = tiles.rank % C::CLUSTER_M", "part_of_b = 0"),
     "exit before the others": (
         6,
-        "    // No block may exit while another copies to it or releases a stage of it.\n"
+        "    // No block may exit while another copies to it or releases one of its stages.\n"
         "    cluster_arrive();\n    cluster_wait();\n",
         "",
     ),
@@ -312,7 +311,7 @@ FAULTS = {
         "const Vec<Out, WIDTH> residual",
     ),
 }
-"""The number of a case, and what to replace in its kernel by what, for a fault that the case must find."""
+"""The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
 @needs_compiler
@@ -359,7 +358,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     (launch,) = VARIANT.launches(workload, config)
     made = _compile(VARIANT.source(workload, config), (launch.entry,), VARIANT.target(H100))
     assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
-    # C7508 to C7510 and their like: setmaxnreg ignored, products made to wait for each other.
+    # Warnings such as C7508 to C7510: setmaxnreg ignored, products serialised.
     assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
     counted = opcodes(made.cubin, 9)
     per_step = (
@@ -377,7 +376,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
         assert registers == wgmma_tile.launched_registers(config["consumers"], config["min_blocks"])
 
 
-def test_workloads_of_one_alignment_share_source_and_entry() -> None:
+def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
     one = gemm("m=512,n=512,k=512,dtype=f16")
     other = dataclasses.replace(one, m=1024, n=776, k=4000, batch=7)
     config = VARIANT.default(one, H100)

@@ -1,4 +1,4 @@
-"""grouped_gemm: how rows are split, which tiles there are, and kernels that find them on the device."""
+"""grouped_gemm: splits of the rows, number of tiles, and kernels that find their tiles on the device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.kernel_checks import planted
+from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.compile import unavailable
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize, numpy_dtype
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
 from tunebench.kernels.grouped_gemm import _grouped
@@ -34,11 +34,9 @@ VARIANTS = (SIMT, MMA, NUMBA)
 GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
 A100, H100 = representative("sm_80"), representative("sm_90")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 
 extents = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 31, 64, 127, 128, 1000, 4096, 14336])
-problems = st.builds(
+drawn_workloads = st.builds(
     GroupedGemm,
     groups=st.sampled_from([1, 2, 8, 60, 256]),
     m=extents,
@@ -64,7 +62,7 @@ def sizes_drawn(text: str, seed: int = 0) -> Any:
 # ----------------------------------------------------------------------------------------------- the split
 
 
-@given(problems, st.integers(0, 2**32 - 1))
+@given(drawn_workloads, st.integers(0, 2**32 - 1))
 def test_every_row_has_a_group(workload: GroupedGemm, seed: int) -> None:
     tensor = workload.inputs()[2]
     offsets = workload.draw_tensor(tensor, np.random.default_rng(seed))
@@ -74,12 +72,12 @@ def test_every_row_has_a_group(workload: GroupedGemm, seed: int) -> None:
     assert np.count_nonzero(np.diff(offsets)) <= workload.most_filled
 
 
-def test_a_split_is_as_uneven_as_it_is_asked_to_be() -> None:
+def test_split_has_the_requested_skew() -> None:
     text = "groups=8,m=8000,n=1,k=1,dtype=f32"
     even, uneven, one = (sizes_drawn(f"{text},skew={skew}") for skew in ("uniform", "zipf", "one"))
     assert 850 < even.min() < even.max() < 1150
     assert sorted(one.tolist()) == [0] * 7 + [8000]
-    # The r-th largest of 8 has 1 / r of 2.718 parts.
+    # The r-th largest of 8 groups has 1 / r of 2.718 parts.
     expected = 8000 / 2.7178571 / np.arange(1, 9)
     np.testing.assert_allclose(np.sort(uneven)[::-1], expected, rtol=0.12)
     frequent = {int(np.argmax(sizes_drawn(f"{text},skew=zipf", seed))) for seed in range(20)}
@@ -219,7 +217,7 @@ def test_full_blocks_have_their_share_of_any_split(
     assert blocks <= grid
 
 
-@given(problems, st.integers(0, 10**6))
+@given(drawn_workloads, st.integers(0, 10**6))
 def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: GroupedGemm, choice: int) -> None:
     for variant in VARIANTS:
         if variant.refuses(w, A100) is None:
@@ -236,7 +234,7 @@ def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: Grouped
 # ------------------------------------------------------------------------------------------------- spaces
 
 
-@given(workload=problems, device=st.sampled_from(GPUS))
+@given(workload=drawn_workloads, device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: GroupedGemm, device: Any) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, device) is None:
@@ -244,14 +242,14 @@ def test_the_default_is_a_valid_configuration(workload: GroupedGemm, device: Any
             assert variant.space.check(config, workload=workload, device=device) == config
 
 
-@given(workload=problems)
-def test_cuda_simt_serves_everything_on_every_gpu(workload: GroupedGemm) -> None:
+@given(workload=drawn_workloads)
+def test_cuda_simt_supports_every_type_on_every_gpu(workload: GroupedGemm) -> None:
     for device in GPUS:
         if device.compute_capability >= SIMT.minimum_cc:
             assert SIMT.refuses(workload, device) is None
 
 
-def test_cuda_mma_says_what_it_cannot_do() -> None:
+def test_cuda_mma_refuses_unsupported_workloads_with_a_reason() -> None:
     assert "f32" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f32"), A100))
     assert "sm_80" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f16"), representative("sm_75")))
     assert "multiples of that" in str(MMA.refuses(grouped("groups=2,m=64,n=63,k=64,dtype=f16"), A100))
@@ -271,7 +269,7 @@ def test_more_tiles_than_can_be_numbered_are_refused(variant: Any) -> None:
 
 
 @pytest.mark.parametrize(("variant", "least"), [(SIMT, 5000), (MMA, 5000), (NUMBA, 500)], ids=str)
-def test_a_large_problem_has_many_configurations(variant: Any, least: int) -> None:
+def test_a_large_workload_has_many_configurations(variant: Any, least: int) -> None:
     dtype = "f32" if variant is NUMBA else "bf16"
     workload = grouped(f"groups=8,m=4096,n=14336,k=4096,dtype={dtype}")
     assert least < len(variant.configs(workload, A100)) < 30_000
@@ -284,7 +282,7 @@ def test_blocks_take_tiles_in_turn_where_there_are_many() -> None:
     assert MMA.default(few, H100)["bm"] < MMA.default(many, H100)["bm"]
 
 
-@given(workload=problems)
+@given(workload=drawn_workloads)
 def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: GroupedGemm) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, A100) is not None:
@@ -300,15 +298,15 @@ def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: Gr
         assert np.all(declared > executed / 2)
         grid = [variant.launches(workload, table.config(row))[0].grid[0] for row in range(0, len(table), 97)]
         assert np.all(np.broadcast_to(costs.blocks, len(table))[::97] <= grid)
-        # All rows in one group read b once a row of tiles, and a once a column of tiles.
+        # With all rows in one group, b is read once per row of tiles, and a once per column of tiles.
         size = itemsize(workload.dtype)
         touched = workload.k * size * (workload.n * rows / table["bm"] + workload.m * columns / table["bn"])
         assert np.all(costs.blocks * costs.fill_bytes <= touched)
         assert np.all(bound(costs, workload.traffic(), A100, rows=len(table)).us > 0)
 
 
-@given(workload=problems, choice=st.integers(0, 10**6))
-def test_a_miniature_has_the_same_edges_and_machine_code(workload: GroupedGemm, choice: int) -> None:
+@given(workload=drawn_workloads, choice=st.integers(0, 10**6))
+def test_emulation_workload_has_the_same_edges_and_machine_code(workload: GroupedGemm, choice: int) -> None:
     for variant in (SIMT, MMA):
         if variant.refuses(workload, A100) is not None:
             continue
@@ -327,14 +325,14 @@ def test_a_miniature_has_the_same_edges_and_machine_code(workload: GroupedGemm, 
 # ------------------------------------------------------------------------------------------------ results
 
 EDGES = {
-    # bm is 32: nothing, one row, a tile, one row more and less, several tiles
+    # bm is 32: no row, one row, a tile, one row more and less, several tiles
     "edges": (0, 1, 32, 33, 31, 0, 64, 0),
     "first has all": (161, 0, 0, 0, 0, 0, 0, 0),
     "last has all": (0, 0, 0, 0, 0, 0, 0, 161),
     "ones": (1, 1, 1, 1, 1, 1, 1, 154),
 }
 CASES = [
-    # variant, text, choices; tiles a block are more than the space would have for so small a problem
+    # variant, text, choices; more tiles per block than the space would have for such a small workload
     (MMA, "n=70,k=104,dtype=f16,trans=nn", {"staged": 1, "stages": 3, "tiles_a_block": 4}),
     (MMA, "n=72,k=40,dtype=bf16,trans=nt,out=f32", {"staged": 0, "stages": 2, "tiles_a_block": 16}),
     (MMA, "n=33,k=21,dtype=tf32,trans=nt", {"staged": 0, "stages": 2, "tiles_a_block": 2}),
@@ -350,7 +348,7 @@ def problem_of(text: str) -> GroupedGemm:
 
 
 def configured(variant: Any, workload: GroupedGemm, choices: dict[str, int]) -> Config:
-    """Return a configuration of small tiles that has the choices given."""
+    """Return a configuration of small tiles with the given choices."""
     table = variant.configs(workload, H100)
     wanted = {"bm": 32, "bn": 32, "group_m": 8, **choices, "tiles_a_block": 1}
     rows = np.all([table[name] == value for name, value in wanted.items()], axis=0)
@@ -395,7 +393,7 @@ def test_tiles_in_turn_end_where_there_are_no_more() -> None:
     assert share(workload, inputs, outputs["c"]) <= 1
 
 
-@pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+@needs_numba_cuda
 @pytest.mark.parametrize(
     ("trans", "split"),
     [("nn", (0, 1, 16, 0, 18, 0)), ("nt", (0, 0, 0, 0, 0, 35)), ("nt", (35, 0, 0, 0, 0, 0))],
@@ -419,7 +417,7 @@ FAULTS = {
     "empty groups": (CASES[4], "end_ > begin_ ? u32(tiles_of(end_ - begin_, BM))", "true ? u32(1)"),
     "walk": (CASES[1], "first_ += count_;", "first_ += 1;"),
 }
-"""A case, and what to replace in its kernel by what, for a fault that a case must find."""
+"""A case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
 @needs_compiler

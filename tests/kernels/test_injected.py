@@ -1,4 +1,4 @@
-"""Expressions as activations of products: what they mean, what is refused, and what tolerances let pass."""
+"""Expressions as activations of the epilogue: their meaning, refusals, tolerances, and kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.compile.numba_cuda import key_numba_cuda
 from tunebench.device import representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.variant import CudaVariant, NumbaCudaVariant
@@ -52,7 +53,7 @@ def product(workload: Any, t: Mapping[str, Any], act: Callable[[Any], Any]) -> A
 
 @pytest.mark.parametrize("act", MEANINGS)
 @pytest.mark.parametrize("epilogue", ["none", "bias+residual"])
-def test_an_activation_stands_between_bias_and_residual(act: str, epilogue: str) -> None:
+def test_activation_is_applied_after_bias_and_before_residual(act: str, epilogue: str) -> None:
     workload = gemm(f"dtype=f32,batch=2,epilogue={epilogue},act={act}")
     inputs = exact(workload.draw(np.random.default_rng(0)))
     expected = product(workload, inputs, MEANINGS[act])
@@ -63,7 +64,7 @@ def test_an_activation_stands_between_bias_and_residual(act: str, epilogue: str)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_a_right_kernel_is_within_tolerance(act: str, dtype: str) -> None:
     workload = gemm(f"dtype={dtype},epilogue=bias+residual,act={act}")
-    # A tolerance that nothing comes near would hide mistakes.
+    # A tolerance far above all errors would hide mistakes.
     assert 1e-2 < share(workload, MEANINGS[act]) < 1
 
 
@@ -79,13 +80,13 @@ WRONG: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_kernel_with_another_activation_is_not(name: str) -> None:
+def test_kernel_with_another_activation_exceeds_tolerance(name: str) -> None:
     act, wrong = WRONG[name]
     assert share(gemm(f"dtype=f32,act={act}"), wrong) > 1
 
 
 def share(workload: Workload, act: Callable[[Any], Any]) -> float:
-    """Return the largest error of a kernel in f32 as a share of what is allowed."""
+    """Return the largest error of an f32 kernel as a share of the tolerance."""
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     (out,) = workload.outputs()
@@ -105,7 +106,7 @@ def share(workload: Workload, act: Callable[[Any], Any]) -> float:
         ("act=(x)", ""),
     ],
 )
-def test_what_has_a_name_goes_by_it(given: str, canonical: str) -> None:
+def test_named_activation_replaces_its_expression(given: str, canonical: str) -> None:
     workload = gemm(f"dtype=f16,{given}")
     assert str(workload) == ",".join(filter(None, ("gemm:m=9,n=11,k=64,dtype=f16", canonical)))
     assert parse(str(workload)) == workload
@@ -124,7 +125,7 @@ def test_what_has_a_name_goes_by_it(given: str, canonical: str) -> None:
         ("dtype=i8,act=tanh(x)", "i8 has no epilogue"),
     ],
 )
-def test_what_cannot_be_is_refused(text: str, says: str) -> None:
+def test_invalid_expressions_are_refused_with_a_reason(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         gemm(text)
     assert says in str(caught.value)
@@ -132,9 +133,9 @@ def test_what_cannot_be_is_refused(text: str, says: str) -> None:
 
 @pytest.mark.parametrize("terms", [1, 3, 64, 4096])
 def test_sums_stay_within_reach(terms: int) -> None:
-    """Chernoff's bound at the exponent that is best for so many terms, by the moments themselves."""
+    """Chernoff's bound at the best exponent for this number of terms, from the moments."""
     exponents = np.linspace(1e-4, 0.999, 5000)
-    limit = reach(terms) - 40.0  # what a bias and a residual may add
+    limit = reach(terms) - 40.0  # range of bias and residual
     tails = -exponents * limit - terms / 2 * np.log1p(-np.square(exponents))
     assert tails.min() < -math.log(1e12)
 
@@ -173,7 +174,7 @@ def test_a_convolution_is_activated_behind_its_residual() -> None:
     np.testing.assert_allclose(parts.reshape(found.shape), found, rtol=1e-12, atol=1e-13)
 
 
-def test_relu_of_a_convolution_goes_by_its_name() -> None:
+def test_relu_of_conv2d_becomes_the_named_epilogue() -> None:
     for epilogue in ("bias", "bias+residual", "scale+bias", "scale+bias+residual"):
         workload = parse(f"{CONV},layout=nchw,epilogue={epilogue},act=relu(x)")
         assert str(workload) == f"{CONV},layout=nchw,epilogue={epilogue}+relu"
@@ -189,7 +190,7 @@ def test_relu_of_a_convolution_goes_by_its_name() -> None:
         ("act=exp(x)", "limit them (min, max)"),
     ],
 )
-def test_what_a_convolution_cannot_have_is_refused(text: str, says: str) -> None:
+def test_expressions_that_conv2d_cannot_have_are_refused(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(f"{CONV},layout=nhwc,{text}")
     assert says in str(caught.value)
@@ -197,16 +198,16 @@ def test_what_a_convolution_cannot_have_is_refused(text: str, says: str) -> None
 
 @pytest.mark.parametrize("key", ["conv2d/cuda_gemm_simt", "conv2d/cuda_gemm_mma", "conv2d/cuda_gemm_wgmma"])
 def test_products_refuse_a_residual_before_the_activation(key: str) -> None:
-    """Those of gemm add it behind."""
+    """Gemm adds the residual after the activation."""
     layer = "conv2d:n=2,c=64,h=8,w=8,k=64,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc"
     variant, device = kernels.variant(key), representative("sm_90")
     refused = parse(f"{layer},epilogue=bias+residual,act={RELU6}")
-    assert "adds a residual behind act" in str(variant.refuses(refused, device))
+    assert "adds a residual after act" in str(variant.refuses(refused, device))
     assert variant.refuses(parse(f"{layer},epilogue=bias,act={RELU6}"), device) is None
-    assert variant.refuses(parse(f"{layer},epilogue=bias,act=gelu(x)"), device) is None  # gemm's own, by name
+    assert variant.refuses(parse(f"{layer},epilogue=bias,act=gelu(x)"), device) is None
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@needs_compiler
 def test_parts_of_sums_are_activated_once_added_up() -> None:
     workload = parse(f"{CONV},layout=nhwc,epilogue=bias,act={RELU6}")
     variant, device = kernels.variant("conv2d/cuda_implicit_gemm"), representative("sm_90")
@@ -243,7 +244,7 @@ def test_an_expression_is_text_of_the_source_and_a_name_is_not(variant: CudaVari
     ],
 )
 def test_binaries_of_numba_cuda_are_kept_apart(texts: tuple[str, str]) -> None:
-    """What the kernel closes over is part of the machine code, numbers included."""
+    """Values that the kernel closes over are part of the machine code, numbers included."""
     pytest.importorskip("numba.cuda")
     device, (one, other) = representative("sm_90"), map(parse, texts)
     variant = kernels.variant(f"{one.operator}/numba_cuda")

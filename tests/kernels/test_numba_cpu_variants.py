@@ -1,7 +1,7 @@
-"""What every Numba CPU variant owes: a valid default, honest costs, right results on every path it serves.
+"""Contract of every Numba CPU variant: a valid default, costs that are floors, correct results on every path.
 
-Kernels are compiled without their parallel loop, which halves the time and changes no result; the pipeline's
-own tests run them in parallel.
+Kernels are compiled without their parallel loop, which halves the time and changes no result; tests of the
+pipeline run them in parallel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIANTS = [v for v in kernels.variants() if isinstance(v, NumbaCpuVariant)]
 ARCHITECTURES = ("x86_64-v4", "x86_64-v3", "x86_64-v2", "aarch64")
 NUMBERS: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
 
-# Odd sizes that cut every tile; together they take each type, transpose, layout, direction and epilogue.
+# Odd sizes cut every tile; together they cover each type, transpose, layout, direction and epilogue.
 _CONV2D = "conv2d:n=2,c=6,h=11,w=9,k=4"
 _DEPTHWISE = "conv2d:n=2,c=40,h=11,w=9,k=40,groups=40,layout=nhwc"
 PATHS = [
@@ -87,14 +87,14 @@ PATHS = [
 
 
 def _serving(text: str) -> list[Any]:
-    """Return the variants that do a workload, each with it."""
+    """Return the variants that support a workload, each with it."""
     workload = parse(text)
     found = [v for v in VARIANTS if v.refuses(workload, local_cpu()) is None]
     return [pytest.param(v, workload, id=f"{v.key}-{text}") for v in found]
 
 
 def _worst(variant: NumbaCpuVariant[Any], workload: Workload, config: Any, seed: int) -> float:
-    """Run one configuration and return its largest error as a share of what is allowed."""
+    """Run one configuration and return its largest error as a share of the tolerance."""
     inputs = workload.draw(np.random.default_rng(seed))
     written = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in workload.outputs()}
     for array in written.values():
@@ -133,7 +133,7 @@ def test_every_variant_has_a_path_and_every_path_a_variant() -> None:
 
 @pytest.mark.parametrize(("variant", "workload"), ON_PATHS)
 def test_results_are_right(variant: NumbaCpuVariant[Any], workload: Workload) -> None:
-    """The first path with the default, each other with a configuration of its own, the same in each run."""
+    """The first path with the default, each other one with its own configuration, the same in every run."""
     table = variant.configs(workload, local_cpu())
     config = table.config(random.Random(str(workload)).randrange(len(table)))
     if workload == FIRST[variant].values[1]:
@@ -159,7 +159,7 @@ SIZES = [
 
 
 def _each_size() -> Iterator[tuple[NumbaCpuVariant[Any], Workload]]:
-    """Yield every size with each variant that does it; there is one at least."""
+    """Yield every size with each variant that supports it; there is at least one."""
     for text in SIZES:
         serving = _serving(text)
         assert serving, text
@@ -185,17 +185,17 @@ def test_spaces_are_worth_searching() -> None:
 
 
 def test_costs_never_exceed_the_work() -> None:
-    """Multiply-adds are at most those of the textbook (dgrad: those that meet a pixel), each a lane."""
+    """Multiply-adds are at most those of the textbook (dgrad: those that meet a pixel), each in a lane."""
     for variant, workload in _each_size():
         if variant.name == "numba_cpu_winograd":
-            continue  # whole tiles, however small the image
+            continue  # tiles are whole, however small the image
         costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
         assert 0 < float(np.max(costs.fma)) <= workload.flops()
         if workload.operator in {"gemm", "gated_gemm", "grouped_gemm", "conv2d"}:
             assert float(np.max(costs.fma)) <= workload.flops() / 2
 
 
-def test_what_a_gradient_executes_is_counted_pair_by_pair() -> None:
+def test_executed_work_of_a_gradient_equals_counted_pairs() -> None:
     for changes in ("stride=1,pad=2", "stride=2,pad=1", "stride=3,pad=0", "stride=2,pad=2,dilation=2"):
         text = f"conv2d:n=1,c=1,h=7,w=5,k=1,r=3,s=3,dtype=f32,layout=nhwc,direction=dgrad,{changes}"
         w = parse(text)

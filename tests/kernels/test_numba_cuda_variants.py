@@ -1,4 +1,4 @@
-"""What every Numba-CUDA variant owes: right results in the simulator, code for each architecture."""
+"""Contract of every Numba-CUDA variant: correct results in the simulator, code for each architecture."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_numba_cuda
 from tunebench import kernels, workloads
 from tunebench.binary.cubin import launch_refusal
-from tunebench.compile import unavailable
 from tunebench.device import find, representative
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.variant import NumbaCudaVariant
 from tunebench.workload import Workload
 
-pytestmark = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+pytestmark = needs_numba_cuda
 
-# The simulator does some 1e5 operations a second: just large enough to cut a row, a tile and a block.
+# The simulator does about 1e5 operations per second: sizes just cut a row, a tile and a block.
 WORKLOADS = (
     "batchnorm_stats:rows=300,cols=37,dtype=f32,eps=0.25,momentum=0.5",
     "batchnorm_stats:rows=67,cols=5,dtype=f16",
@@ -86,5 +86,5 @@ def test_the_default_compiles(variant: NumbaCudaVariant[Any], workload: Workload
 
 
 @pytest.mark.parametrize(("variant", "workload"), CASES)
-def test_a_gpu_of_another_maker_is_refused(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+def test_gpu_of_another_vendor_is_refused(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
     assert "NVIDIA" in str(variant.refuses(workload, find("mi210")))

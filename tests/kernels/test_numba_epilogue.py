@@ -1,4 +1,4 @@
-"""Activations on the CPU: right over all of f32, and in vectors."""
+"""Activations for Numba on the CPU: accurate over all of f32, and vectorised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXACT: dict[str, Callable[[float], float]] = {
 
 
 def over(name: Any) -> Any:
-    """Return a jitted loop over an activation, as kernels have it."""
+    """Return a jitted loop over an activation, as in kernels."""
     function = activation(name)
 
     @numba.njit(fastmath={"contract", "nsz"}, error_model="numpy")
@@ -34,14 +34,14 @@ def over(name: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_activations_are_what_they_are_called(name: str) -> None:
+def test_activations_match_their_reference(name: str) -> None:
     x = np.concatenate([np.linspace(-20, 20, 4001), [-700, -126, -88, 88, 126, 700, math.nan]]).astype(
         np.float32
     )
     y, loop = np.empty_like(x), over(name)
     loop(x, y)
     exact = np.array([EXACT[name](float(v)) for v in x])
-    # 1 + erf cancels where x is negative; the exponent of e**-x is rounded.
+    # 1 + erf cancels for negative x; the exponent of e**-x is rounded.
     rounding = 6 * np.abs(x) if name == "gelu" else (8 + 2 * np.abs(x)) * np.abs(exact)
     allowed = 2.0**-24 * rounding + 1e-35
     assert np.all(np.abs(y[:-1] - exact[:-1]) <= allowed[:-1])

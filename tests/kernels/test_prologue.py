@@ -1,4 +1,4 @@
-"""Functions ahead of products: what they mean, what is refused, and what tolerances let pass."""
+"""Prologues of gemm and conv2d: their meaning, refusals, tolerances, and kernels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.device import local_cpu, representative
 from tunebench.dtype import numpy_dtype, storage
-from tunebench.emulate.emulator import find_compiler, watch
+from tunebench.emulate.emulator import watch
 from tunebench.errors import InputError
 from tunebench.forecast.library.kernel import library_kernels
 from tunebench.measure.verify import InputSet, worst_error
@@ -38,7 +39,7 @@ def exact(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def product(workload: Any, t: Mapping[str, Any], function: Function, dtype: Any = None) -> Any:
-    """Compute in the type of the tensors; the operand is rounded to `dtype` if it is given."""
+    """Compute in the type of the tensors; round the operand to `dtype` if it is given."""
     a = t["a"] if workload.trans[0] == "n" else t["a"].swapaxes(1, 2)
     a = function(a, t.get("pre_scale"), t.get("pre_shift"))
     assert a.dtype == t["a"].dtype
@@ -50,7 +51,7 @@ def product(workload: Any, t: Mapping[str, Any], function: Function, dtype: Any 
 
 @pytest.mark.parametrize("trans", ["nn", "tn"])
 @pytest.mark.parametrize("pre", MEANINGS)
-def test_what_is_multiplied_is_the_function(pre: str, trans: str) -> None:
+def test_reference_multiplies_the_prologue_of_the_operand(pre: str, trans: str) -> None:
     workload = gemm(f"dtype=f32,batch=2,trans={trans},epilogue=bias,pre={pre}")
     inputs = exact(workload.draw(np.random.default_rng(0)))
     expected = product(workload, inputs, MEANINGS[pre])
@@ -58,7 +59,7 @@ def test_what_is_multiplied_is_the_function(pre: str, trans: str) -> None:
 
 
 def share(workload: Workload, function: Function) -> float:
-    """Return the largest error of a kernel in f32, that rounds the operand, as a share of what is allowed."""
+    """Return the largest error of an f32 kernel that rounds the operand, as a share of the tolerance."""
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     stored = numpy_dtype(storage(workload.dtype))
@@ -70,7 +71,7 @@ def share(workload: Workload, function: Function) -> float:
 @pytest.mark.parametrize("pre", MEANINGS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_a_right_kernel_is_within_tolerance(pre: str, dtype: str) -> None:
-    # A tolerance that nothing comes near would hide mistakes.
+    # A tolerance far above all errors would hide mistakes.
     assert 1e-2 < share(gemm(f"dtype={dtype},pre={pre}"), MEANINGS[pre]) < 1
 
 
@@ -88,12 +89,12 @@ WRONG: dict[str, tuple[str, Function]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_a_kernel_with_another_function_is_not(name: str, dtype: str) -> None:
+def test_kernel_with_another_function_exceeds_tolerance(name: str, dtype: str) -> None:
     pre, wrong = WRONG[name]
     assert share(gemm(f"dtype={dtype},pre={pre}"), wrong) > 1
 
 
-def test_a_kernel_that_does_not_round_the_operand_is_not() -> None:
+def test_kernel_that_does_not_round_the_operand_exceeds_tolerance() -> None:
     workload = parse("gemm:m=9,n=11,k=64,dtype=bf16,out=f32,pre=x*scale")
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
@@ -127,7 +128,7 @@ def test_the_function_has_one_text_and_its_vectors_come_last() -> None:
         ("dtype=e4m3,pre=relu(x)", "e4m3 is multiplied as it is"),
     ],
 )
-def test_what_cannot_be_is_refused(text: str, says: str) -> None:
+def test_invalid_expressions_are_refused_with_a_reason(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         gemm(text)
     assert says in str(caught.value)
@@ -159,12 +160,12 @@ def test_parts_are_a_chain_the_product_and_a_chain() -> None:
         "gemm:m=9,n=11,k=64,dtype=f16,trans=tn",
         "elementwise:rows=9,cols=11,dtype=f16,expression=tanh(c+bias),vectors=bias",
     ]
-    # A row of all products' a would have a number of its own.
+    # A row of the batched a would need its own number.
     assert gemm("dtype=f16,batch=2,trans=tn,pre=x*scale").unfused() == ()
     assert len(gemm("dtype=f16,batch=2,trans=tn,pre=relu(x)").unfused()) == 2
 
 
-def test_libraries_are_expected_to_launch_it_first() -> None:
+def test_library_forecast_launches_the_prologue_first() -> None:
     device = representative("sm_90")
     plain, ahead = (list(library_kernels(gemm(f"dtype=f16{end}"), device)) for end in ("", ",pre=relu(x)"))
     assert [kernel.family for kernel in ahead] == ["elementwise", *(kernel.family for kernel in plain)]
@@ -177,7 +178,7 @@ LARGE = "gemm:m=64,n=64,k=64,dtype=f16,trans=nt"
 
 
 @pytest.mark.parametrize("variant", CUDA, ids=str)
-def test_a_variant_computes_it_or_says_why_not(variant: CudaVariant[Any]) -> None:
+def test_variant_computes_a_prologue_or_refuses_it(variant: CudaVariant[Any]) -> None:
     device = representative("sm_90")
     plain, ahead = (parse(f"{LARGE}{end}") for end in ("", ",pre=relu(x*scale+shift)"))
     assert "Prologue" not in variant.source(plain, variant.default(plain, device))
@@ -189,7 +190,7 @@ def test_a_variant_computes_it_or_says_why_not(variant: CudaVariant[Any]) -> Non
     assert "Relu()" in text.partition("struct Prologue {")[2].partition("};")[0]
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@needs_compiler
 def test_special_functions_are_counted_once_for_each_element_of_a_tile() -> None:
     workload = parse("gemm:m=32,n=32,k=24,dtype=f32,pre=exp(x)+sigmoid(x)")
     variant, device = kernels.variant("gemm/cuda_simt"), representative("sm_90")
@@ -203,7 +204,7 @@ def test_special_functions_are_counted_once_for_each_element_of_a_tile() -> None
     assert [block.sfu for block in counts.counts.blocks] == [16 * 24 * 3] * 4
 
 
-def test_the_processor_has_it() -> None:
+def test_numba_cpu_supports_the_prologue() -> None:
     variant = kernels.variant("gemm/numba_cpu")
     assert isinstance(variant, NumbaCpuVariant)
     assert variant.refuses(gemm("dtype=bf16,pre=relu(x)"), local_cpu()) is None
@@ -226,7 +227,7 @@ def test_the_padding_is_zero_behind_the_function(layout: str, pre: str) -> None:
     x = np.tanh(inputs["x"]) + 1 if "tanh" in pre else np.exp(np.minimum(inputs["x"], 0)) * scale + shift
     expected = plain.reference({**inputs, "x": x})["y"].value
     np.testing.assert_allclose(workload.reference(inputs)["y"].value, expected, rtol=1e-12, atol=1e-13)
-    # In place of the zeros of a padding there would be what the function makes of them.
+    # Padding would hold the function of zero in place of zero.
     around = [(0, 0)] * 4
     for axis in (1, 2) if layout == "nhwc" else (2, 3):
         around[axis] = (1, 1)
@@ -257,7 +258,7 @@ def test_a_convolution_of_a_rounded_operand_is_within_tolerance(dtype: str) -> N
         ("pre=rsqrt(x)", "leave the domain of log, sqrt or rsqrt"),
     ],
 )
-def test_what_a_convolution_cannot_have_is_refused(text: str, says: str) -> None:
+def test_expressions_that_conv2d_cannot_have_are_refused(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(f"{CONV},layout=nhwc,{text}")
     assert says in str(caught.value)
@@ -275,7 +276,7 @@ def test_parts_of_a_convolution_are_a_chain_itself_and_a_chain() -> None:
     assert "c" not in parse(f"{CONV},layout=nhwc,pre=x/scale").may_change().padding
 
 
-def test_some_variant_does_each_convolution_and_the_others_say_why_not() -> None:
+def test_some_variant_computes_each_convolution_and_others_refuse() -> None:
     layer = "conv2d:n=2,c=64,h=8,w=8,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
     for text in (
         layer,

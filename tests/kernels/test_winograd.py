@@ -1,4 +1,4 @@
-"""Winograd's matrices: they convolve, and err as little as is said."""
+"""Winograd's matrices: they compute convolutions, with the documented errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 
 @pytest.mark.parametrize("m", [2, 4])
-def test_a_tile_is_what_the_filter_makes_of_its_inputs(m: int) -> None:
+def test_tile_transform_computes_the_convolution(m: int) -> None:
     matrices = _winograd.transform(m)
     into, of_filter, out = map(np.array, (matrices.input, matrices.filter, matrices.output))
     rng = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def test_a_tile_is_what_the_filter_makes_of_its_inputs(m: int) -> None:
 @pytest.mark.parametrize("pad", [1, 2])
 @pytest.mark.parametrize("m", [2, 4])
 def test_errors_in_f32_keep_well_within_the_tolerance(m: int, pad: int) -> None:
-    """Inside images with a padding of 1; in the corners of one of 2, where an output meets a single tap."""
+    """Inside images with padding 1, and in the corners of padding 2, where an output meets a single tap."""
     plain = Conv2d(n=1, c=8, h=8, w=8, k=8, r=3, s=3, stride=1, pad=pad, dtype="f32", layout="nhwc")
     channels, tiles = _winograd.fewest_channels(m, plain), 16_000 // m**2
     matrices = _winograd.transform(m)
@@ -79,13 +79,13 @@ def test_outputs_of_few_taps_need_more_channels(changes: str, channels: tuple[in
         ("r=1,s=3", "3 x 3 filters"),
         ("stride=2", "stride"),
         ("direction=wgrad", "gradients of filters"),
-        ("direction=dgrad,pad=3", "pad up to 2"),
-        ("pad=3", "pad up to 2"),
+        ("direction=dgrad,pad=3", "pad of at most 2"),
+        ("pad=3", "pad of at most 2"),
         ("c=7", "8 channels"),
         ("r=9,s=9,h=1,w=1,c=4,pad=5", "3 x 3 filters"),
     ],
 )
-def test_what_is_no_such_convolution_is_refused(changes: str, says: str) -> None:
+def test_unsupported_convolutions_are_refused(changes: str, says: str) -> None:
     base = Conv2d.split_dimensions("n=1,c=8,h=9,w=9,k=8,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc")
     workload = Conv2d.from_dimensions(base | Conv2d.split_dimensions(changes))
     assert isinstance(workload, Conv2d)
