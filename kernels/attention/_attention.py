@@ -1,4 +1,4 @@
-"""What CUDA C++ variants of attention share, of either direction: zeros of a head, limits, small sizes."""
+"""Limits, padding and emulation sizes that the CUDA C++ variants of attention share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["kept", "multiplies_lines", "padded"]
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
-    """Return head_dim with the zeros that kernels add to it."""
+    """Return head_dim padded with zeros to a multiple."""
     return int(ceil_div(workload.head_dim, multiple) * multiple)
 
 
 def multiplies_lines(workload: Attention, key: str, most: int) -> str | None:
-    """Return what keeps a problem from products of 16-bit types, or from copies of 16 bytes, or None.
+    """Return why a workload cannot use 16-bit products and 16-byte copies, or None.
 
     Args:
-        workload: The problem.
-        key: Whose limits they are.
-        most: Largest head_dim.
+        workload: The workload.
+        key: Key of the variant, for the message.
+        most: Largest head_dim of the variant.
     """
     if workload.dtype not in ("f16", "bf16"):
         return f"{key} multiplies f16 and bf16, not {workload.dtype}"
@@ -29,5 +29,5 @@ def multiplies_lines(workload: Attention, key: str, most: int) -> str | None:
 
 
 def kept(extent: int, tile: int, tiles: int) -> int:
-    """Return what a small problem keeps of an extent: so many whole tiles, and the edge."""
+    """Return the length that an emulation workload keeps: `tiles` full tiles and the partial one."""
     return min(extent, tile * tiles + extent % tile)

@@ -1,7 +1,7 @@
-"""What variants of attention's gradients share on the Python side: passes over the scores, and their work.
+"""Kernel passes over the scores that the CUDA variants of attention gradients share, and their costs.
 
-A block has a tile of rows of one side, keys for dk and dv or queries for dq, and meets the rows of the other
-side that these see, or that see these, `step` at a time.
+A block owns a tile of rows of one side: keys for dk and dv, or queries for dq. It iterates over the rows of
+the other side that may attend to them, or that they may attend to, `step` rows at a time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = [
 Side = Literal["keys", "queries"]
 
 MAX_SEQUENCE = 2**30
-"""Longest sequence: what tiles add to a row's number stays within 32 bits."""
+"""Longest sequence, for which row numbers with the overhang of tiles fit in 32 bits."""
 TERMS_THREADS = 256
 """Threads of a block of `attention_terms`."""
 AFFORDABLE_FMA = 10_000_000
-"""Multiply-adds that emulation does in a fraction of a second."""
+"""Multiply-adds that emulation computes in a fraction of a second."""
 
 
 # -- what blocks meet ----------------------------------------------------------------------------------------
@@ -55,16 +55,16 @@ AFFORDABLE_FMA = 10_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoopCounts:
-    """How many tiles of the other side blocks meet, as columns.
+    """Loop iterations of the blocks of a pass, as columns over configurations.
 
     Attributes:
-        blocks: Blocks, of all heads.
-        most: Steps of a block that has most.
-        full: How many blocks have as many.
-        steps: Steps of all blocks.
-        rows: Rows that exist in any tile, at least.
-        lines: Rows of the other side that the busiest block copies, at least.
-        all_lines: Those that all blocks copy, at least.
+        blocks: Blocks of all heads.
+        most: Iterations of the longest block.
+        full: Number of blocks with that many iterations.
+        steps: Iterations of all blocks.
+        rows: Least existing rows of a tile.
+        lines: Least rows of the other side that the longest block copies.
+        all_lines: Least rows of the other side that all blocks copy.
     """
 
     blocks: Any
@@ -77,22 +77,29 @@ class LoopCounts:
 
 
 def rows_of(workload: Attention, side: Side) -> int:
-    """Return the length of the sequence on a side."""
+    """Return the sequence length of a side."""
     return workload.seq_k if side == "keys" else workload.seq_q
 
 
 def heads_of(workload: Attention, side: Side) -> int:
-    """Return the heads of a side, of the whole batch."""
+    """Return the heads of a side, for the whole batch."""
     return workload.batch * (workload.heads_k if side == "keys" else workload.heads)
 
 
 def blocks(workload: Attention, side: Side, tile: Any) -> Any:
-    """Return the tiles of so many rows (a number or a column) that cover a side."""
+    """Return the number of tiles of `tile` rows (a number or a column) on a side."""
     return heads_of(workload, side) * ceil_div(rows_of(workload, side), tile)
 
 
 def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCounts:
-    """Return what blocks of `tile` rows of a side meet, `step` rows at a time, in each row of a table."""
+    """Return the loop iterations of a pass, for each row of a table.
+
+    Args:
+        workload: The workload.
+        side: Side whose rows the blocks own.
+        tile: Rows of a block.
+        step: Rows of the other side in an iteration.
+    """
     pairs, of_row = np.unique(np.stack(np.broadcast_arrays(tile, step)), axis=1, return_inverse=True)
     most, full, steps = (
         np.array(column, dtype=np.float64)[of_row.reshape(-1)]
@@ -100,7 +107,7 @@ def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCo
     )
     heads = heads_of(workload, side)
     others = workload.seq_q if side == "keys" else workload.seq_k
-    # Keys meet each head of their group; the last tile of each may be short.
+    # Blocks of keys iterate over each head of their group; the last tile of each head may be partial.
     times = workload.group if side == "keys" else 1
     missing = ceil_div(others, step) * step - others
     count = 1.0 * blocks(workload, side, tile)
@@ -117,7 +124,7 @@ def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCo
 
 
 def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int, int, int]:
-    """Return the most tiles that a block meets, how many blocks meet as many, and all their meetings."""
+    """Return the iterations of a head: of the longest block, the number of such blocks, and the total."""
     first = np.arange(0, rows_of(workload, side), tile)
     before = workload.seq_k - workload.seq_q
     if side == "keys":
@@ -136,22 +143,22 @@ def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int
 # -- spaces --------------------------------------------------------------------------------------------------
 
 TOGETHER = Parameter(
-    "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+    "together", ("head", "length"), "blocks that run at the same time: of one head, or of equal length"
 )
 
 
 def lengths_differ(together: Any, workload: Attention) -> Any:
-    """Without a mask all blocks are equally long."""
+    """Without a mask all blocks have the same length."""
     return (together == "head") | workload.causal
 
 
 def is_of_use(workload: Attention, tile: Any, least: int) -> Any:
-    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    """Tiles must not be twice as long as both sequences if smaller tiles exist."""
     return (tile == least) | (tile < 2 * max(workload.seq_q, workload.seq_k))
 
 
 def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tiling, ...]:
-    """Return how blocks of keys cut either sequence, and products the head."""
+    """Return the tiles of both sequences for blocks of keys, and the tile of head_dim in products."""
     return (
         Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
         Tiling(dimension="seq_q", extent=workload.seq_q, tile=queries),
@@ -164,13 +171,13 @@ def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tili
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a step of some kind of block takes, and what a block takes besides: fields of `Costs`.
+    """Costs of a pass for an iteration, and further costs for a block, by field of `Costs`.
 
     Attributes:
-        met: What the blocks meet.
-        of_step: Figures of a step, by field.
-        of_block: Least figures of a block that has most steps, besides.
-        of_all: Those of all blocks, besides; `blocks` times `of_block` where they are not named.
+        met: Loop iterations of the blocks.
+        of_step: Costs of an iteration.
+        of_block: Least further costs of the longest block.
+        of_all: Further costs of all blocks; `blocks` times `of_block` for fields that are missing.
     """
 
     met: LoopCounts
@@ -179,26 +186,26 @@ class PassWork:
     of_all: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def of_busiest(self, name: str) -> Any:
-        """Return a figure of a block that has most steps."""
+        """Return the costs of the longest block in one field."""
         return self.met.most * self.of_step.get(name, 0.0) + self.of_block.get(name, 0.0)
 
     def total(self, name: str) -> Any:
-        """Return a figure of all blocks together."""
+        """Return the costs of all blocks in one field."""
         besides = self.of_all.get(name, self.met.blocks * self.of_block.get(name, 0.0))
         return self.met.steps * self.of_step.get(name, 0.0) + besides
 
 
 def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:
-    """Return costs of kernels that run one after the other, as if all blocks were of the first kind.
+    """Return the costs of consecutive kernels, expressed in blocks of the first kernel.
 
-    As many of these as would multiply what all multiply are declared; of anything else each has its own
-    share, or that of the whole if it is less.
+    The number of blocks is that of the first kernel's blocks that would multiply as much as all kernels do.
+    In any other field a block has its own cost, or its share of the total if that is less.
 
     Args:
-        works: The blocks of each kernel; full ones are those of the first that have most steps.
-        product: The field that says how much is multiplied.
-        figures: The fields to fill in.
-        others: Fields that are known.
+        works: Costs of each kernel; full blocks are the longest of the first.
+        product: Field that counts products.
+        figures: Fields to compute.
+        others: Fields with known values.
     """
     first = works[0]
     count = sum(work.total(product) for work in works) / first.of_busiest(product)
@@ -213,9 +220,15 @@ def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...]
 
 
 def serves(workload: Attention, key: str, least_tile: int) -> str | None:
-    """Return why a variant of the gradients cannot do a problem, or None."""
+    """Return why a backward variant does not support a workload, or None.
+
+    Args:
+        workload: The workload.
+        key: Key of the variant, for the message.
+        least_tile: Rows of the smallest tile.
+    """
     if workload.direction != "backward":
-        return f"{key} computes gradients; direction=forward has variants of its own"
+        return f"{key} supports direction=backward only"
     if max(workload.seq_q, workload.seq_k) > MAX_SEQUENCE:
         return f"{key} takes sequences of up to {MAX_SEQUENCE}"
     most = max(blocks(workload, "keys", least_tile), blocks(workload, "queries", least_tile))
@@ -226,7 +239,7 @@ def serves(workload: Attention, key: str, least_tile: int) -> str | None:
 
 
 def problem(workload: Attention) -> dict[str, str | bool | int]:
-    """Return the constants that the problem decides; sizes but head_dim are arguments."""
+    """Return the constants that depend on the workload; sizes other than head_dim are arguments."""
     vec = alignment(workload.head_dim, workload.dtype)
     accesses = ceil_div(workload.head_dim, vec)
     return {
@@ -239,7 +252,7 @@ def problem(workload: Attention) -> dict[str, str | bool | int]:
 
 
 def scalars(workload: Attention) -> tuple[Scalar, ...]:
-    """Return the sizes and the factor that a pass takes: group, seq_q, seq_k, scale."""
+    """Return the size and scale arguments of a pass: group, seq_q, seq_k, scale."""
     return (
         Scalar("int", workload.group),
         Scalar("int", workload.seq_q),
@@ -259,15 +272,15 @@ def pass_launch(
     flags: tuple[bool, ...] = (),
     more: tuple[Argument, ...] = (),
 ) -> Launch:
-    """Return one pass over the scores, by blocks of `tile` rows of a side.
+    """Return the launch of one pass over the scores.
 
     Args:
-        workload: The problem.
-        side: Whose gradients it computes.
+        workload: The workload.
+        side: Side whose gradients the pass computes.
         tile: Rows of a block.
         threads: Threads of a block.
         smem_bytes: Shared memory of a block.
-        inputs: What it reads, besides the terms of queries.
+        inputs: Inputs in addition to the terms of queries.
         flags: Template arguments after the side.
         more: Arguments after those that all passes have.
     """
@@ -286,13 +299,19 @@ def pass_launch(
 
 
 def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
-    """Return where `attention_terms` leaves what it finds; heads are a multiple of queries apart."""
+    """Return memory for the results of `attention_terms`; the queries of a head are padded to a multiple."""
     pitch = ceil_div(workload.seq_q, multiple) * multiple
     return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
 
 
 def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
-    """Return the kernel that comes first; `sums` is what it sets to zero, if the configuration has that."""
+    """Return the launch of the first kernel.
+
+    Args:
+        workload: The workload.
+        sums: Tensor that the kernel clears, if the configuration uses it.
+        multiple: Multiple that the queries of a head are padded to.
+    """
     pitch = terms_scratch(workload, multiple).shape[2]
     rows = workload.batch * workload.heads * workload.seq_q
     a_block = TERMS_THREADS // int(problem(workload)["LANES"])
@@ -310,12 +329,12 @@ def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
 
 
 def shrink(workload: Attention, tile_q: int, tile_k: int) -> Attention:
-    """Return a small problem with the same edges: two tiles of either side and what is left, two heads."""
+    """Return a small workload with two heads, and two full tiles and the partial tile of either side."""
     small = workload
     for tiles in (2, 1):
         seq_q = kept(workload.seq_q, tile_q, tiles)
         seq_k = kept(workload.seq_k, tile_k, tiles)
-        if workload.causal:  # the diagonal stays where it is among the tiles, or nearly so
+        if workload.causal:  # keep the position of the diagonal in its tile, or nearly so
             seq_q = min(seq_q, seq_k)
         group = min(2, workload.group)
         heads_k = min(workload.heads_k, 2 // group)

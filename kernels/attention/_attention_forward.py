@@ -1,7 +1,7 @@
-"""What variants of forward attention share on the Python side: rows, tiles of keys, parts, arguments.
+"""Rows, key tiles, splits and arguments that the CUDA variants of forward attention share.
 
-A block has `bm` rows: queries of one head or, with `pack_heads`, of all heads that share keys. It takes those
-tiles of `bn` keys that any of its rows sees, or with `split` an even part of them.
+A block has `bm` rows: queries of one head or, with `pack_heads`, of all heads that share keys. It processes
+the tiles of `bn` keys that any of its rows attends to, or with `split` an equal part of those tiles.
 """
 
 from __future__ import annotations
@@ -46,47 +46,53 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Blocks that may share the keys of some rows."""
 
 MAX_SCRATCH_BYTES = 2**30
-"""Most memory that results of parts may take."""
+"""Most scratch memory for the results of parts."""
 
 LEAST_TILES = 2
-"""Tiles of keys that are worth a part of their own."""
+"""Least tiles of keys of a part."""
 
 COMBINE_THREADS = 128
-"""Threads of a block of `attention_combine`, which has a row."""
+"""Threads of a block of `attention_combine`, which processes a row."""
 
 
 def rows(workload: Attention, pack_heads: Any) -> Any:
-    """Return the rows that share keys: queries, of one head or of all of a group."""
+    """Return the rows that share keys: queries of one head, or of a group of heads."""
     return workload.seq_q * np.where(pack_heads == 1, workload.group, 1)
 
 
 def _heads(workload: Attention, pack_heads: Any) -> Any:
-    """Return how often there are such rows."""
+    """Return the number of heads, or of groups of heads."""
     return workload.batch * np.where(pack_heads == 1, workload.heads_k, workload.heads)
 
 
 def blocks(workload: Attention, bm: Any, pack_heads: Any) -> Any:
-    """Return the tiles of rows, of all heads."""
+    """Return the number of row tiles, for all heads."""
     return _heads(workload, pack_heads) * ceil_div(rows(workload, pack_heads), bm)
 
 
 def serves(workload: Attention, key: str, fits: Any) -> str | None:
-    """Return why a forward variant cannot do a problem, or None; `fits` tells whether any tile does."""
+    """Return why a forward variant does not support a workload, or None.
+
+    Args:
+        workload: The workload.
+        key: Key of the variant, for the message.
+        fits: Whether any tile fits the workload.
+    """
     if workload.direction != "forward":
-        return f"{key} computes o and lse, not gradients"
+        return f"{key} supports direction=forward only"
     if not fits:
         return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {key}"
     return None
 
 
 def scalars(workload: Attention) -> tuple[Scalar, ...]:
-    """Return the sizes and the factor that kernels take: group, seq_q, seq_k, unit."""
+    """Return the size and scale arguments of the kernels: group, seq_q, seq_k, unit."""
     sizes = (workload.group, workload.seq_q, workload.seq_k)
     return (*(Scalar("int", size) for size in sizes), Scalar("float", workload.scale * LOG2_E))
 
 
 def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int) -> tuple[Tiling, ...]:
-    """Return how tiles cut rows, keys and head_dim."""
+    """Return the tiles of rows, keys and head_dim."""
     return (
         Tiling(
             dimension="seq_q*group" if pack_heads else "seq_q",
@@ -102,27 +108,27 @@ def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int)
 
 
 def _heads_are_shared(pack_heads: Any, workload: Attention) -> Any:
-    """Heads make one tile only where they share keys."""
+    """Heads form one tile only if they share keys."""
     return (pack_heads == 0) | (workload.group > 1)
 
 
 def _split_is_of_use(
     bm: Any, bn: Any, pack_heads: Any, split: Any, workload: Attention, device: Device
 ) -> Any:
-    """Keys are split only where blocks are few, into parts of some tiles."""
+    """Keys are split only if there are few blocks, into parts of several tiles."""
     few = blocks(workload, 1.0 * bm, pack_heads) * (split // 2) < 2 * device.sm_count
     return (split == 1) | (few & (ceil_div(workload.seq_k, bn) >= LEAST_TILES * split))
 
 
 def _scratch_fits(split: Any, workload: Attention) -> Any:
-    """Results of all parts must fit in the scratch."""
+    """The results of all parts must fit in the scratch memory."""
     o_rows = float(_rows_of_o(workload))
     return (split == 1) | (4 * o_rows * split * (workload.head_dim + 1) <= MAX_SCRATCH_BYTES)
 
 
 PARAMETERS = (
     Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-    Parameter("split", SPLITS, "blocks that share the keys"),
+    Parameter("split", SPLITS, "blocks that share the keys of a row tile"),
 )
 CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_of_use, _scratch_fits)
 
@@ -130,11 +136,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_of_use, _scr
 def usual(
     workload: Attention, device: Device, tiles: Sequence[Mapping[str, Value]]
 ) -> Iterator[dict[str, Value]]:
-    """Yield tiles that are enough for all SMs, then others, the lowest first, keys of which are split.
+    """Yield tiles that give every SM a block, then the others with split keys, smallest first.
 
     Args:
-        workload: The problem.
-        device: Whose SMs they are.
+        workload: The workload.
+        device: The device, for its number of SMs.
         tiles: Values of `bm` and other parameters, largest tile first.
     """
     pack = int(workload.group > 1 and workload.seq_q < 64)
@@ -148,7 +154,7 @@ def usual(
 
 
 def problem(workload: Attention, config: Config) -> dict[str, str | bool | int]:
-    """Return the constants that the problem decides, and `PARAMETERS`; other sizes are arguments."""
+    """Return the constants that depend on the workload, and `PARAMETERS`; other sizes are arguments."""
     return {
         "In": ctype(workload.dtype),
         "HEAD_DIM": workload.head_dim,
@@ -161,14 +167,14 @@ def problem(workload: Attention, config: Config) -> dict[str, str | bool | int]:
 def launches(
     workload: Attention, config: Config, entry: str, threads: int, smem_bytes: int
 ) -> tuple[Launch, ...]:
-    """Return the launch of a kernel with `PARAMETERS`, and what puts its parts together if keys are split."""
+    """Return the launch of a kernel with `PARAMETERS`, and of the merge if keys are split."""
     bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
     sizes = (
         Scalar("int", int(ceil_div(rows(workload, pack), bm))),
         Scalar("int", parts),
         Scalar("long long", _rows_of_o(workload)),
     )
-    # Where there are no parts, nothing is written in their place.
+    # Without parts, nothing is written to the arguments for parts.
     partial = ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
     attention = Launch(
         entry=entry,
@@ -185,7 +191,7 @@ def _rows_of_o(workload: Attention) -> int:
 
 
 def scratch(workload: Attention, parts: int) -> tuple[Tensor, ...]:
-    """Return where parts leave their results and the logarithms of their sums, if there are any."""
+    """Return memory for the results of parts and the logarithms of their sums, if there are parts."""
     if parts == 1:
         return ()
     o_rows = _rows_of_o(workload)
@@ -196,7 +202,7 @@ def scratch(workload: Attention, parts: int) -> tuple[Tensor, ...]:
 
 
 def _combine(workload: Attention, parts: int) -> Launch:
-    """Return the launch that puts parts together."""
+    """Return the launch that merges parts."""
     o_rows = _rows_of_o(workload)
     return Launch(
         entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
@@ -215,14 +221,14 @@ def _combine(workload: Attention, parts: int) -> Launch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardWork:
-    """What blocks do, as columns.
+    """Work of the blocks, as columns over configurations.
 
     Attributes:
-        tiles: Tiles of keys of a block that has most: of the last rows, which see all keys.
-        keys: Keys that exist in these, at least.
-        rows: Rows that exist of such a block.
-        full_blocks: How many blocks have as many tiles.
-        blocks: How many blocks of as many tiles would do all there is.
+        tiles: Key tiles of the longest block: that of the last rows, which attend to all keys.
+        keys: Least existing keys of those tiles.
+        rows: Existing rows of that block.
+        full_blocks: Number of blocks with that many tiles.
+        blocks: Number of blocks of that length with the same total work.
     """
 
     tiles: Any
@@ -233,7 +239,7 @@ class ForwardWork:
 
 
 def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> ForwardWork:
-    """Return what blocks do, by columns."""
+    """Return the work of the blocks for columns of configurations."""
     bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
     count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
     all_tiles, row_tiles = ceil_div(workload.seq_k, bn), ceil_div(count, bm)
@@ -244,7 +250,7 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
         together = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
     return ForwardWork(
         tiles=most,
-        # The last tile of keys may be short, and be among these.
+        # The last key tile may be partial, and may be among these.
         keys=most * bn - (all_tiles * bn - workload.seq_k),
         rows=count - (row_tiles - 1) * bm,
         full_blocks=heads * np.where(over > 0, over, split) * (1 if workload.causal else row_tiles),
@@ -253,7 +259,7 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
 
 
 def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> int:
-    """Return the tiles of keys that the rows of a head, or of a group, see together under a causal mask."""
+    """Return the key tiles that the rows of a head, or of a group, attend to under a causal mask."""
     count = int(rows(workload, pack_heads))
     last = np.minimum(np.arange(bm, count + bm, bm), count) - 1
     seen = last // (workload.group if pack_heads else 1) + 1 + workload.seq_k - workload.seq_q
@@ -261,7 +267,7 @@ def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> int:
 
 
 def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all parts must be in one grid."""
+    """No tile may be twice as large as the workload if a smaller one exists; one grid must hold all parts."""
     worthwhile = ((bm < 2 * rows(workload, pack_heads)) | (bm <= least[0])) & (
         (bn < 2 * workload.seq_k) | (bn <= least[1])
     )
@@ -269,7 +275,7 @@ def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tup
 
 
 def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
-    """Return a small problem with the same edges: few tiles of rows and of keys, of one group of heads."""
+    """Return a small workload with few row and key tiles, the same partial tiles, and one group of heads."""
     group = workload.group
     tall = max(1, ceil_div(bm, group)) if pack_heads else bm
     seq_q = kept(workload.seq_q, tall, 1)

@@ -1,8 +1,8 @@
-"""What attention's variants for Hopper share on the Python side: warpgroups, their registers, tensor maps.
+"""Warpgroups, registers and tensor maps that the Hopper variants of attention share.
 
-A block has a tile of rows, 64 for each of `consumers` warpgroups that multiply, and meets others `bn` at a
-time; one more warpgroup copies them. An SM has one block. Lines of 16-bit elements have zeros up to whole
-panels (see `PanelTile`).
+A block has a tile of 64 rows for each of `consumers` warpgroups that multiply, and processes `bn` rows of the
+other operand at a time; a further warpgroup copies them. An SM has one block. Lines of 16-bit elements are
+padded with zeros to whole panels (see `PanelTile`).
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ __all__ = [
 ]
 
 OTHER_REGISTERS = 32
-"""What a multiplying thread needs besides scores, what comes of them, and results."""
+"""Registers of a multiplying thread in addition to scores, their exponentials, and results."""
 
 INSTRUCTION_REGISTERS = 30
-"""What one wgmma needs besides its sums, of the registers a thread is launched with (see `_wgmma_tile`).
+"""Registers of a wgmma in addition to its sums, of those that a thread is launched with (see `wgmma_tile`).
 
-Four more than there where the first operand is in registers.
+Four more than in `wgmma_tile` if the first operand is in registers.
 """
 
 HELPERS = (
     *("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "reduce"),
     *("attention_operand", "attention_wgmma"),
 )
-"""Helper files that the kernels need, besides those of their direction."""
+"""Headers of the kernels in addition to those of their direction."""
 
 
 def dim(workload: Attention) -> int:
-    """Return head_dim with the zeros that make it whole panels."""
+    """Return head_dim padded with zeros to whole panels."""
     return padded(workload, LINE_BYTES // itemsize(workload.dtype))
 
 
 def smem_bytes(workload: Attention, lines: Any, barriers: Any, consumers: Any) -> Any:
-    """Return the shared memory of a block: lines of tiles, room to gather results, barriers."""
+    """Return the shared memory of a block: lines of tiles, staging for results, barriers."""
     line_bytes = dim(workload) * itemsize(workload.dtype)
     return lines * line_bytes + wgmma_tile.staging_bytes(consumers) + 8 * barriers
 
 
 def registers_suffice(workload: Attention, bn: Any, consumers: Any, kept: Any) -> Any:
-    """What a thread keeps must stay in its registers, and sums of one wgmma in those it is launched with."""
+    """Values of a thread must stay in registers, and sums of a wgmma in the registers of the launch."""
     one = np.maximum(bn, dim(workload)) // 2 + INSTRUCTION_REGISTERS
     return (kept + OTHER_REGISTERS <= wgmma_tile.consumer_registers(consumers, 1)) & (
         one <= launched_registers(consumers, 1)
@@ -67,17 +67,17 @@ def registers_suffice(workload: Attention, bn: Any, consumers: Any, kept: Any) -
 
 
 def time_of_busiest(blocks: int, consumers: int, device: Device) -> float:
-    """Return how long the busiest SM takes, in any unit: two or three warpgroups hide what each waits for."""
+    """Return the time of the busiest SM, in any unit; two or three warpgroups hide each other's waits."""
     return float(ceil_div(blocks, device.sm_count) * (consumers + (1.0 if consumers == 1 else 0.2)))
 
 
 def _alone(config: Config) -> Config:
-    """Return what `_wgmma_tile` asks a configuration for: a block has an SM to itself."""
+    """Return the configuration in the form of `wgmma_tile`: one block per SM."""
     return Config({"consumers": config["consumers"], "min_blocks": 1})
 
 
 def choices(workload: Attention, config: Config) -> dict[str, str | bool | int]:
-    """Return the constants of a kernel that say how a block is made up."""
+    """Return the constants that describe the warpgroups and registers of a block."""
     consumers = config["consumers"]
     return {
         "DIM": dim(workload),
@@ -92,7 +92,7 @@ def choices(workload: Attention, config: Config) -> dict[str, str | bool | int]:
 
 
 def tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
-    """Return how tiles of so many lines of an input are copied, all heads as one batch."""
+    """Return the tensor map for tiles of `lines` lines of an input; all heads are one batch."""
     (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
     batch, heads, *matrix = tensor.shape
     of_heads = dataclasses.replace(tensor, shape=(batch * heads, *matrix))
@@ -100,17 +100,17 @@ def tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
 
 
 class CudaWgmma(CudaVariant[Attention]):
-    """A variant of attention that multiplies by wgmma what TMA copies."""
+    """A variant of attention that copies by TMA and multiplies by wgmma."""
 
     operator = Attention
     minimum_cc = (9, 0)
     maximum_cc = (9, 0)
 
     def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        """Return the target sm_90a, which alone has wgmma and setmaxnreg."""
         return "sm_90a"
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
+        """Return wgmma, bulk tensor copies, exponentials, and setmaxnreg where registers are scarce."""
         moves = ["USETMAXREG"] if wgmma_tile.registers_move(_alone(config)) else []
         return ("HGMMA", "UTMALDG", "MUFU", *moves)

@@ -1,6 +1,6 @@
-"""What variants of attention on the CPU share: lines of heads that come to a worker's buffer, and leave it.
+"""Copies between heads and the buffers of CPU workers, for attention in Numba.
 
-Arrays are bare addresses, buffers f32 (see `_numba_cpu`).
+Arrays are raw addresses, and buffers are f32 (see `numba_cpu`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ __all__ = ["clearer", "packer", "widener", "writer"]
 
 
 def packer(dtype: DType, length: int, nr: int, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted `(source, begin, count, buffer, to)` that packs lines across, in strips of nr.
+    """Return the jitted `(source, begin, count, buffer, to)` that packs lines into strips of nr lines.
 
-    A strip has the first element of each of its lines, then the second of each, and so on.
+    A strip holds the first element of each of its lines, then the second of each, and so on.
+
+    Args:
+        dtype: Type of the elements.
+        length: Elements of a line.
+        nr: Lines of a strip.
+        fastmath: LLVM fast-math flags.
     """
     read = load(dtype)
 
@@ -47,7 +53,7 @@ def widener(dtype: DType, fastmath: frozenset[str]) -> Callable[..., None]:
 
 
 def writer(dtype: DType, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted `(sums, at, count, target, to, factor)` that rounds elements, by a factor."""
+    """Return the jitted `(sums, at, count, target, to, factor)` that scales, rounds and stores elements."""
     rounded = store(dtype)
 
     @jitted(fastmath)
@@ -59,7 +65,7 @@ def writer(dtype: DType, fastmath: frozenset[str]) -> Callable[..., None]:
 
 
 def clearer(fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted `(buffer, begin, count)` that makes elements zero."""
+    """Return the jitted `(buffer, begin, count)` that clears elements."""
     import numpy as np
 
     zero = np.float32(0)

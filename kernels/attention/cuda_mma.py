@@ -1,16 +1,16 @@
-"""Forward attention in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16 and bf16, summed in f32.
+"""Forward attention in CUDA C++ on tensor cores by mma.sync (from sm_80): f16 and bf16, summed in f32.
 
-A block has `bm` rows of one head and walks over tiles of `bn` keys. Tiles of k and v come by cp.async into
-a ring of `stages` buffers, k and v by turns. A warp multiplies its rows of q with a tile of k, keeps the
-greatest score and the sum of exponentials of each row as tiles come, and multiplies the exponentials with
-the tile of v: they are operands in the registers where they were results. Where a mask is causal, tiles
-that no row of the block sees are left out, and only those at its edge are masked.
+A block has `bm` rows of one head and iterates over tiles of `bn` keys. cp.async copies tiles of k and v,
+alternately, into a ring of `stages` buffers. A warp multiplies its rows of q by a tile of k, and updates the
+maximum score and the sum of exponentials of each row. It multiplies the exponentials by the tile of v; the
+registers that held results of the first product hold operands of the second. With a causal mask, tiles that
+no row of the block attends to are skipped, and only tiles at the diagonal are masked.
 
-With few queries (decoding), keys are what there is to share: `key_warps` warps of a block take a part of
-each tile, and merge at the end; `split` blocks take some of the tiles each, and a second kernel puts their
-parts together; with `pack_heads` the heads that share keys (grouped queries) are rows of one tile.
+With few queries (decoding), parallelism comes from the keys: `key_warps` warps of a block process a part of
+each tile and merge at the end; `split` blocks process some of the tiles each, and a second kernel merges
+their results. With `pack_heads`, heads that share keys (grouped queries) are rows of one tile.
 
-Limits: lines are copied by 16 bytes, so that head_dim must be a multiple of 8.
+Limits: lines are copied in units of 16 bytes, so that head_dim must be a multiple of 8.
 
 Source: Dao, "FlashAttention-2", 2023; Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context
 inference", 2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
@@ -33,14 +33,14 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 MOST_REGISTERS = 255
-"""Of a thread."""
+"""Most registers of a thread."""
 
 OTHER_REGISTERS = 48
-"""What a thread needs besides scores, results and rows of q: fragments under way, addresses, sums."""
+"""Registers of a thread in addition to scores, results and rows of q: fragments, addresses, sums."""
 
 
 def _pitch(workload: Attention) -> int:
-    """Return the elements from one line in shared memory to the next (see `PaddedLines`)."""
+    """Return the distance of lines in shared memory, in elements (see `PaddedLines`)."""
     return padded(workload) + 8
 
 
@@ -51,10 +51,10 @@ def _threads(row_warps: Any, key_warps: Any) -> Any:
 def _smem_bytes(
     workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps: Any, stages: Any, hold_q: Any
 ) -> Any:
-    """Return the shared memory of a block.
+    """Return the shared memory of a block, in bytes.
 
-    That is q, then the ring, which takes the place of a q that is held; in place of the ring, what warps of
-    other keys hand over at the end.
+    It holds q and the ring; the ring replaces a q that is kept in registers. At the end, warps of different
+    keys exchange results in place of the ring.
     """
     line_bytes = itemsize(workload.dtype) * _pitch(workload)
     tiles = np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
@@ -69,7 +69,7 @@ def _registers(workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps:
 
 
 def warps_cover_the_tile(bm: Any, bn: Any, row_warps: Any, key_warps: Any) -> Any:
-    """A warp must have 16 or 32 rows and 16 keys or more; only few rows leave keys to several warps."""
+    """A warp must have 16 or 32 rows and at least 16 keys; several warps share keys only if rows are few."""
     height = bm // row_warps
     rows = (height * row_warps == bm) & ((height == 16) | (height == 32))
     return rows & (bn // key_warps >= 16) & (row_warps * key_warps <= 8) & ((key_warps == 1) | (bm <= 32))
@@ -78,7 +78,7 @@ def warps_cover_the_tile(bm: Any, bn: Any, row_warps: Any, key_warps: Any) -> An
 def registers_suffice(
     bm: Any, bn: Any, row_warps: Any, key_warps: Any, hold_q: Any, min_blocks: Any, workload: Attention
 ) -> Any:
-    """Scores and results must stay in registers, and `min_blocks` must limit what the compiler would take."""
+    """Scores and results must stay in registers, and `min_blocks` must limit the compiler's choice."""
     needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
     together = min_blocks * _threads(row_warps, key_warps)
     return (needed <= MOST_REGISTERS) & (needed * together <= 65536) & ((min_blocks == 1) | (together > 256))
@@ -95,7 +95,7 @@ def shared_memory_fits(
     workload: Attention,
     device: Device,
 ) -> Any:
-    """As many blocks as an SM is to hold must fit in its shared memory."""
+    """`min_blocks` blocks must fit in the shared memory of an SM."""
     smem = _smem_bytes(workload, bm, bn, row_warps, key_warps, stages, hold_q)
     together = min_blocks * (smem + device.smem_reserved_bytes)
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
@@ -107,10 +107,12 @@ SPACE = Space(
         Parameter("bn", (16, 32, 64, 128), "keys of a tile"),
         Parameter("row_warps", (1, 2, 4, 8), "warps of a block along its rows"),
         Parameter("key_warps", (1, 2, 4), "warps that share the keys of a tile"),
-        Parameter("stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others come"),
+        Parameter(
+            "stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others are copied"
+        ),
         Parameter("hold_q", (0, 1), "1: q stays in registers; 0: it is read again for each tile of keys"),
         *_forward.PARAMETERS,
-        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+        Parameter("min_blocks", (1, 2, 3), "blocks per SM that registers must allow"),
     ),
     (
         warps_cover_the_tile,
@@ -137,10 +139,10 @@ USUAL = (
     (16, 32, 1, 2, 2, 0),
     (16, 16, 1, 1, 2, 0),
 )
-"""Tiles that libraries ship, and those for few queries."""
+"""Tiles of shipped libraries, and tiles for few queries."""
 
 SPARE_REGISTERS = 24
-"""What defaults leave, so that they spill nothing on any architecture."""
+"""Registers that defaults leave unused, so that nothing spills on any architecture."""
 
 SOURCE = """
 // o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
@@ -276,7 +278,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
 
 
 class CudaMmaAttention(CudaVariant[Attention]):
-    """Serves f16 and bf16, forward, on sm_80 and later."""
+    """Forward variant for f16 and bf16, from sm_80."""
 
     name = "cuda_mma"
     operator = Attention
@@ -284,12 +286,12 @@ class CudaMmaAttention(CudaVariant[Attention]):
     minimum_cc = (8, 0)
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from cp.async, or None."""
+        """Return why a workload cannot use tensor cores or cp.async, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL)
         return _forward.serves(workload, self.key, fits) or multiplies_lines(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
+        """Return the largest usual tile that gives each SM a block, or else the smallest with split keys."""
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
         tiles = [
             {
@@ -304,24 +306,24 @@ class CudaMmaAttention(CudaVariant[Attention]):
         return self.space.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and keys; head_dim is filled up to what products take."""
+        """Return the tiles of rows and keys, and of head_dim padded for products."""
         return _forward.tiles(workload, config["bm"], config["bn"], config["pack_heads"], 16)
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count whole tiles: what lies beyond the edge, or is masked in a tile, is computed too.
+        """Count whole tiles: elements beyond the edge, and masked elements of a tile, are computed too.
 
-        Putting parts together comes on top and is not counted.
+        The merge of parts is not counted.
         """
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
         bm, bn, row_warps, key_warps, stages, hold_q = (table[name].astype(np.float64) for name in names)
         divided = {name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
         share, dim, size = _forward.shares(workload, **divided), padded(workload), itemsize(workload.dtype)
         scores = share.tiles * bm * bn
-        products = 2 * scores * dim / 2048  # of 16 x 8 x 16
-        # A warp reads k and v of its keys for all of its rows, and q once a tile or once.
+        products = 2 * scores * dim / 2048  # products of 16 x 8 x 16
+        # A warp reads k and v of its keys for all of its rows; it reads q once per tile, or only once.
         lines = share.tiles * bn * row_warps * 2 + bm * key_warps * np.where(hold_q == 1, 1, share.tiles)
         fragments = lines * dim / 256
-        # An exponential, what it is of, its sum, and the results so far multiplied.
+        # An exponential, its argument, its sum, and the scaling of earlier results.
         fma = 2 * scores + share.tiles * bm * dim * key_warps
         paired = 64 if device.compute_capability >= (10, 0) else 32
         return Costs(
@@ -340,18 +342,18 @@ class CudaMmaAttention(CudaVariant[Attention]):
             smem_traffic_bytes=512 * fragments + (share.tiles * bn * 2 + bm) * dim * size,
             fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
             instructions=products + fragments + scores / 32 + fma / paired,
-            # The results of a row add up 16 keys by one product after the other.
+            # Each 16 keys are one product, which waits for the previous one of the same row.
             chain_clocks=first_product(device)
             + device.mma_latency * share.tiles * np.minimum(bn / key_warps, 2 * dim) / 16,
             serial_launches=1 + (table["split"] > 1),
         )
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, ldmatrix, and exponentials by the special-function unit."""
+        """Return tensor cores, asynchronous copies, ldmatrix, and the special-function unit."""
         return ("HMMA", "LDGSTS", "LDSM", "MUFU")
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        """Return the kernel for a head_dim, type and configuration; other sizes are arguments."""
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
@@ -364,18 +366,18 @@ class CudaMmaAttention(CudaVariant[Attention]):
         return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the attention, and what puts its parts together if keys are divided."""
+        """Return the attention kernel, and the kernel that merges parts if keys are split."""
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
         smem = int(_smem_bytes(workload, *(config[name] for name in names)))
         threads = int(_threads(config["row_warps"], config["key_warps"]))
         return _forward.launches(workload, config, "attention_mma<Choice>", threads, smem)
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return where parts leave their results, if keys are divided."""
+        """Return memory for the results of parts, if keys are split."""
         return _forward.scratch(workload, config["split"])
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         key_tiles = max(2, config["stages"] // 2) * min(config["split"], 8) + 1
         return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)
 
@@ -383,7 +385,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
 def _leaves_registers(
     workload: Attention, bm: int, bn: int, row_warps: int, key_warps: int, stages: int, hold_q: int
 ) -> bool:
-    """Tell whether a thread has some registers more than it surely needs."""
+    """Return whether a thread has more registers than it certainly needs."""
     needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
     return bool(needed + SPARE_REGISTERS <= MOST_REGISTERS)
 

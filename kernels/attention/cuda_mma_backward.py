@@ -1,19 +1,19 @@
-"""attention's gradients in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16 and bf16, summed in f32.
+"""Attention gradients in CUDA C++ on tensor cores by mma.sync (from sm_80): f16 and bf16, summed in f32.
 
-A first kernel sums do * o over each query's row. Then a block owns a tile of keys, `rows` for each of its
-`warps`, and meets the queries that see them, of all heads that share them, `step` at a time: scores and
-probabilities are computed anew, from lse, `part` queries at a time, transposed, so that what comes out of
-one product is an operand of the next without leaving registers; dk and dv are added up there. Tiles travel
-by cp.async into `stages` buffers of shared memory, where 16-byte chunks of a line change places (or lines
-stand 16 bytes further apart), so that ldmatrix reads them without bank conflicts, transposing where it must.
+A first kernel sums do * o over the row of each query. Then a block owns a tile of keys, `rows` for each of
+its `warps`, and iterates over the queries that attend to them, of all heads that share the keys, `step` at a
+time. It recomputes scores and probabilities from lse, transposed, for `part` queries at a time, so that the
+result of one product is an operand of the next without leaving registers; dk and dv are summed there.
+cp.async copies tiles into `stages` buffers of shared memory, in which 16-byte chunks of a line are permuted
+(or lines are padded by 16 bytes), so that ldmatrix reads them without bank conflicts, transposed where
+necessary.
 
-dq is a sum over keys. With dq=second_pass another kernel, whose blocks own queries, computes the scores once
-more: 7 products instead of 5, and results that are the same each time. With dq=atomic blocks of keys hand ds
-round in shared memory and add their share of dq to f32 sums in global memory, in any order; a last kernel
-rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 136 on, each has a pass
-of its own.
+dq is a sum over keys. With dq=second_pass another kernel, whose blocks own queries, recomputes the scores:
+7 products instead of 5, and reproducible results. With dq=atomic, warps of a block exchange ds through shared
+memory and add their part of dq to f32 sums in global memory, in any order; a last kernel rounds the sums. If
+the sums of dk and dv do not fit in registers together, from head_dim 136, each has a separate pass.
 
-Limits: head_dim is a multiple of 8, so that lines are of 16 bytes, and at most 256.
+Limits: head_dim is a multiple of 8, so that lines consist of 16-byte chunks, and at most 256.
 
 Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
 algorithm 2; PTX ISA, "Warp-level matrix instructions" and "cp.async".
@@ -38,24 +38,24 @@ from tunebench.workloads.operators.attention import Attention
 
 MAX_HEAD_DIM = 256
 TOGETHER = 128
-"""Longest line of which a warp keeps 16 rows of dk and of dv in registers."""
+"""Longest line for which a warp keeps 16 rows of dk and of dv in registers."""
 HELD = 176
-"""Sums, of gradients and of scores, that a thread may keep: with more the compiler spills."""
+"""Most sums, of gradients and scores, that a thread keeps without spilling."""
 
 
 def _apart(workload: Attention) -> bool:
-    """Return whether dk and dv have a pass each."""
+    """Return whether dk and dv have separate passes."""
     return padded(workload) > TOGETHER
 
 
 def _pitch(workload: Attention) -> int:
-    """Return the elements from a line in shared memory to the next."""
+    """Return the distance of lines in shared memory, in elements."""
     chunks = padded(workload) // 8
     return 8 * (chunks + (chunks & (chunks - 1) != 0))
 
 
 def _smem_bytes(workload: Attention, tile: Any, step: Any, stages: Any, adds_dq: Any) -> Any:
-    """Return the shared memory of a block: its rows, buffers with the queries' terms, and ds if need be."""
+    """Return the shared memory of a block: its rows, buffers with the queries' terms, and ds if needed."""
     lines = 2 * _pitch(workload) * (2 * tile + 2 * stages * step)
     return lines + 8 * stages * step + 2 * tile * step * adds_dq
 
@@ -71,7 +71,7 @@ def shared_memory_fits(
 
 
 def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
-    """Sums of a warp's rows, and of as many scores twice, must fit in registers."""
+    """Sums of a warp's rows, and scores and their gradients, must fit in registers."""
     gradients = 1 if _apart(workload) else 2
     keys = rows * padded(workload) // 32 * gradients + rows * part // 16
     queries = dq_rows * padded(workload) // 32 + dq_rows * part // 16
@@ -79,13 +79,13 @@ def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
 
 
 def tiles_are_of_use(warps: Any, rows: Any, step: Any, workload: Attention) -> Any:
-    """Tiles must not be twice as large as the sequence if smaller ones exist."""
+    """Tiles must not be twice as large as the sequence if smaller tiles exist."""
     of_keys = (warps * rows <= 64) | (warps * rows < 2 * workload.seq_k)
     return of_keys & backward.is_of_use(workload, step, 16)
 
 
 def dq_is_of_use(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
-    """A second pass has tiles of use; adding dq up needs a share of it for each warp, in whole operands."""
+    """A second pass needs useful tiles; atomic sums need a part of dq for each warp, in whole operands."""
     by_query = np.minimum(warps, step // 16)
     shared = padded(workload) % (16 * (warps // by_query)) == 0
     of_use = (dq_rows == 16) | (warps * dq_rows < 2 * workload.seq_q)
@@ -97,11 +97,9 @@ SPACE = Space(
         Parameter("warps", (4, 8), "warps of a block"),
         Parameter("rows", (16, 32), "keys of a warp, for dk and dv"),
         Parameter("step", (16, 32, 64, 128), "rows of the other side in one buffer"),
-        Parameter("part", (16, 32), "of these, those whose scores a warp has in registers"),
-        Parameter("stages", (1, 2, 3), "buffers: all but one are under way while it is multiplied"),
-        Parameter(
-            "dq", ("atomic", "second_pass"), "added up by blocks of keys, or computed by another kernel"
-        ),
+        Parameter("part", (16, 32), "rows of these whose scores a warp has in registers at a time"),
+        Parameter("stages", (1, 2, 3), "buffers: one is multiplied while the others are copied"),
+        Parameter("dq", ("atomic", "second_pass"), "dq: atomic sums by blocks of keys, or a second kernel"),
         Parameter("dq_rows", (16, 32), "queries of a warp in that kernel"),
         backward.TOGETHER,
     ),
@@ -125,7 +123,7 @@ USUAL = (
     (4, 16, 32, 1, 16),
     (4, 16, 16, 1, 16),
 )
-"""Tiles that fill registers and shared memory of one device or the other."""
+"""Tiles that fill the registers and shared memory of some device."""
 
 SOURCE = """
 // Rows of the other side that a block meets together.
@@ -273,7 +271,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 
 
 def _usual(workload: Attention, dq: str) -> Iterator[Config]:
-    """Yield the usual tiles; long lines leave registers for short steps only."""
+    """Yield the usual tiles; with long lines, registers only allow short steps."""
     for tile in USUAL:
         values = dict(zip(("warps", "rows", "step", "stages", "dq_rows"), tile, strict=True))
         if dq == "atomic":
@@ -288,7 +286,7 @@ def _blocks(workload: Attention, config: Config) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """A kernel over the scores: whose rows blocks own, what they add up, and in which rows of a table."""
+    """A kernel over the scores: the side that blocks own, the gradients that they sum, and the table rows."""
 
     side: backward.Side
     sums_p: bool
@@ -297,7 +295,7 @@ class _Pass:
     made: Any = np.True_
 
     def work(self, workload: Attention, table: Table) -> backward.PassWork:
-        """Count whole tiles; of copies, the rows that exist."""
+        """Count whole tiles; for copies, only existing rows."""
         names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
         warps, rows, step, part = (table[name].astype(np.float64) for name in names)
         tile, depth, scores = warps * rows, float(padded(workload)), 1 + self.sums_ds
@@ -306,7 +304,7 @@ class _Pass:
         flop = 2 * tile * step * depth * products
         fragments = self._fragments(workload, warps, rows, step, part)
         copied = 4.0 * depth * step + 2 * tile * step * self.adds_dq
-        # Operands of 8 queries have a warp read their terms, 64 bytes in one pass.
+        # For operands of 8 queries, a warp reads 64 bytes of terms in one pass.
         copied = copied + (128 * warps * step / 8 if self.side == "keys" else 0)
         of_step = {
             "mma_flop": flop,
@@ -330,19 +328,19 @@ class _Pass:
         return backward.PassWork(met, *figures)
 
     def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
-        """Return the fragments of 512 bytes that a block reads in a step."""
+        """Return the fragments of 512 bytes that a block reads in an iteration."""
         deep = padded(workload) / 16
         found = (1 + self.sums_ds) * warps * step / part * deep * (rows + part) / 16
         found = found + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
         by_query = np.minimum(warps, step / 16)
         by_column = warps / by_query
-        columns = deep / by_column  # in sixteens; a warp takes two at a time if it can
+        columns = deep / by_column  # in units of 16 columns; a warp processes two at a time if it can
         again = columns / np.where(columns % 2 == 0, 2, 1)
         return found + self.adds_dq * warps * warps * rows / 16 * (step / by_query / 16 * again + columns)
 
 
 class CudaMmaAttentionBackward(CudaVariant[Attention]):
-    """Serves f16 and bf16 on sm_80 and later: causal or not, grouped queries, any lengths."""
+    """Backward variant for f16 and bf16 from sm_80: causal or not, with grouped queries, any lengths."""
 
     name = "cuda_mma_backward"
     operator = Attention
@@ -350,26 +348,26 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
     minimum_cc = (8, 0)
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from copies of 16 bytes, or None."""
+        """Return why a workload cannot use tensor cores or 16-byte copies, or None."""
         refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
         return refused or backward.serves(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the largest usual tile that gives each SM a block, with dq added up as libraries do."""
+        """Return the largest usual tile that gives each SM a block, with the dq method of libraries."""
         usual = [config for dq in ("atomic", "second_pass") for config in _usual(workload, dq)]
         full = [config for config in usual if _blocks(workload, config) >= device.sm_count]
         small = [config for config in reversed(usual) if config["step"] >= 32 or workload.seq_q <= 16]
         return self.space.first_valid((*full, *small, *usual), workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks of keys cut either sequence, and instructions the head."""
+        """Return the tiles of both sequences for blocks of keys, and the tile of head_dim in instructions."""
         keys = config["warps"] * config["rows"]
         return backward.tiles(workload, keys, config["step"], padded(workload))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+        """Count whole tiles; tiles that are masked completely are skipped.
 
-        The kernels before and after the passes come on top and are not counted.
+        The kernels before and after the passes are not counted.
         """
         atomic = table["dq"] == "atomic"
         warps, rows, step = (table[name].astype(np.float64) for name in ("warps", "rows", "step"))
@@ -388,17 +386,17 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
             smem_bytes=_smem_bytes(workload, warps * rows, step, table["stages"], atomic),
             registers=sums + 16,
             mma_dtype=workload.dtype,
-            # A sum of dk or dv takes one product for 16 queries, and the next waits for it.
+            # A sum of dk or dv takes one product for 16 queries; the next product waits for it.
             chain_clocks=first_product(device) + met.most * step / 16 * device.mma_latency,
             serial_launches=3 + apart,
         )
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, and ldmatrix."""
+        """Return tensor cores, asynchronous copies, and ldmatrix."""
         return ("HMMA", "LDGSTS", "LDSM")
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernels for this problem's type and head_dim and this configuration."""
+        """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
         parameters = ("warps", "rows", "dq_rows", "step", "part", "stages")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
         choices |= {"THREADS": 32 * config["warps"], "DEPTH": padded(workload)}
@@ -408,7 +406,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return helpers(*shared, "attention_backward", "attention_backward_mma") + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the terms of queries, the passes over the scores, and the rounding of dq if there is one."""
+        """Return the kernel for the terms of queries, the passes over the scores, and the rounding of dq."""
         atomic = config["dq"] == "atomic"
         of_keys = [(True, False), (False, True)] if _apart(workload) else [(True, True)]
         passes = [self._pass(workload, config, "keys", *sums) for sums in of_keys]
@@ -418,7 +416,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
     def _pass(
         self, workload: Attention, config: Config, side: backward.Side, sums_p: bool, sums_ds: bool
     ) -> Launch:
-        """Return one pass over the scores; what it does not write is not named twice."""
+        """Return one pass over the scores; an output that it does not write repeats another argument."""
         adds = config["dq"] == "atomic" and side == "keys"
         tile = config["warps"] * config["rows" if side == "keys" else "dq_rows"]
         return backward.pass_launch(
@@ -441,7 +439,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         )
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return the terms of queries, and the sums of dq if they are added up."""
+        """Return memory for the terms of queries, and for the sums of dq if they are atomic."""
         terms = backward.terms_scratch(workload)
         if config["dq"] != "atomic":
             return (terms,)
@@ -449,7 +447,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return (terms, Tensor(name="dq_sums", shape=shape, dtype="f32"))
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         keys, queries = config["warps"] * config["rows"], config["warps"] * config["dq_rows"]
         tile_q = queries if config["dq"] == "second_pass" else config["step"]
         return backward.shrink(workload, max(tile_q, config["step"] * config["stages"] // 2), keys)

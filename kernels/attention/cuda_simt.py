@@ -1,12 +1,11 @@
-"""Forward attention in CUDA C++ on the ordinary units: any type, multiplied and summed in f32.
+"""Forward attention in CUDA C++ on general-purpose cores: any type, multiplied and summed in f32.
 
-A block has `bm` rows and walks over tiles of `bn` keys, all in shared memory as f32. `lanes` threads share
+A block has `bm` rows and iterates over tiles of `bn` keys, all in shared memory as f32. `lanes` threads share
 `tm` rows: each has every `lanes`-th key of the scores, and every `lanes`-th group of four columns of the
-results. Exponentials go from one to the other by way of shared memory. Keys may be divided among `split`
-blocks, whose parts a second kernel puts together, and with `pack_heads` heads that share keys are rows of
-one tile.
+results. Exponentials are exchanged through shared memory. Keys may be split among `split` blocks, whose
+results a second kernel merges. With `pack_heads`, heads that share keys are rows of one tile.
 
-It serves every alignment, head_dim up to 256, and architectures before sm_80.
+The variant supports every alignment, head_dim up to 256, and architectures before sm_80.
 
 Source: Dao, "FlashAttention-2", 2023, algorithm 1.
 """
@@ -28,7 +27,7 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 OTHER_REGISTERS = 40
-"""What a thread needs besides scores, results and what it multiplies."""
+"""Registers of a thread in addition to scores, results and operands."""
 
 
 def _threads(bm: Any, tm: Any, lanes: Any) -> Any:
@@ -36,25 +35,25 @@ def _threads(bm: Any, tm: Any, lanes: Any) -> Any:
 
 
 def _result_dim(workload: Attention, lanes: Any) -> Any:
-    """Return the columns of v in shared memory: as many groups of four for each lane."""
+    """Return the columns of v in shared memory: the same number of groups of four for each lane."""
     return ceil_div(workload.head_dim, 4 * lanes) * 4 * lanes
 
 
 def _smem_bytes(workload: Attention, bm: Any, bn: Any, lanes: Any) -> Any:
-    """Return the shared memory of a block, all f32: q, k, exponentials and v, lines padded but those of v."""
+    """Return the shared memory of a block: q, k, exponentials and v as f32; lines of v are not padded."""
     pitch = padded(workload, 4) + 4
     return 4 * ((bm + bn) * pitch + bm * (bn + 4) + bn * _result_dim(workload, lanes))
 
 
 def threads_are_reasonable(bm: Any, bn: Any, tm: Any, lanes: Any) -> Any:
-    """A block must have 32 to 512 threads, each some scores of its rows."""
+    """A block must have 32 to 512 threads, each with some scores of its rows."""
     threads = _threads(bm, tm, lanes)
     whole = (bm % tm == 0) & (bn % lanes == 0) & (bn >= lanes)
     return whole & (threads >= 32) & (threads <= 512) & (bn // lanes <= 8)
 
 
 def registers_suffice(bm: Any, bn: Any, tm: Any, lanes: Any, workload: Attention) -> Any:
-    """Scores and results of a thread must stay in registers, with what it multiplies."""
+    """Scores, results and operands of a thread must stay in registers."""
     columns = _result_dim(workload, lanes) // lanes
     keys = bn // lanes
     needed = tm * (keys + columns) + 4 * (tm + np.maximum(keys, columns // 4)) + OTHER_REGISTERS
@@ -96,7 +95,7 @@ USUAL = (
     (4, 16, 1, 16),
     (4, 8, 1, 8),
 )
-"""Tiles of few and of many rows."""
+"""Tiles for few and for many rows."""
 
 SOURCE = """
 // Copies LINES lines of HEAD_DIM elements as f32, zeros up to WIDTH and in lines that do not exist.
@@ -245,32 +244,32 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 
 
 class CudaSimtAttention(CudaVariant[Attention]):
-    """Serves every type, forward, with head_dim up to 256."""
+    """Forward variant for every type, with head_dim up to 256."""
 
     name = "cuda_simt"
     operator = Attention
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
+        """Return why the variant does not support a workload, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL)
         reason = _forward.serves(workload, self.key, fits)
         if reason is None and workload.head_dim > 256:
-            reason = f"{self.key} takes head_dim up to 256, not {workload.head_dim}"
+            reason = f"{self.key} supports head_dim up to 256, not {workload.head_dim}"
         return reason
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
+        """Return the largest usual tile that gives each SM a block, or else the smallest with split keys."""
         tiles = [dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True)) for tile in USUAL]
         usual = _forward.usual(workload, device, tiles)
         return self.space.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and keys, and accesses head_dim."""
+        """Return the tiles of rows and keys, and the accesses of head_dim."""
         return _forward.tiles(workload, config["bm"], config["bn"], config["pack_heads"], 4)
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count whole tiles: what lies beyond the edge, or is masked in a tile, is computed too."""
+        """Count whole tiles: elements beyond the edge, and masked elements of a tile, are computed too."""
         bm, bn, tm, lanes = (table[name].astype(np.float64) for name in ("bm", "bn", "tm", "lanes"))
         share = _forward.shares(
             workload, **{name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
@@ -286,19 +285,19 @@ class CudaSimtAttention(CudaVariant[Attention]):
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, lanes),
             registers=tm * (bn + result_dim) / lanes + 16,
-            # Products, the argument of an exponential, its sum, and the results so far multiplied.
+            # Products, the argument of an exponential, its sum, and the scaling of earlier results.
             fma=scores * (score_dim + result_dim + 2) + share.tiles * bm * result_dim,
             sfu=scores,
-            # Of a warp's wide access at least 128 bytes are told apart.
+            # A wide access of a warp reads at least 128 different bytes.
             smem_traffic_bytes=128 * accesses / 32,
             accesses=accesses,
-            # A result adds up key after key, when the first scores are there.
+            # A result adds keys sequentially, after the first scores.
             chain_clocks=first_product(device) + device.fma_latency * share.tiles * bn,
             serial_launches=1 + (table["split"] > 1),
         )
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        """Return the kernel for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {
             name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")
         }
@@ -313,17 +312,17 @@ class CudaSimtAttention(CudaVariant[Attention]):
         return helpers(*shared) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the attention, and what puts its parts together if keys are divided."""
+        """Return the attention kernel, and the kernel that merges parts if keys are split."""
         threads = int(_threads(config["bm"], config["tm"], config["lanes"]))
         smem = int(_smem_bytes(workload, config["bm"], config["bn"], config["lanes"]))
         return _forward.launches(workload, config, "attention_simt<Choice>", threads, smem)
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return where parts leave their results, if keys are divided."""
+        """Return memory for the results of parts, if keys are split."""
         return _forward.scratch(workload, config["split"])
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         key_tiles = 2 * min(config["split"], 8) + 1
         return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)
 

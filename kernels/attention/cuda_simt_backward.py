@@ -1,12 +1,11 @@
-"""attention's gradients in CUDA C++ on the ordinary units: f32, or any type multiplied in f32, on any GPU.
+"""Attention gradients in CUDA C++ on general-purpose cores: any type, multiplied in f32, on any GPU.
 
-A first kernel sums do * o over each query's row. Then blocks own tiles of keys, for dk and dv, and in
-another kernel tiles of queries, for dq: `rows` of them, which meet those of the other side `step` at a time,
-all in shared memory as f32. Scores are computed anew from lse in either kernel, so that nothing is added up
-in an order that chance decides; p and ds go through shared memory from the threads that have them to those
-that need them.
+A first kernel sums do * o over the row of each query. Then blocks own tiles of `rows` keys, for dk and dv,
+and in another kernel tiles of queries, for dq. They iterate over `step` rows of the other side at a time, all
+in shared memory as f32. Both kernels recompute scores from lse, so that the order of all sums is fixed. p and
+ds are exchanged through shared memory.
 
-Limits: the least tiles, 16 rows by 16, must fit in shared memory: head_dim up to about 240 where a block has
+Limits: the smallest tiles, 16 rows by 16, must fit in shared memory: head_dim up to about 240 if a block has
 64 KB. Terms of queries are read from global memory, through L1.
 
 Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
@@ -33,7 +32,7 @@ ALONG = 16
 
 
 def _pitch(length: Any) -> Any:
-    """Return the elements from a line of so many to the next: an odd number of fours."""
+    """Return the distance of lines of `length` elements: an odd number of groups of four."""
     return np.where(length // 4 % 2 == 0, length + 4, length)
 
 
@@ -43,18 +42,18 @@ def _smem_bytes(workload: Attention, rows: Any, step: Any) -> Any:
 
 
 def _sums(workload: Attention, threads: Any, rows: Any) -> Any:
-    """Return the sums that a thread keeps of one gradient."""
+    """Return the sums that a thread keeps for one gradient."""
     return rows // (threads // ALONG) * ceil_div(padded(workload, 4), 4 * ALONG) * 4
 
 
 def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> Any:
-    """Each thread has some rows, no more than its registers hold."""
+    """Each thread must have some rows, which its registers can hold."""
     each = rows // (threads // ALONG)
     return (rows * ALONG >= threads) & (each * step // ALONG <= 16) & (_sums(workload, threads, rows) <= 64)
 
 
 def tiles_are_of_use(rows: Any, step: Any, workload: Attention) -> Any:
-    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    """Tiles must not be twice as long as both sequences if smaller tiles exist."""
     return backward.is_of_use(workload, rows, 16) & backward.is_of_use(workload, step, 16)
 
 
@@ -62,7 +61,7 @@ SPACE = Space(
     (
         Parameter("threads", (64, 128, 256), "threads of a block"),
         Parameter("rows", (16, 32, 64), "keys, or queries, of a block"),
-        Parameter("step", (16, 32, 64), "rows of the other side that it meets at a time"),
+        Parameter("step", (16, 32, 64), "rows of the other side in an iteration"),
     ),
     (
         work_is_shared,
@@ -152,14 +151,14 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 
 
 class CudaSimtAttentionBackward(CudaVariant[Attention]):
-    """Serves every type and length, causal or not, grouped queries."""
+    """Backward variant for every type and length: causal or not, with grouped queries."""
 
     name = "cuda_simt_backward"
     operator = Attention
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return why the least tiles do not fit, or None."""
+        """Return why the smallest tiles do not fit, or None."""
         if _smem_bytes(workload, 16, 16) > device.smem_per_block_bytes or workload.head_dim > 512:
             return f"{self.key} has no tiles that fit in shared memory for head_dim={workload.head_dim}"
         return backward.serves(workload, self.key, 16)
@@ -171,14 +170,14 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         return self.space.first_valid((*full, *reversed(usual)), workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks of keys cut either sequence, and runs of four the head."""
+        """Return the tiles of both sequences for blocks of keys, and groups of four columns of head_dim."""
         return backward.tiles(workload, config["rows"], config["step"], padded(workload, 4))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+        """Count whole tiles; tiles that are masked completely are skipped.
 
-        The kernel before the passes comes on top and is not counted. Reads may hit in L1, so that nothing is
-        certain to come from L2.
+        The kernel before the passes is not counted. Reads may hit in L1, so that no load is certain to come
+        from L2.
         """
         threads, step = (table[name].astype(np.float64) for name in ("threads", "step"))
         works = tuple(self._work(workload, table, side, device) for side in ("keys", "queries"))
@@ -189,7 +188,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             threads=threads,
             smem_bytes=_smem_bytes(workload, table["rows"], table["step"]),
             registers=2 * _sums(workload, table["threads"], table["rows"]) + 16,
-            # f32 is added in the order of the source, one query after the other.
+            # f32 is added in the order of the source, one query at a time.
             chain_clocks=first_product(device) + works[0].met.most * step * device.fma_latency,
             serial_launches=3,
         )
@@ -197,19 +196,21 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
     def _work(
         self, workload: Attention, table: Table, side: backward.Side, device: Device
     ) -> backward.PassWork:
-        """Count the products, and what is read of shared memory for them."""
+        """Count the products, and their reads of shared memory."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
         met = backward.loop_counts(workload, side, table["rows"], table["step"])
         depth, gradients, across = float(padded(workload, 4)), 2 if side == "keys" else 1, threads / ALONG
         a, b, warps = rows / across, step / ALONG, threads / 32
-        # Fours of a thread: of its rows and columns for each score, of factors and lines for each gradient.
+        # Groups of four that a thread reads: of its rows and columns for each score, of factors and lines for
+        # each gradient.
         of_scores = 2 * depth / 4 * (a + b)
         of_factors = gradients * step / 4 * a
-        of_lines = gradients * step * (depth / 4)  # of a row of threads
+        of_lines = gradients * step * (depth / 4)  # for a row of threads
         multiplied = rows * step * (depth * (2 + gradients) + 3)
-        # A warp has two rows of threads: their fours of x, or p, take a pass of 128 bytes; of u 16 differ.
+        # A warp has two rows of threads. Their groups of x, or p, need one pass of 128 bytes; those of u
+        # differ for 16 threads.
         traffic = warps * (2 * depth / 4 * (128 * a + 256 * b) + 128 * of_factors) + 16 * of_lines * warps
-        # sm_100 on can do two multiply-adds by one instruction.
+        # From sm_100 one instruction can compute two multiply-adds.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return backward.PassWork(
             met,
@@ -223,14 +224,14 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         )
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernels for this problem's type and head_dim and this configuration."""
+        """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
         choices |= {"DEPTH": padded(workload, 4), "ADDS_DQ": False}
         choice = constants("Choice", **backward.problem(workload), **choices)
         return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the terms of queries, then dk and dv, then dq."""
+        """Return the kernel for the terms of queries, then for dk and dv, then for dq."""
         return (
             backward.terms_launch(workload, "terms"),
             self._pass(workload, config, "keys"),
@@ -247,11 +248,11 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         )
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return the terms of queries."""
+        """Return memory for the terms of queries."""
         return (backward.terms_scratch(workload),)
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         tile = max(config["rows"], config["step"])
         return backward.shrink(workload, tile, tile)
 

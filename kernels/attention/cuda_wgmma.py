@@ -1,19 +1,18 @@
 """Forward attention in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
 
-Blocks stay, one on each SM, and take one tile of rows (queries of one head) after the other. In each, one
-warpgroup has bulk tensor copies (TMA) bring the rows of q, and tiles of `bn` keys of k and v into a ring of
-`stages` buffers; one to three others have 64 rows each and multiply straight from there: scores from shared
-memory, results with exponentials in registers. Products of the next tile's scores are under way together with
-this tile's results, so that the exponentials of one tile are computed while results of the tile before it are
-multiplied; with `pingpong` warpgroups issue their products by turns, so that exponentials of one meet
-products of another.
+Blocks are persistent, one on each SM, and process tiles of rows (queries of one head) one after the other.
+One warpgroup issues bulk tensor copies (TMA) of the rows of q, and of tiles of `bn` keys of k and v into a
+ring of `stages` buffers. One to three others have 64 rows each and multiply from there: scores from shared
+memory, results with exponentials in registers. The scores of the next tile are multiplied together with the
+results of the current tile, so that exponentials of one tile overlap with products of the previous tile. With
+`pingpong`, warpgroups issue their products alternately, so that exponentials of one overlap with products of
+another.
 
-Where a mask is causal, tiles of keys that no row sees are left out, the longest tiles of rows come first,
-and only tiles of keys at the edge are masked. `group_heads` heads are taken together: what runs at a time
-shares the keys of so many heads in L2.
+With a causal mask, key tiles that no row attends to are skipped, the longest row tiles come first, and only
+key tiles at the diagonal are masked. `group_heads` heads run at the same time, so that their keys share L2.
 
-Limits: TMA reads lines that begin at multiples of 16 bytes, so that head_dim must be a multiple of 8. What it
-lacks to a multiple of 64 is multiplied as zeros.
+Limits: TMA reads lines that start at multiples of 16 bytes, so that head_dim must be a multiple of 8. It is
+padded with zeros to a multiple of 64.
 
 Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, algorithms 1 and 2; PTX
 ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
@@ -40,23 +39,23 @@ GROUPS = (1, 4, 16, 64)
 
 
 def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
-    """Return the shared memory of a block: rows of q and the ring, besides what all such blocks have."""
+    """Return the shared memory of a block: rows of q, the ring, and the common parts of Hopper kernels."""
     barriers = 2 * stages + consumers + 2
     return _wgmma.smem_bytes(workload, 64 * consumers + stages * bn, barriers, consumers)
 
 
 def registers_suffice(bn: Any, consumers: Any, workload: Attention) -> Any:
-    """Scores, exponentials and results must stay in registers, sums of one wgmma in those launched with."""
+    """Scores, exponentials and results must stay in registers, sums of a wgmma in those of the launch."""
     return _wgmma.registers_suffice(workload, bn, consumers, _wgmma.dim(workload) // 2 + bn // 2 + bn // 4)
 
 
 def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
-    """The rows, the ring and what results are gathered in must fit in the shared memory of a block."""
+    """The rows, the ring and the staged results must fit in the shared memory of a block."""
     return _smem_bytes(workload, bn, stages, consumers) <= device.smem_per_block_bytes
 
 
 def fits(bn: Any, consumers: Any, workload: Attention) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
+    """No tile may be twice as large as the workload if a smaller one exists; tiles need 32-bit numbers."""
     return _forward.tiles_fit(workload, 64 * consumers, bn, 0, (64, 64))
 
 
@@ -65,8 +64,8 @@ SPACE = Space(
         Parameter("bn", (64, 128, 192), "keys of a tile"),
         Parameter("consumers", (1, 2, 3), "warpgroups that multiply, 64 rows each"),
         Parameter("stages", (2, 3, 4, 5, 6, 8), "tiles of k or v in the ring"),
-        Parameter("pingpong", (0, 1), "1: warpgroups issue their products by turns"),
-        Parameter("group_heads", GROUPS, "heads that are taken together, row by row"),
+        Parameter("pingpong", (0, 1), "1: warpgroups issue their products alternately"),
+        Parameter("group_heads", GROUPS, "heads that run at the same time, row tile by row tile"),
     ),
     (
         fits,
@@ -89,7 +88,7 @@ USUAL = (
     (64, 1, 4),
     (64, 1, 2),
 )
-"""Tiles that libraries ship, and smaller ones."""
+"""Tiles of shipped libraries, and smaller ones."""
 
 SOURCE = """
 // A tile of rows: which head, which of its rows, which tiles of keys.
@@ -310,23 +309,23 @@ attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__
 
 
 class CudaWgmmaAttention(_wgmma.CudaWgmma):
-    """Serves f16 and bf16, forward, on Hopper."""
+    """Forward variant for f16 and bf16 on Hopper."""
 
     name = "cuda_wgmma"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem from wgmma or from TMA, or None."""
+        """Return why a workload cannot use wgmma or TMA, or None."""
         fitting = fits(64, 2, workload) or fits(64, 1, workload)
         return _forward.serves(workload, self.key, fitting) or multiplies_lines(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
+        """Return the usual tile with the least work for the busiest SM."""
 
         def work(tile: tuple[int, int, int]) -> float:
             bn, consumers, _ = tile
             busy = _wgmma.time_of_busiest(_forward.blocks(workload, 64 * consumers, 0), consumers, device)
-            return busy * (1 + 16 / bn)  # wide tiles cost fewer corrections
+            return busy * (1 + 16 / bn)  # wide tiles need fewer rescalings
 
         group = max(g for g in (1, 4) if g == 1 or g <= workload.batch * workload.heads)
         ordered = (
@@ -344,13 +343,13 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
         return self.space.first_valid(ordered, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows and keys; scores take head_dim by 16, and results by 64."""
+        """Return the tiles of rows and keys; head_dim is padded to 16 for scores, and to 64 for results."""
         return _forward.tiles(workload, 64 * config["consumers"], config["bn"], 0, 16)
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count tiles of rows as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied.
+        """Count row tiles as blocks, since SMs share tiles. Elements beyond the edge are multiplied as zeros.
 
-        Of causal rows only one tile is sure to be the longest of a block.
+        With a causal mask, only one tile is certain to be the longest.
         """
         names = ("bn", "stages", "consumers")
         bn, stages, consumers = (table[name].astype(np.float64) for name in names)
@@ -367,19 +366,19 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
             mma_flop=2 * scores * (narrow + dim),
             mma_dtype=workload.dtype,
             sfu=scores,
-            # Written once, and read once by each warpgroup at least.
+            # Written once, and read at least once by each warpgroup.
             smem_traffic_bytes=size * dim * (share.tiles * bn * 2 + 64 * consumers),
             fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
             # Four warps issue each product of 64 rows.
             instructions=4 * consumers * share.tiles * (narrow + bn) / 16 + (scores + fma) / 32,
             # A warpgroup adds 16 keys to its results by one product of 64 x dim: dim / 2 clocks of all tensor
-            # cores of its SM, and the next adds to the same sums.
+            # cores of its SM. The next product adds to the same sums.
             chain_clocks=np.where(share.blocks <= device.sm_count, device.l2_latency, 0.0)
             + share.tiles * bn / 16 * dim / 2,
         )
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        """Return the kernel for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {
             "In": ctype(workload.dtype),
             "HEAD_DIM": workload.head_dim,
@@ -394,7 +393,7 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
         return helpers(*_wgmma.HELPERS, *of_forward) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return one launch, of as many blocks as stay."""
+        """Return one launch of persistent blocks."""
         consumers, heads = config["consumers"], workload.batch * workload.heads
         row_tiles = int(ceil_div(workload.seq_q, 64 * consumers))
         maps = (
@@ -415,7 +414,7 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
         )
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         key_tiles = config["stages"] // 2 + 1
         return _forward.shrink(workload, 64 * config["consumers"], config["bn"], 0, key_tiles)
 

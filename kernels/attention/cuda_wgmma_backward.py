@@ -1,16 +1,15 @@
-"""attention's gradients in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
+"""Attention gradients in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
 
-A first kernel sums do * o over each query's row. Then a block owns a tile of keys, 64 for each of its
-`consumers`, and meets the queries that see them, of all heads that share them, `bn` at a time: one warpgroup
-has bulk tensor copies (TMA) bring them, and their terms, into a ring of `stages` buffers; the others compute
-scores and probabilities anew, transposed, straight from there, and add dk and dv up by products whose left
-operand is what came out of the products before, in registers. Probabilities are computed while dp is
-multiplied, and with `early` their gradients while dv is. A last kernel, the same with sides exchanged, has
-tiles of queries and gives dq: 7 products instead of 5, and results that are the same each time.
+A first kernel sums do * o over the row of each query. Then a block owns a tile of keys, 64 for each of its
+`consumers`, and iterates over the queries that attend to them, of all heads that share the keys, `bn` at a
+time. One warpgroup issues bulk tensor copies (TMA) of queries and their terms into a ring of `stages`
+buffers. The others recompute scores and probabilities, transposed, from there, and sum dk and dv by products
+whose left operand is the result of earlier products, in registers. Probabilities are computed while dp is
+multiplied, and with `early` their gradients while dv is multiplied. A last kernel, with the sides exchanged,
+has tiles of queries and computes dq: 7 products instead of 5, and reproducible results.
 
-Limits: TMA reads lines that begin at multiples of 16 bytes, so that head_dim must be a multiple of 8; sums of
-dk and dv of longer lines than 128 do not fit in registers. What head_dim lacks to a multiple of 64 is
-multiplied as zeros.
+Limits: TMA reads lines that start at multiples of 16 bytes, so that head_dim must be a multiple of 8. Sums of
+dk and dv with head_dim above 128 do not fit in registers. head_dim is padded with zeros to a multiple of 64.
 
 Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, section 3.4 and appendix B;
 PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
@@ -36,27 +35,27 @@ from tunebench.workloads.operators.attention import Attention
 
 MAX_HEAD_DIM = 128
 TERMS_APART = 2
-"""Heads of the terms are a multiple of so many queries apart: 16 bytes, as TMA needs."""
+"""The queries of a head's terms are padded to this multiple: 16 bytes, as TMA requires."""
 
 
 def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
-    """Return the shared memory of a block: rows, the ring and terms, besides what all such blocks have."""
+    """Return the shared memory of a block: rows, the ring, terms, and the common parts of Hopper kernels."""
     lines, barriers = 2 * 64 * consumers + stages * 2 * bn, 2 * stages + consumers + 1
     return _wgmma.smem_bytes(workload, lines, barriers, consumers) + 8 * stages * bn
 
 
 def registers_suffice(bn: Any, consumers: Any, early: Any, workload: Attention) -> Any:
-    """Sums of dk and dv, scores and dp must stay in registers; sums of one wgmma in those launched with."""
+    """Sums of dk and dv, scores and dp must stay in registers, sums of a wgmma in those of the launch."""
     return _wgmma.registers_suffice(workload, bn, consumers, _wgmma.dim(workload) + bn + early * bn // 4)
 
 
 def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
-    """The rows, the ring and what results are gathered in must fit in the shared memory of a block."""
+    """The rows, the ring and the staged results must fit in the shared memory of a block."""
     return _smem_bytes(workload, bn, stages, consumers) <= device.smem_per_block_bytes
 
 
 def tiles_are_of_use(bn: Any, consumers: Any, workload: Attention) -> Any:
-    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    """Tiles must not be twice as long as both sequences if smaller tiles exist."""
     return backward.is_of_use(workload, 64 * consumers, 64) & backward.is_of_use(workload, bn, 64)
 
 
@@ -128,25 +127,25 @@ attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_consta
 
 
 class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
-    """Serves f16 and bf16 on Hopper: causal or not, grouped queries, any lengths."""
+    """Backward variant for f16 and bf16 on Hopper: causal or not, with grouped queries, any lengths."""
 
     name = "cuda_wgmma_backward"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem from wgmma or from TMA, or None."""
+        """Return why a workload cannot use wgmma or TMA, or None."""
         refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
         return refused or backward.serves(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
+        """Return the usual tile with the least work for the busiest SM."""
 
         def work(tile: tuple[int, int, int]) -> float:
             _, consumers, stages = tile
             busy = _wgmma.time_of_busiest(
                 backward.blocks(workload, "keys", 64 * consumers), consumers, device
             )
-            return busy * (1 + 0.1 / stages)  # more stages hide what all wait for
+            return busy * (1 + 0.1 / stages)  # more stages hide waits of all warpgroups
 
         usual = (
             Config({"bn": bn, "consumers": consumers, "stages": stages, "early": early, "together": "head"})
@@ -156,13 +155,13 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         return self.space.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks of keys cut either sequence; scores take head_dim by 16, gradients by 64."""
+        """Return the tiles of both sequences; head_dim is padded to 16 for scores, 64 for gradients."""
         return backward.tiles(workload, 64 * config["consumers"], config["bn"], padded(workload))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+        """Count whole tiles; tiles that are masked completely are skipped.
 
-        The kernel before the passes comes on top and is not counted.
+        The kernel before the passes is not counted.
         """
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
         works = tuple(self._work(workload, table, side) for side in ("keys", "queries"))
@@ -175,13 +174,13 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             registers=np.minimum(_wgmma.dim(workload) + 16, launched_registers(consumers, 1)),
             mma_dtype=workload.dtype,
             # A warpgroup adds 16 queries to its sums of dk by one product of 64 x dim: dim / 2 clocks of all
-            # tensor cores of its SM, and the next adds to the same sums.
+            # tensor cores of its SM. The next product adds to the same sums.
             chain_clocks=device.l2_latency + works[0].met.most * bn / 16 * _wgmma.dim(workload) / 2,
             serial_launches=3,
         )
 
     def _work(self, workload: Attention, table: Table, side: backward.Side) -> backward.PassWork:
-        """Count the products, exponentials, and what is copied."""
+        """Count the products, exponentials and copies."""
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
         met = backward.loop_counts(workload, side, 64 * table["consumers"], table["bn"])
         dim, narrow, gradients = _wgmma.dim(workload), padded(workload), 2 if side == "keys" else 1
@@ -190,7 +189,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             "mma_flop": 2 * scores * (2 * narrow + gradients * dim),
             "sfu": scores,
             "fma": 3 * scores,
-            # Written once at least.
+            # Written at least once.
             "smem_traffic_bytes": 2 * bn * dim * itemsize(workload.dtype),
             # Four warps issue each product of 64 rows.
             "instructions": 4 * consumers * (2 * narrow + gradients * bn) / 16 + 4 * scores / 32,
@@ -202,7 +201,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         )
 
     def source(self, workload: Attention, config: Config) -> str:
-        """Return the kernels for this head_dim, type and configuration, for all other sizes."""
+        """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {
             **backward.problem(workload),
             **_wgmma.choices(workload, config),
@@ -217,7 +216,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         return helpers(*_wgmma.HELPERS, *of_backward) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the terms of queries, then dk and dv, then dq."""
+        """Return the kernel for the terms of queries, then for dk and dv, then for dq."""
         return (
             backward.terms_launch(workload, "terms", TERMS_APART),
             self._pass(workload, config, "keys"),
@@ -240,18 +239,18 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         )
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return the terms of queries."""
+        """Return memory for the terms of queries."""
         return (backward.terms_scratch(workload, TERMS_APART),)
 
     def emulation_workload(self, workload: Attention, config: Config) -> Attention:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same partial tiles at the edges."""
         return backward.shrink(
             workload, max(64 * config["consumers"], config["bn"]), 64 * config["consumers"]
         )
 
 
 def _terms_map(workload: Attention, queries: int) -> TensorMap:
-    """Return how the terms of so many queries are copied; of queries that do not exist come zeros."""
+    """Return the tensor map for the terms of `queries` queries; missing queries read as zeros."""
     batch, heads, pitch, _ = backward.terms_scratch(workload, TERMS_APART).shape
     return TensorMap(
         tensor="terms",

@@ -1,11 +1,11 @@
-"""Forward attention on the CPU: blocks of rows in parallel, each against tiles of keys.
+"""Forward attention on the CPU: blocks of rows in parallel, each with tiles of keys.
 
-Rows are queries of all heads that share keys, query by query. A thread has a block of mr * m_panels of them
-and takes tiles of nr * n_panels keys one after the other, all as f32: the products with k and with v, or,
-`direct`, for few rows, dot products with keys as they lie in memory. The softmax is corrected as tiles come.
-With a causal mask, tiles that no row of a block sees are left out.
+Rows are queries of all heads that share keys, query by query. A thread has a block of mr * m_panels rows and
+processes tiles of nr * n_panels keys one after the other, all as f32: by products with packed k and v, or
+with `direct`, for few rows, by dot products with keys in place. The softmax is updated tile by tile. With a
+causal mask, tiles that no row of a block attends to are skipped.
 
-Packed tiles are multiplied by the micro-kernel of `_numba_product`; the exponential is a polynomial that
+Packed tiles are multiplied by the micro-kernel of `numba_product`; the exponential is a polynomial that
 vectorises.
 
 Source: Dao, "FlashAttention-2", 2023, algorithm 1; Goto and van de Geijn, "Anatomy of High-Performance
@@ -65,13 +65,13 @@ SPACE = Space(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Where things stand in a worker's buffer, in elements; constants of the machine code.
+    """Layout of a worker's buffer, in elements; constants of the machine code.
 
     Attributes:
         rows: Rows of a block.
         keys: Keys of a tile.
         dim: head_dim.
-        columns: Columns of results: head_dim, and zeros up to a multiple of nr.
+        columns: Columns of results: head_dim padded with zeros to a multiple of nr.
     """
 
     rows: int
@@ -81,27 +81,27 @@ class Room:
 
     @property
     def k(self) -> int:
-        """Where packed keys start; rows of q start at 0."""
+        """Offset of packed keys; rows of q start at 0."""
         return self.rows * self.dim
 
     @property
     def v(self) -> int:
-        """Where packed values start."""
+        """Offset of packed values."""
         return self.k + self.keys * self.dim
 
     @property
     def scores(self) -> int:
-        """Where scores start."""
+        """Offset of scores."""
         return self.v + self.keys * self.columns
 
     @property
     def results(self) -> int:
-        """Where results start."""
+        """Offset of results."""
         return self.scores + self.rows * self.keys
 
     @property
     def tops(self) -> int:
-        """Where each row's greatest score so far is; its sum of exponentials stands `rows` further."""
+        """Offset of each row's maximum score so far; sums of exponentials follow after `rows` elements."""
         return self.results + self.rows * self.columns
 
     @property
@@ -119,15 +119,15 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
     fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
+        """Return why the variant does not support a workload, or None."""
         if workload.direction != "forward":
-            return f"{self.key} computes o and lse, not gradients"
+            return f"{self.key} supports direction=forward only"
         if 4 * (2 * 17 * workload.head_dim + 16) > BUFFER_BYTES:
-            return f"{self.key} keeps tiles in a cache, which head_dim={workload.head_dim} does not fit"
+            return f"{self.key} keeps tiles in a cache, which is too small for head_dim={workload.head_dim}"
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return what fills the registers, about 128 rows and 128 keys; dot products for up to 4 rows."""
+        """Return tiles that fill the registers, about 128 x 128; dot products for up to 4 rows."""
         rows, few = _rows(workload), _rows(workload) <= 4
         mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
             device.architecture, (2, 16)
@@ -151,16 +151,16 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
         return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _leaves_work(self, workload: Attention, rows: int, device: Device) -> bool:
-        """Tell whether there are two blocks of rows for each core, if there can be."""
+        """Return whether there are two blocks of rows for each core, if the workload allows it."""
         heads = workload.batch * workload.heads_k
         return rows <= 12 or heads * ceil_div(_rows(workload), rows) >= 2 * device.sm_count
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds of both products, of keys that are seen alone."""
+        """Count the multiply-adds of both products, for keys that are not masked."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:
-        """Return the kernel `(q, k, v, o, lse)` for this type and head_dim."""
+        """Return the kernel `(q, k, v, o, lse)` for the workload's type and head_dim."""
         import numba
         import numpy as np
 
@@ -169,7 +169,7 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
         room = Room(rows=rows, keys=keys, dim=dim, columns=ceil_div(dim, nr) * nr)
         block = _block(workload, config, room, self.fastmath)
         size, address_of = room.size, address()
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query within the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def attention(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
@@ -180,7 +180,7 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
             for worker in numba.prange(workers):
                 arrays = address_of(q), address_of(k), address_of(v), address_of(o), address_of(lse)
                 buffer = address_of(buffers[worker])
-                # The last rows come first: of a causal mask they see most.
+                # The last rows come first: under a causal mask they are the longest.
                 for task in range(np.int64(worker), heads * blocks, workers):
                     first = (blocks - 1 - task % blocks) * rows
                     block(arrays, (seq_q, seq_k, group), task // blocks, first, buffer)
@@ -189,7 +189,7 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
 
 
 def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what computes the rows of a block: `(arrays, sizes, head of k, first row, buffer)`."""
+    """Return the function for a block: `(arrays, sizes, head of k, first row, buffer)`."""
     import numpy as np
 
     rows, keys, causal = room.rows, room.keys, workload.causal
@@ -223,13 +223,13 @@ def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[
 
 
 def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what puts rows of q into the buffer, scaled so that scores are exponents of 2."""
+    """Return the function that copies rows of q to the buffer, scaled so that scores are exponents of 2."""
     import numpy as np
 
     read, rows, dim, tops = load(workload.dtype), room.rows, room.dim, room.tops
     first_result, all_results, clear = room.results, room.rows * room.columns, clearer(fastmath)
     unit, zero = np.float32(workload.scale * math.log2(math.e)), np.float32(0)
-    lowest = np.float32(-1e30)  # finite: a row that has seen no key has no NaN
+    lowest = np.float32(-1e30)  # finite, so that a row without keys has no NaN
 
     @jitted(fastmath)
     def begin(q: Any, sizes: Any, head: int, first: int, count: int, buffer: Any) -> None:
@@ -248,7 +248,7 @@ def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callabl
 
 
 def _exponentiate(room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what turns a row's scores into exponentials: `(buffer, row, keys it sees, keys of the tile)`."""
+    """Return the function for exponentials of scores: `(buffer, row, its keys, keys of the tile)`."""
     import numpy as np
 
     rows, keys, columns, tops = room.rows, room.keys, room.columns, room.tops
@@ -289,7 +289,7 @@ def _exponentiate(room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
 
 
 def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what divides results by sums and stores them, and the logarithms of the sums."""
+    """Return the function that divides results by sums, and stores them and the logarithms of the sums."""
     import numpy as np
 
     rows, dim, columns, write = room.rows, room.dim, room.columns, writer(workload.dtype, fastmath)
@@ -315,7 +315,7 @@ def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callab
 def _packed_scores(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return what computes scores by a product with packed keys."""
+    """Return the function that computes scores by a product with packed keys."""
     mr, nr, keys, dim = config["mr"], config["nr"], room.keys, room.dim
     first_k, first_score, pack = room.k, room.scores, packer(workload.dtype, dim, nr, fastmath)
     multiply = strided_product(mr, nr, a_strides=(dim, 1), b_pitch=nr, sums_pitch=keys, adds=False)
@@ -334,7 +334,7 @@ def _packed_scores(
 def _packed_results(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return what adds to results by a product with packed values."""
+    """Return the function that adds a product with packed values to the results."""
     mr, nr, keys, dim, columns = config["mr"], config["nr"], room.keys, room.dim, room.columns
     first_v, first_score, first_result = room.v, room.scores, room.results
     widen = widener(workload.dtype, fastmath)
@@ -357,7 +357,7 @@ def _packed_results(
 def _direct_scores(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return what computes scores key by key, as keys lie in memory."""
+    """Return the function that computes scores key by key, without packing."""
     import numpy as np
 
     read, keys, dim, first_score = load(workload.dtype), room.keys, room.dim, room.scores
@@ -382,7 +382,7 @@ def _direct_scores(
 def _direct_results(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return what adds values to results, four keys at a time, as they lie in memory."""
+    """Return the function that adds values to results, four keys at a time, without packing."""
     read, keys, dim, columns = load(workload.dtype), room.keys, room.dim, room.columns
     first_score, first_result = room.scores, room.results
 

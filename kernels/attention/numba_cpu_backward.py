@@ -1,15 +1,15 @@
-"""attention's gradients on the CPU: blocks of scores are computed anew, and multiplied in vector registers.
+"""Attention gradients on the CPU: blocks of scores are recomputed, and multiplied in vector registers.
 
-A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed across in f32, so that a
-row of a block of scores is a row of the other side's U and W (q and do) by them. Blocks of scores stay in the
-cache: S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D). The rows' gradients are sums of P^T W
-(dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
+A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed in f32, so that a row of a
+block of scores is a product of a row of the other side's U and W (q and do) with them. Blocks of scores stay
+in the cache: S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D). Gradients of the rows are sums
+of P^T W (dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
 
-With dq=by_head a worker has all keys of a head, and all heads that share them, so that nobody else adds to
+With dq=by_head a worker has all keys of a head and all heads that share them, so that no other worker adds to
 their dq: 5 products. With dq=second_pass it has single blocks of keys, and then of queries, whose dq are sums
-of dS^T U likewise: 7 products, and work for more cores than there are heads of keys.
+of dS^T U: 7 products, and parallelism for more cores than there are heads of keys.
 
-f16 and bf16 become f32 as they are read; p and ds are never rounded.
+f16 and bf16 are converted to f32 when read; p and ds are never rounded.
 
 Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
 algorithm 2.
@@ -32,17 +32,17 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 BUFFER_BYTES = 4 << 20
-"""Most that blocks of a worker may take: what second-level caches have, or nearly so."""
+"""Most bytes of a worker's blocks, about the size of a second-level cache."""
 
 
 def blocks_are_of_use(rows: Any, others: Any, workload: Attention) -> Any:
-    """Blocks must not be twice as long as both sequences if shorter ones exist."""
+    """Blocks must not be twice as long as both sequences if shorter blocks exist."""
     longest = max(workload.seq_q, workload.seq_k)
     return ((rows == 32) | (rows < 2 * longest)) & ((others == 32) | (others < 2 * longest))
 
 
 def buffers_fit(rows: Any, others: Any, workload: Attention) -> Any:
-    """Everything a worker holds should fit in its cache, unless blocks are the smallest."""
+    """The buffer of a worker should fit in its cache, unless blocks are the smallest."""
     pitch = _pitch(workload)
     elements = rows * (2 * workload.head_dim + 3 * pitch) + others * (2 * pitch + 2 * rows)
     return (4 * elements <= BUFFER_BYTES) | ((rows == 32) & (others == 32))
@@ -51,13 +51,13 @@ def buffers_fit(rows: Any, others: Any, workload: Attention) -> Any:
 SPACE = Space(
     (
         Parameter(
-            "dq", ("by_head", "second_pass"), "added up by whoever has a head's keys, or computed apart"
+            "dq", ("by_head", "second_pass"), "dq: summed by the worker of a head's keys, or in a second pass"
         ),
         Parameter("rows", (32, 64, 128, 256), "keys (or queries) of a block"),
-        Parameter("others", (32, 64, 128, 256), "rows of the other side it meets at a time"),
+        Parameter("others", (32, 64, 128, 256), "rows of the other side in an iteration"),
         Parameter("mr", (2, 4, 8), "rows of a product in registers"),
         Parameter("nr", (16, 32), "columns of a product in registers"),
-        Parameter("unroll", (1, 4), "elements of a head that a turn of the innermost loop adds"),
+        Parameter("unroll", (1, 4), "elements of a head in an iteration of the innermost loop"),
     ),
     (
         registers_hold,
@@ -69,13 +69,13 @@ SPACE = Space(
 
 
 def _pitch(workload: Attention) -> int:
-    """Return the elements from a row of a head in f32 to the next: whole vectors."""
+    """Return the distance of rows of a head in f32, in elements: whole vectors."""
     return int(ceil_div(workload.head_dim, LANES)) * LANES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Buffer:
-    """Where a worker keeps what, in elements from its buffer's beginning."""
+    """Layout of a worker's buffer, in elements."""
 
     rows: int
     others: int
@@ -84,37 +84,37 @@ class _Buffer:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of x and y across, x, u, w, P, dP, both gradients, and the terms of queries in columns."""
+        """Elements of packed x and y, of x, u, w, P, dP, both gradients, and terms of queries."""
         across, own, other = self.rows * self.head_dim, self.rows * self.pitch, self.others * self.pitch
         scores = self.rows * self.others
         return (across, across, own, other, other, scores, scores, own, own, 2 * self.rows)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where each begins."""
+        """Offset of each part."""
         return tuple(sum(self.sizes[:i]) for i in range(len(self.sizes)))
 
     @property
     def size(self) -> int:
-        """Elements altogether."""
+        """Elements of the buffer."""
         return sum(self.sizes)
 
 
 class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
-    """Serves every size and type, causal or not, grouped queries."""
+    """Backward variant for every size and type: causal or not, with grouped queries."""
 
     name = "numba_cpu_backward"
     operator = Attention
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:
-        """Refuse the other direction."""
+        """Refuse the forward direction."""
         if workload.direction != "backward":
-            return f"{self.key} computes gradients; direction=forward has variants of its own"
+            return f"{self.key} supports direction=backward only"
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return square blocks; heads are shared out whole where there are enough of them."""
+        """Return square blocks; workers get whole heads if there are enough."""
         enough = workload.batch * workload.heads_k >= device.sm_count
         longest = max(workload.seq_q, workload.seq_k)
         edge = max(b for b in (32, 64, 128) if b == 32 or b < 2 * longest)
@@ -126,12 +126,12 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
         return self.space.first_valid((*usual, smallest), workload=workload, device=device)
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
-        """Count the products of what is seen: five, or seven where scores are computed twice."""
+        """Count the products of unmasked elements: five, or seven if scores are computed twice."""
         products = np.where(table["dq"] == "by_head", 5.0, 7.0)
         return Costs(blocks=1, full_blocks=0, threads=1, fma=products / 10 * workload.flops())
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
-        """Return room for D of each query, and for sums of dq: whole blocks of each head."""
+        """Return memory for D of each query, and for sums of dq in whole blocks of each head."""
         heads = (workload.batch, workload.heads)
         whole = ceil_div(workload.seq_q, config["others"]) * config["others"]
         kept = whole if config["dq"] == "by_head" else 1
@@ -147,7 +147,7 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
 
         size, address_of = _buffer(workload, config).size, address()
         delta = _delta(workload, self.fastmath)
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query within the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
         walk = _walk(workload, config, workers, self.fastmath)
 
@@ -179,10 +179,10 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
 
 
 def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted `(arrays, sizes, heads, buffer, worker)` that does a worker's share.
+    """Return the jitted `(arrays, sizes, heads, buffer, worker)` that computes a worker's part.
 
-    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums; `sizes` are seq_q, seq_k, the
-    heads that share keys, and the queries that dq_sums has of each head.
+    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums. `sizes` are seq_q, seq_k, the
+    heads that share keys, and the queries of each head in dq_sums.
     """
     rows = config["rows"]
     if config["dq"] == "by_head":
@@ -209,7 +209,7 @@ def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset
 def _walk_heads(
     workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the same for workers that take whole heads of keys, and add up dq of those that share them."""
+    """Return that function for workers with whole heads of keys, which sum dq of the heads that share them."""
     import numpy as np
 
     rows, pitch, head_dim = config["rows"], _pitch(workload), workload.head_dim
@@ -243,7 +243,7 @@ def _block(
     adds_dq: bool,
     fastmath: frozenset[str],
 ) -> Callable[..., None]:
-    """Return the jitted `(arrays, sizes, head, first, used, buffer)`: gradients of some rows of a side."""
+    """Return the jitted `(arrays, sizes, head, first, used, buffer)` for gradients of some rows of a side."""
     import numpy as np
 
     of_keys, causal, rows, others = side == "keys", workload.causal, config["rows"], config["others"]
@@ -286,7 +286,7 @@ def _block(
 def _meet(
     workload: Attention, config: Config, of_keys: bool, adds_dq: bool, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted function that adds what some rows of the other side contribute."""
+    """Return the jitted function that adds the contribution of some rows of the other side."""
     head_dim, pitch = workload.head_dim, _pitch(workload)
     x_across, y_across, x, u, w, p, ds, of_p, of_ds, _ = _buffer(workload, config).places
     other, other_too = (0, 3) if of_keys else (1, 2)
@@ -315,9 +315,9 @@ def _meet(
 def _products(
     workload: Attention, config: Config, fastmath: frozenset[str]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """Return what computes scores, what adds to the rows' gradients, and what adds to those of the others.
+    """Return the functions for scores, for gradients of the rows, and for gradients of the other side.
 
-    Whole tiles are multiplied: what lies beyond `count` or `used` is never read where it would count.
+    Whole tiles are multiplied; elements beyond `count` or `used` never reach a result.
     """
     head_dim, pitch = workload.head_dim, _pitch(workload)
     rows, mr, nr = (config[name] for name in ("rows", "mr", "nr"))
@@ -359,7 +359,7 @@ def _products(
 def _exponentiate(
     workload: Attention, config: Config, of_keys: bool, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted function that turns S and dP of a block into P and dS, zero where nothing is seen."""
+    """Return the jitted function that turns S and dP of a block into P and dS, with masked elements zero."""
     import numpy as np
 
     causal, rows, zero = workload.causal, config["rows"], np.float32(0)
@@ -392,7 +392,7 @@ def _exponentiate(
 
 
 def _line_of_query(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what does so to a line of one query and some keys."""
+    """Return that function for a line of one query and several keys."""
     import numpy as np
 
     power, log2_e = exp2(), np.float32(np.log2(np.e))
@@ -413,7 +413,7 @@ def _line_of_query(workload: Attention, config: Config, fastmath: frozenset[str]
 
 
 def _line_of_key(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what does so to a line of one key and some queries, whose terms the buffer has."""
+    """Return that function for a line of one key and several queries, whose terms are in the buffer."""
     import numpy as np
 
     power, rows, terms = exp2(), config["rows"], _buffer(workload, config).places[-1]
@@ -433,7 +433,7 @@ def _line_of_key(workload: Attention, config: Config, fastmath: frozenset[str]) 
 
 
 def _delta(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted function that sums do * o over each query's row of a head."""
+    """Return the jitted function that sums do * o over the row of each query of a head."""
     import numpy as np
 
     read, head_dim, zero = load(workload.dtype), workload.head_dim, np.float32(0)
@@ -466,7 +466,7 @@ def _widen(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]
 
 
 def _keep_terms(fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted function that keeps lse, as an exponent of 2, and D of the queries in columns."""
+    """Return the jitted function that stores lse, as an exponent of 2, and D of the queries in columns."""
     import numpy as np
 
     log2_e = np.float32(np.log2(np.e))
@@ -481,7 +481,7 @@ def _keep_terms(fastmath: frozenset[str]) -> Callable[..., None]:
 
 
 def _write(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted function that rounds rows of sums, by a factor."""
+    """Return the jitted function that scales and rounds rows of sums."""
     head_dim, pitch, write_row = workload.head_dim, _pitch(workload), writer(workload.dtype, fastmath)
 
     @jitted(fastmath)
