@@ -1,14 +1,14 @@
 #pragma once
-// What the kernels of attention's gradients share: which rows and columns meet, what is known of a query before, and what is
-// left to do after. Needs types.cuh and reduce.cuh.
+// Tiles, masks, terms of queries and rounding that the kernels of attention gradients share. Needs types.cuh and
+// reduce.cuh.
 
-// Which part of the scores a block has: a tile of rows of one head (or, of keys, one head of keys), all of one kind.
+// Row tile of a block: rows of one head, of queries or of keys.
 struct RowTile {
   int head, first;  // head of the whole batch; first row
 };
 
-// The tile of this block. Tiles that have most to do come first, so that the others fill what these leave idle. With
-// BY_HEAD blocks that run together are of one head and share what they read, else they are alike in length.
+// The tile of this block. Tiles with the most work come first, so that the others fill idle SMs. With BY_HEAD, blocks
+// that run at the same time have the same head and share what they read; otherwise they have the same length.
 template <bool BY_HEAD, bool LAST_IS_LONGEST>
 __device__ __forceinline__ RowTile row_tile_of_block(int rows, int tile_rows) {
   const u32 tiles = u32(rows - 1) / u32(tile_rows) + 1, heads = gridDim.x / tiles;
@@ -17,12 +17,12 @@ __device__ __forceinline__ RowTile row_tile_of_block(int rows, int tile_rows) {
   return {int(head), int(LAST_IS_LONGEST ? tiles - 1 - tile : tile) * tile_rows};
 }
 
-// Tiles of the other side that a row tile meets, from `first` on.
+// Tiles of the other side that a row tile iterates over, starting at `first`.
 struct Range {
   int first, count;
 };
 
-// Of the two sequences' ends, which are aligned if causal: query i sees keys up to i + seq_k - seq_q.
+// Mask. The ends of both sequences are aligned if causal: query i attends to keys up to i + seq_k - seq_q.
 template <bool CAUSAL>
 struct Sight {
   int seq_q, seq_k;
@@ -30,17 +30,17 @@ struct Sight {
   __device__ __forceinline__ bool operator()(int query, int key) const {
     return key < seq_k && (!CAUSAL || key <= query + (seq_k - seq_q));
   }
-  // Whether each of `queries` from one on sees each of `keys` from another on.
+  // Whether each of `queries` queries attends to each of `keys` keys.
   __device__ __forceinline__ bool all(int query, int key, int keys) const {
     return (*this)(query, key + keys - 1);
   }
-  // Tiles of keys that any of `queries` from one on sees.
+  // Tiles of keys that any of `queries` queries attends to.
   __device__ __forceinline__ Range keys_of(int query, int queries, int tile) const {
     int end = seq_k;
     if constexpr (CAUSAL) end = max(0, min(seq_q, query + queries) + (seq_k - seq_q));
     return {0, (end + tile - 1) / tile};
   }
-  // Tiles of queries that see `key`, or any after it.
+  // Tiles of queries that attend to `key`, or to any key after it.
   __device__ __forceinline__ Range queries_of(int key, int tile) const {
     const int first = CAUSAL ? max(0, key - (seq_k - seq_q)) / tile : 0;
     return {first, (seq_q - 1) / tile + 1 - first};
@@ -49,8 +49,8 @@ struct Sight {
 
 constexpr int TERMS_THREADS = 256;
 
-// What an exponent and a gradient need of each query: (-lse log2 e, sum of do * o). LANES lanes have a row, VEC elements an
-// access; heads are `pitch` queries apart. Where blocks are going to add dq up, its sums are set to zero.
+// Terms of each query: (-lse log2 e, sum of do * o). LANES lanes share a row, with VEC elements per access; heads are
+// `pitch` queries apart. Clears the sums of dq if blocks add to them.
 template <class C>
 __global__ void __launch_bounds__(TERMS_THREADS)
 attention_terms(const typename C::In* __restrict__ o, const typename C::In* __restrict__ dout,
@@ -77,7 +77,7 @@ attention_terms(const typename C::In* __restrict__ o, const typename C::In* __re
   }
 }
 
-// dq from its sums, 8 elements a thread.
+// Rounds dq from its sums, 8 elements per thread.
 template <class C>
 __global__ void __launch_bounds__(TERMS_THREADS)
 attention_round(const float* __restrict__ dq_sums, typename C::In* __restrict__ dq, i64 vectors, float scale) {

@@ -1,9 +1,11 @@
 #pragma once
-// Products of attention's gradients on tensor cores (sm_80 on): a warp's own rows, by rows of the other side in shared memory.
-// Needs types.cuh, ptx.cuh, reduce.cuh, gemm.cuh, gemm_mma.cuh, attention_operand.cuh and attention_backward.cuh.
+// Products of attention gradients on tensor cores (from sm_80): rows of a warp by rows of the other side in shared
+// memory. Needs types.cuh, ptx.cuh, reduce.cuh, gemm.cuh, gemm_mma.cuh, attention_operand.cuh and
+// attention_backward.cuh.
 
-// Where element (line, at) of lines of LENGTH 16-bit elements stands, so that eight lines' chunks of 16 bytes, one of each,
-// lie in different banks: they change places if their number is a power of two, else each line is a chunk longer.
+// Address of element (line, at) in lines of LENGTH 16-bit elements, such that the 16-byte chunks of one position in
+// eight lines are in different banks: chunks are permuted if their number is a power of two, else lines are padded by a
+// chunk.
 template <class T, int LENGTH>
 struct Lines {
   static constexpr int CHUNK = PER_16_BYTES<T>, CHUNKS = LENGTH / CHUNK;
@@ -19,8 +21,8 @@ struct Lines {
   }
 };
 
-// Asks for LINES lines of a matrix whose lines have WIDTH elements; of lines from `room` on, and of what is beyond
-// WIDTH, come zeros.
+// Issues copies of LINES lines of a matrix whose lines have WIDTH elements; lines from `room` on, and elements beyond
+// WIDTH, are zero.
 template <class T, int LINES, int LENGTH, int WIDTH, int THREADS>
 __device__ __forceinline__ void copy_lines(T* tile, const T* source, int room) {
   using Line = Lines<T, LENGTH>;
@@ -34,14 +36,14 @@ __device__ __forceinline__ void copy_lines(T* tile, const T* source, int room) {
   }
 }
 
-// Such lines as an operand whose summed dimension runs ALONG them, or across them (see load_fragment).
+// These lines as an operand whose summed dimension runs ALONG them, or across them (see load_fragment).
 template <class T, int LENGTH, bool ALONG>
 struct LinesOf {
   static constexpr bool ALONG_K = ALONG, BY_LDMATRIX = true;
   using Layout = Lines<T, LENGTH>;
 };
 
-// body(r, n, i) for each of this thread's elements i of operands (16, 8) n of rows r.
+// Calls body(r, n, i) for each of this thread's elements i of operands (16, 8) n of rows r.
 template <int R, int N, class Body>
 __device__ __forceinline__ void each_element(const Body& body) {
 #pragma unroll
@@ -52,7 +54,7 @@ __device__ __forceinline__ void each_element(const Body& body) {
       for (int i = 0; i < 4; ++i) body(r, n, i);
 }
 
-// sums of two operands (16, 8) side by side += one left operand times both right ones, as load_fragment has them.
+// sums of two adjacent operands (16, 8) += one left operand times both right operands, as load_fragment returns them.
 template <class T>
 __device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], const u32 (&left)[4],
                                               const u32 (&right)[4]) {
@@ -63,11 +65,11 @@ __device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)
 
 // ---- products of a warp --------------------------------------------------------------------------------------
 
-// sums (16 R, 8 N) += X U^T: lines of `x` from x_line on by lines of `u` from u_line on, LENGTH elements each.
+// sums (16 R, 8 N) += X U^T: lines of `x` starting at x_line by lines of `u` starting at u_line, LENGTH elements each.
 template <int LENGTH, class T, int R, int N>
 __device__ __forceinline__ void multiply_lines(float (&sums)[R][N][4], const T* x, int x_line, const T* u, int u_line) {
   using Along = LinesOf<T, LENGTH, true>;
-  constexpr int AHEAD = LENGTH <= 128 ? LENGTH / 16 : 4;  // of longer lines the compiler would hold too much at once
+  constexpr int AHEAD = LENGTH <= 128 ? LENGTH / 16 : 4;  // with longer lines the compiler would keep too many operands at once
 #pragma unroll AHEAD
   for (int at = 0; at < LENGTH; at += 16) {
     u32 left[R][4], right[4];
@@ -100,7 +102,7 @@ __device__ __forceinline__ void multiply_rounded(float (&sums)[R][LENGTH / 8][4]
   }
 }
 
-// Writes P (16 R, 8 N), rounded, to lines of a tile, from `line` and `at` on.
+// Writes P (16 R, 8 N), rounded, to lines of a tile, starting at `line` and `at`.
 template <class Line, class T, int R, int N>
 __device__ __forceinline__ void store_rounded(T* tile, int line, int at, const float (&p)[R][N][4], float factor) {
   const int lane = int(threadIdx.x) % 32;
@@ -115,8 +117,8 @@ __device__ __forceinline__ void store_rounded(T* tile, int line, int at, const f
       }
 }
 
-// Stores sums (16 R, LENGTH), by a factor, as `room` rows of WIDTH elements, by way of the warp's own lines of a tile that
-// nobody reads any more.
+// Scales and stores sums (16 R, LENGTH) as `room` rows of WIDTH elements, through the warp's lines of a tile that no
+// thread reads any more.
 template <int LENGTH, int WIDTH, class T, int R>
 __device__ __forceinline__ void store_rows(T* target, int room, T* tile, int line, const float (&sums)[R][LENGTH / 8][4],
                                            float factor) {
@@ -133,9 +135,9 @@ __device__ __forceinline__ void store_rows(T* target, int room, T* tile, int lin
   }
 }
 
-// Adds the product of dS and K to sums of dq in global memory, `room` rows of WIDTH. `ds` has a line of STEP queries for each
-// of KEYS keys, `keys` a line of LENGTH elements. Warps share queries out in sixteens first, then columns, of which each
-// takes some at a time: its sums of dk and dv stay in registers meanwhile.
+// Adds the product of dS and K to sums of dq in global memory, `room` rows of WIDTH. `ds` has a line of STEP queries
+// for each of KEYS keys, `keys` a line of LENGTH elements. Warps divide the queries in units of 16 first, then the
+// columns, some at a time, since their sums of dk and dv stay in registers meanwhile.
 template <int LENGTH, int WIDTH, int KEYS, int STEP, int WARPS, class T>
 __device__ __forceinline__ void add_to_queries(float* dq_sums, int room, const T* ds, const T* keys) {
   constexpr int BY_QUERY = WARPS < STEP / 16 ? WARPS : STEP / 16, BY_COLUMN = WARPS / BY_QUERY;

@@ -1,9 +1,9 @@
 #pragma once
-// Products of attention's gradients on the ordinary units: tiles as f32 in shared memory, sums in registers. Needs
+// Products of attention gradients on general-purpose cores: tiles as f32 in shared memory, sums in registers. Needs
 // types.cuh.
 
-// Threads laid over a tile: 16 along columns, the others along rows. A thread has every ACROSS-th row from its own on; of
-// scores every 16th column, of gradients every 16th run of four.
+// Threads of a tile: 16 along columns, the others along rows. A thread has every ACROSS-th row; every 16th column of
+// the scores, and every 16th group of four columns of the gradients.
 template <class C>
 struct Threads {
   static constexpr int ALONG = 16, ACROSS = C::THREADS / ALONG;
@@ -11,11 +11,11 @@ struct Threads {
   static __device__ __forceinline__ int column() { return int(threadIdx.x) % ALONG; }
 };
 
-// Elements between lines of so many in shared memory: an odd number of fours, so that fours of one place in eight lines lie
-// in different banks.
+// Distance of lines in shared memory: an odd number of groups of four, so that groups of one position in eight lines
+// are in different banks.
 __host__ __device__ constexpr int pitch_of(int length) { return length / 4 % 2 == 0 ? length + 4 : length; }
 
-// Copies LINES lines of a matrix, of which `room` exist, as f32; the rest becomes zero.
+// Copies LINES lines of a matrix, of which `room` exist, as f32; the others become zero.
 template <class C, int LINES>
 __device__ __forceinline__ void copy_widened(float* tile, const typename C::In* source, int room) {
   constexpr int PER_LINE = C::DEPTH / C::VEC, WIDTH = C::VEC < 4 ? C::VEC : 4;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[A][B], const float* 
   }
 }
 
-// A thread's part of a gradient: of its rows, fours of columns.
+// A thread's part of a gradient: groups of four columns of its rows.
 template <class C, int A>
 struct Gradient {
   static constexpr int FOURS = C::DEPTH / 4, EACH = ceil_div(FOURS, Threads<C>::ALONG);
@@ -90,7 +90,7 @@ struct Gradient {
         }
     }
   }
-  // Stores it, by a factor, as `room` rows.
+  // Scales and stores it as `room` rows.
   __device__ __forceinline__ void store(typename C::In* target, int room, float factor) const {
     constexpr int WIDTH = C::VEC < 4 ? C::VEC : 4;
 #pragma unroll

@@ -1,13 +1,10 @@
 #pragma once
-// Gradients of attention on Hopper's tensor cores (sm_90a): one warpgroup has rows copied into a ring, others multiply them
-// with their own straight from there. Needs types.cuh, ptx.cuh, epilogue.cuh, gemm.cuh, gemm_mma.cuh,
-// ptx_hopper.cuh, gemm_wgmma.cuh, reduce.cuh, attention_operand.cuh, attention_wgmma.cuh and
-// attention_backward.cuh.
-//
-// C is the problem and the configuration. Rows of one's own are X (k, or q) and Y (v, or do), those of the other side U (q,
-// or k) and W (do, or v).
+// Attention gradients on Hopper's tensor cores (sm_90a): one warpgroup copies rows into a ring, others multiply their
+// own rows by these. Needs types.cuh, ptx.cuh, epilogue.cuh, gemm.cuh, gemm_mma.cuh, ptx_hopper.cuh, gemm_wgmma.cuh,
+// reduce.cuh, attention_operand.cuh, attention_wgmma.cuh and attention_backward.cuh. C holds the constants of workload
+// and configuration. A block owns rows X (k, or q) and Y (v, or do); the other side has U (q, or k) and W (do, or v).
 
-// What a block has of the scores.
+// Part of the scores that a block computes.
 struct Part {
   RowTile tile;
   Range range;
@@ -23,7 +20,7 @@ struct Places {
   __device__ __forceinline__ u32 w(u32 stage) const { return u(stage) + C::TileU::BYTES; }
 };
 
-// Has everything copied that the block multiplies, in that order. One thread does.
+// Issues the copies of all that the block multiplies, in that order. Called by one thread.
 template <class C, bool OF_QUERIES>
 __device__ __forceinline__ void produce(const TensorMap& x_map, const TensorMap& y_map, const TensorMap& u_map,
                                         const TensorMap& w_map, const TensorMap& terms_map, const Places<C>& at,
@@ -46,7 +43,8 @@ __device__ __forceinline__ void produce(const TensorMap& x_map, const TensorMap&
     }
 }
 
-// Calls body(n, i, -lse, D) for each of this thread's elements i of columns 8 n on, with the terms of its query.
+// Calls body(n, i, -lse, D) for each of this thread's elements i of the columns from 8 n, with the terms of their
+// query.
 template <int N, bool OF_QUERIES, class Body>
 __device__ __forceinline__ void each_score(const Vec<float, 2> (&own)[2], const float* columns, const Body& body) {
 #pragma unroll
@@ -64,7 +62,7 @@ __device__ __forceinline__ void each_score(const Vec<float, 2> (&own)[2], const 
   }
 }
 
-// Stores 64 rows by a factor, by way of shared memory.
+// Scales and stores 64 rows, through shared memory.
 template <class C>
 __device__ __forceinline__ void store_gradient(typename C::In* target, int room, float (&sums)[1][C::DIM / 8][4],
                                                float* staging, float factor) {
@@ -78,7 +76,7 @@ __device__ __forceinline__ void store_gradient(typename C::In* target, int room,
   store_strips<C::DIM, 8>(sums, staging, Target<In>{target, C::HEAD_DIM, room, C::HEAD_DIM}, finish);
 }
 
-// Adds up the gradients of this warpgroup's 64 rows, and stores them.
+// Sums the gradients of this warpgroup's 64 rows, and stores them.
 template <class C, bool OF_QUERIES>
 __device__ __forceinline__ void consume(const float* __restrict__ terms, typename C::In* __restrict__ of_p,
                                         typename C::In* __restrict__ of_ds, const Places<C>& at,
@@ -100,7 +98,7 @@ __device__ __forceinline__ void consume(const float* __restrict__ terms, typenam
   float sums_p[1][C::DIM / 8][4] = {}, sums_ds[1][C::DIM / 8][4] = {};
   Ring<C::STAGES> place = {at.ring};
   mbarrier_wait(at.own_full, 0);
-  int other = part.range.first * C::BN;  // first row of the step
+  int other = part.range.first * C::BN;  // first row of the iteration
 #pragma unroll 1
   for (int left = part.heads * part.range.count; left > 0; --left) {
     const u32 u = at.u(place.stage), w = at.w(place.stage);
@@ -147,7 +145,7 @@ __device__ __forceinline__ void consume(const float* __restrict__ terms, typenam
     release<1>(place.empty());
     place.advance();
     other += C::BN;
-    // The next head begins where this one did.
+    // The next head starts at the same iteration.
     if (other >= (part.range.first + part.range.count) * C::BN) other = part.range.first * C::BN;
   }
   const i64 target = (i64(part.tile.head) * rows + first) * C::HEAD_DIM;

@@ -1,23 +1,22 @@
 #pragma once
-// What forward attention does around its products: which rows and keys a block has, the softmax that is corrected as
-// keys come, and parts of keys that a second kernel puts together. Needs types.cuh and reduce.cuh.
-//
+// Rows and keys of a block, online softmax, and merge of parts for forward attention. Needs types.cuh and reduce.cuh.
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1; Milakov and Gimelshein, "Online normalizer calculation for
 // softmax", 2018.
 
-// What maxima begin with: below any score, and finite, so that a row that has seen no key yet has no NaN.
+// Initial maximum: below any score, and finite, so that a row without keys has no NaN.
 constexpr float NO_SCORE = -1e30f;
 constexpr float LN_2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float no_key() { return __int_as_float(0xff800000); }  // minus infinity
 
-// Rows of a tile are queries of one head or, PACKED, of all heads that share keys: query 0 of each of them, query 1, ….
+// Rows of a tile are queries of one head or, PACKED, of all heads that share keys: query 0 of each of them, query 1,
+// ....
 template <bool PACKED>
 struct QueryRows {
-  i64 first;  // row of q, of o and of lse, where row 0 is
+  i64 first;  // row 0 in q, o and lse
   int seq_q, group, count;
 
-  // `index` counts heads of q, or, PACKED, those of k.
+  // `index` counts heads of q, or, PACKED, of k.
   __device__ __forceinline__ QueryRows(int index, int queries, int heads_a_key)
       : first(i64(index) * (PACKED ? heads_a_key : 1) * queries),
         seq_q(queries),
@@ -29,13 +28,13 @@ struct QueryRows {
   }
 };
 
-// Tiles of keys that a block takes: all but those that none of its rows sees, or an even part of them.
+// Key tiles of a block: all but those that none of its rows attends to, or an equal part of them.
 struct KeyTiles {
   int begin, end;  // of the block
-  int whole;       // tiles before this one are seen by all of its rows, all of their keys
+  int whole;       // all rows attend to all keys of earlier tiles
 };
 
-// How many keys a query sees.
+// Number of keys that a query attends to.
 template <bool CAUSAL>
 __device__ __forceinline__ int keys_seen(int query, int seq_q, int seq_k) {
   return CAUSAL ? query + 1 + seq_k - seq_q : seq_k;
@@ -50,11 +49,11 @@ __device__ __forceinline__ KeyTiles key_tiles(int first_query, int last_query, i
   return {int(i64(tiles) * part / parts), int(i64(tiles) * (part + 1) / parts), whole};
 }
 
-// A row's greatest score so far, and its sum of exponentials relative to that: of the columns this thread has.
+// Maximum score of a row so far, and the sum of exponentials relative to it, over the columns of this thread.
 struct RowState {
   float top = NO_SCORE, total = 0.0f;
 
-  // Logarithm of the sum, base 2, when `total` is that of all columns; `unit` turns scores into exponents of 2.
+  // Base-2 logarithm of the sum, when `total` covers all columns; `unit` turns scores into exponents of 2.
   __device__ __forceinline__ float log2_sum(float unit) const {
     return total > 0.0f ? multiply_add(top, unit, log2f(total)) : no_key();
   }
@@ -62,10 +61,10 @@ struct RowState {
 };
 
 // ---- parts of keys -----------------------------------------------------------------------------------------
-// partial (parts, rows, HEAD_DIM) f32 is o of each part of the keys, partial_lse (parts, rows) f32 the logarithm, base
-// 2, of its sum: minus infinity where a row sees no key of a part, and o is zero.
+// partial (parts, rows, HEAD_DIM) f32 is o of each part of the keys. partial_lse (parts, rows) f32 is the base-2
+// logarithm of its sum: minus infinity if a row attends to no key of the part, and o is zero.
 
-// A block puts together the parts of a row: each of its warps some of them.
+// A block merges the parts of a row; each of its warps merges some of them.
 template <class T, int HEAD_DIM, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1)
 attention_combine(const float* __restrict__ partial, const float* __restrict__ partial_lse, T* __restrict__ o,

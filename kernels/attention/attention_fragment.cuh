@@ -1,9 +1,9 @@
 #pragma once
-// Scores of attention in fragments, as mma.sync and wgmma leave them: lane l has rows g = l / 4 and g + 8 of each 16, and
-// of each 8 keys those from 2 (l % 4) on, two. Needs types.cuh, reduce.cuh and attention_forward.cuh.
+// Scores of attention in the fragments of mma.sync and wgmma: lane l has rows g = l / 4 and g + 8 of each 16 rows, and
+// columns 2 (l % 4) and 2 (l % 4) + 1 of each 8 keys. Needs types.cuh, reduce.cuh and attention_forward.cuh.
 
-// Puts minus infinity where a row does not see a key. `seen` has the keys that rows g and g + 8 see, from the tile's
-// first of this warp on.
+// Sets masked scores to minus infinity. `seen` holds the number of keys that rows g and g + 8 attend to, counted from
+// the first key of this warp.
 template <int IN_M, int KEYS>
 __device__ __forceinline__ void hide_scores(float (&scores)[IN_M][KEYS / 8][4], const int (&seen)[IN_M][2]) {
   const int place = int(threadIdx.x) % 4 * 2;
@@ -16,8 +16,8 @@ __device__ __forceinline__ void hide_scores(float (&scores)[IN_M][KEYS / 8][4], 
         if (8 * j + place + e % 2 >= seen[i][e / 2]) scores[i][j][e] = no_key();
 }
 
-// Turns scores into exponentials relative to the greatest so far; `factors` are what sums so far, and results, are to be
-// multiplied by. `unit` turns scores into exponents of 2. Sums are of this thread's columns.
+// Turns scores into exponentials relative to the maximum so far. `factors` are the factors for earlier sums and
+// results. `unit` turns scores into exponents of 2. Sums are over this thread's columns.
 template <int IN_M, int KEYS>
 __device__ __forceinline__ void exponentiate(float (&scores)[IN_M][KEYS / 8][4], RowState (&rows)[IN_M][2],
                                              float (&factors)[IN_M][2], float unit) {
@@ -53,22 +53,22 @@ __device__ __forceinline__ void rescale(float (&results)[IN_M][COLUMNS / 8][4], 
       for (int e = 0; e < 4; ++e) results[i][j][e] = f32_op(results[i][j][e] * factors[i][e / 2]);
 }
 
-// Adds the sums of the four threads that share rows up.
+// Adds the sums of the four threads that share rows.
 template <int IN_M>
 __device__ __forceinline__ void gather_sums(RowState (&rows)[IN_M][2]) {
 #pragma unroll
   for (int m = 0; m < 2 * IN_M; ++m) rows[m / 2][m % 2].total = warp_reduce_sum<4>(rows[m / 2][m % 2].total);
 }
 
-// Adds up what warps have that share rows, each of keys of its own: in the first ROW_WARPS warps. All threads of the block
-// call it; `exchange` is shared, EXCHANGE_FLOATS, and nobody needs it for anything else.
+// Merges the warps that share rows but have different keys, into the first ROW_WARPS warps. All threads of the block
+// must call it; `exchange` is shared, EXCHANGE_FLOATS, and free for this use.
 template <int ROW_WARPS, int KEY_WARPS, int IN_M, int COLUMNS>
 constexpr int EXCHANGE_FLOATS = (KEY_WARPS - 1) * ROW_WARPS * 32 * IN_M * (COLUMNS / 2 + 4);
 
 template <int ROW_WARPS, int KEY_WARPS, int COLUMNS, int IN_M>
 __device__ __forceinline__ void merge_keys(float (&results)[IN_M][COLUMNS / 8][4], RowState (&rows)[IN_M][2],
                                            float* exchange, float unit) {
-  // Lanes of a place have the same part of the rows: fours of numbers go from one to the other, side by side.
+  // Lanes of the same position exchange groups of four numbers, stored side by side.
   constexpr int FIRST = 32 * ROW_WARPS, OTHERS = (KEY_WARPS - 1) * FIRST;
   const int thread = int(threadIdx.x);
   if (thread >= FIRST) {

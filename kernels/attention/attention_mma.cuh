@@ -1,11 +1,11 @@
 #pragma once
-// Attention of a warp on tensor cores by mma.sync (sm_80 on): tiles of lines of q, k and v by cp.async, scores and
+// Attention of a warp on tensor cores by mma.sync (from sm_80): tiles of q, k and v by cp.async, scores and
 // results in fragments. Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh, reduce.cuh, attention_forward.cuh
 // and attention_fragment.cuh.
 
-// Lines of LENGTH elements, a multiple of 16, that stand 16 bytes further apart: eight lines' chunks of one place lie in
-// different banks, and all places are one address and constants. (A swizzle would save the 16 bytes and cost registers,
-// which are scarcer here: an address for each 16 elements of a line.)
+// Lines of LENGTH elements, a multiple of 16, padded by 16 bytes: the chunks of one position in eight lines are in
+// different banks, and all addresses are one address plus constants. (A swizzle would save the 16 bytes, but need an
+// address for each 16 elements of a line, and registers are scarcer here.)
 template <class T, int LENGTH>
 struct PaddedLines {
   static constexpr int PITCH = LENGTH + PER_16_BYTES<T>;
@@ -21,11 +21,11 @@ struct LineTile {
   using Layout = PaddedLines<T, DIM>;
   static constexpr int ELEMENTS = LINES * Layout::PITCH;
 
-  // Copies the lines for which `line_at` gives an address and `exists` is true; others become zero, which adds nothing.
+  // Copies the lines for which `exists` is true from the address `line_at`; others become zero and add nothing.
   template <int THREADS, class LineAt, class Exists>
   static __device__ __forceinline__ void copy(T* shared, const LineAt& line_at, const Exists& exists) {
     constexpr int COPIES = LINES * CHUNKS, EACH = ceil_div(COPIES, THREADS);
-    constexpr bool STEADY = THREADS % CHUNKS == 0;  // a thread's copies are at one place of the line
+    constexpr bool STEADY = THREADS % CHUNKS == 0;  // a thread copies the same chunk of each of its lines
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int index = int(threadIdx.x) + i * THREADS;
@@ -38,7 +38,7 @@ struct LineTile {
   }
 };
 
-// Scores of ROWS rows and KEYS keys: q times k, from (row, key) of the tiles on. Q gives fragments of q.
+// Scores of ROWS rows and KEYS keys: q times k, starting at (row, key) of the tiles. Q returns fragments of q.
 template <class TileK, int IN_M, int KEYS, class T, class Q>
 __device__ __forceinline__ void multiply_scores(float (&scores)[IN_M][KEYS / 8][4], const Q& q, const T* k, int key) {
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[IN_M][KEYS / 8][
   }
 }
 
-// results += exponentials times v. What was a result of a product is an operand of the next as it stands.
+// results += exponentials times v. The result of the first product is an operand of the second in the same registers.
 template <class TileV, int IN_M, int KEYS, class T>
 __device__ __forceinline__ void multiply_values(float (&results)[IN_M][TileV::DIM / 8][4],
                                                 const float (&scores)[IN_M][KEYS / 8][4], const T* v, int key) {
@@ -83,10 +83,11 @@ __device__ __forceinline__ void multiply_values(float (&results)[IN_M][TileV::DI
 }
 
 // ---- results -----------------------------------------------------------------------------------------------
-// Of 16 IN_M rows of a warp, from `row` of the tile's on; those after `last_row` do not exist. `states` have whole sums.
+// For 16 IN_M rows of a warp, starting at `row` of the tile; rows after `last_row` do not exist. `states` hold full
+// sums.
 
-// As the type of o, by way of shared memory, where the warp has lines of its own from `line` on: accesses to global
-// memory are 16 bytes wide and neighbours.
+// As the type of o, through the warp's lines of shared memory starting at `line`, so that accesses to global memory are
+// 16 bytes wide and adjacent.
 template <class Tile, int IN_M, class T, class Rows>
 __device__ __forceinline__ void store_rows(const float (&results)[IN_M][Tile::DIM / 8][4],
                                            const RowState (&states)[IN_M][2], const Rows& rows, int row, int last_row,
@@ -117,7 +118,7 @@ __device__ __forceinline__ void store_rows(const float (&results)[IN_M][Tile::DI
   }
 }
 
-// As f32, and the logarithms of sums, for attention_combine.
+// As f32, with the logarithms of sums, for attention_combine.
 template <class Tile, int IN_M, class Rows>
 __device__ __forceinline__ void store_part(const float (&results)[IN_M][Tile::DIM / 8][4],
                                            const RowState (&states)[IN_M][2], const Rows& rows, int row, int last_row,

@@ -1,8 +1,8 @@
 #pragma once
-// Scores of attention as operands of tensor cores: what was a result of a product is an operand of the next as it stands.
-// Needs types.cuh and ptx.cuh.
+// Scores of attention as operands of tensor cores: the result of one product is an operand of the next in the same
+// registers. Needs types.cuh and ptx.cuh.
 
-// 16 rows by 16 columns of scores, those of `step`, rounded to T.
+// 16 rows by 16 columns of scores, number `step`, rounded to T.
 template <class T, int N>
 __device__ __forceinline__ void round_operand(u32 (&operand)[4], const float (&scores)[N][4], int step) {
 #pragma unroll

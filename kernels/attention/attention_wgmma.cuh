@@ -1,11 +1,10 @@
 #pragma once
-// Products of attention by wgmma (sm_90a): a warpgroup's 64 rows by BN lines of the other side, and scores by these lines.
-// Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh, ptx_hopper.cuh, gemm_wgmma.cuh and attention_operand.cuh.
-//
-// C is the problem and the configuration. Tiles are `PanelTile`s by address: as operands of the first kind of products
-// they are summed along their lines, of the second across them.
+// Products of attention by wgmma (sm_90a): 64 rows of a warpgroup by BN lines of the other side, and scores by these
+// lines. Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh, ptx_hopper.cuh, gemm_wgmma.cuh and attention_operand.cuh. C
+// holds the constants of workload and configuration. Tiles are `PanelTile`s by address. The first kind of products sums
+// along their lines, the second across them.
 
-// Issues the products of 64 lines of one tile, from `first_row` on, with all lines of another.
+// Issues the products of 64 lines of one tile, starting at `first_row`, by all lines of another.
 template <class C, class Rows, class Others>
 __device__ __forceinline__ void issue_scores(float (&scores)[C::BN / 8][4], u32 rows, int first_row, u32 others) {
 #pragma unroll
@@ -15,7 +14,7 @@ __device__ __forceinline__ void issue_scores(float (&scores)[C::BN / 8][4], u32 
   wgmma_commit();
 }
 
-// Issues the products of rounded scores with a tile's lines, and has them added to sums.
+// Issues the products of rounded scores by the lines of a tile, added to sums.
 template <class C, class Across>
 __device__ __forceinline__ void issue_sums(float (&sums)[C::DIM / 8][4], const u32 (&p)[C::BN / 16][4], u32 lines) {
 #pragma unroll

@@ -145,11 +145,10 @@ SPARE_REGISTERS = 24
 """Registers that defaults leave unused, so that nothing spills on any architecture."""
 
 SOURCE = """
-// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
-// the problem and the configuration.
-template <class C>
-__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
-attention_mma(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C
+holds // the constants of workload and configuration. template <class C> __global__ void
+__launch_bounds__(C::THREADS, C::MIN_BLOCKS) attention_mma(const typename C::In* __restrict__ q, const
+typename C::In* __restrict__ k,
               const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
               float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
               float unit, int row_tiles, int parts, i64 all_rows) {
@@ -161,7 +160,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const int warp_row = warp % C::ROW_WARPS * 16 * IN_M, warp_key = warp / C::ROW_WARPS * KEYS;
 
-  // Blocks with the most keys come first: of causal rows, the last.
+  // Blocks with the most keys come first: with a causal mask, those of the last rows.
   const u32 tile = blockIdx.x / u32(parts), part = blockIdx.x % u32(parts);
   const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
   const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
@@ -188,7 +187,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
 #pragma unroll
       for (int i = 0; i < IN_M; ++i)
         load_fragment<TileQ, false>(held[step][i], shared, warp_row + 16 * i, 16 * step);
-    __syncthreads();  // all have read what the ring overwrites
+    __syncthreads();  // before the ring overwrites q
   }
   const auto fragments_of_q = [&](u32(&registers)[IN_M][4], int step) {
 #pragma unroll
@@ -202,8 +201,8 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     }
   };
 
-  // The ring: number 2 i is tile i of k, 2 i + 1 tile i of v. A group of copies is closed also where nothing
-  // is left to copy: waiting counts groups.
+  // The ring: number 2 i is tile i of k, 2 i + 1 tile i of v. Empty groups of copies are committed too, since
+  // waits count groups.
   int to_copy = 2 * tiles.begin, filled = 0, read = 0;
   const auto copy_next = [&] {
     if (to_copy < 2 * tiles.end) {
@@ -218,7 +217,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     filled = filled + 1 == C::STAGES ? 0 : filled + 1;
     cp_async_commit();
   };
-  // The next tile in the ring, once it is there for all and all have read the buffer that is filled now.
+  // The next tile in the ring, when it is complete and all threads have read the buffer that is filled now.
   const auto next_tile = [&] {
     cp_async_wait<C::STAGES - 2>();
     __syncthreads();
@@ -258,7 +257,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     multiply_values<TileV, IN_M, KEYS>(results, scores, tile_v, warp_key);
   }
   cp_async_wait<0>();
-  __syncthreads();  // all have read the buffers in whose place results are merged and gathered
+  __syncthreads();  // before results are merged and staged in place of the buffers
   if constexpr (C::KEY_WARPS > 1) {
     float* const exchange = reinterpret_cast<float*>(shared + TileQ::ELEMENTS);
     merge_keys<C::ROW_WARPS, C::KEY_WARPS, DIM>(results, states, exchange, unit);

@@ -126,15 +126,15 @@ USUAL = (
 """Tiles that fill the registers and shared memory of some device."""
 
 SOURCE = """
-// Rows of the other side that a block meets together.
+// Rows of the other side in an iteration.
 struct Step {
   int head, first, buffer;
 };
 
 // One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp
-// has 16 R of the rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other
-// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv)
-// and dS U (dk, or dq). C is the problem and the configuration.
+// has 16 R of the rows X (k, or q) and Y (v, or do), and reads rows U (q, or k) and W (do, or v) of the other
+// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It sums P W (dv)
+// and dS U (dk, or dq). C holds the constants of workload and configuration.
 template <class C, bool OF_QUERIES, bool SUMS_P, bool SUMS_DS>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
@@ -151,19 +151,19 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   In* const y = x + BLOCK * LINE;
   In* const buffers = y + BLOCK * LINE;  // U and W, STAGES of each
   float* const buffered_terms = reinterpret_cast<float*>(buffers + 2 * C::STAGES * STEP * LINE);
-  In* const all_ds = reinterpret_cast<In*>(buffered_terms + 2 * C::STAGES * STEP);  // if dq is added up here
+  In* const all_ds = reinterpret_cast<In*>(buffered_terms + 2 * C::STAGES * STEP);  // for atomic sums of dq
 
   const int rows = OF_QUERIES ? seq_q : seq_k, others = OF_QUERIES ? seq_k : seq_q;
   const RowTile tile = row_tile_of_block<C::BY_HEAD, OF_QUERIES && C::CAUSAL>(rows, BLOCK);
   const Sight<C::CAUSAL> sees = {seq_q, seq_k};
   const Range range = OF_QUERIES ? sees.keys_of(tile.first, BLOCK, STEP) : sees.queries_of(tile.first, STEP);
-  const int steps = (OF_QUERIES ? 1 : group) * range.count;  // a head of keys meets each head of its group
+  const int steps = (OF_QUERIES ? 1 : group) * range.count;  // keys iterate over each head of their group
   const i64 corner = (i64(tile.head) * rows + tile.first) * WIDTH;
   copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(x, (OF_QUERIES ? q : k) + corner, rows - tile.first);
   if constexpr (SUMS_DS)
     copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(y, (OF_QUERIES ? dout : v) + corner, rows - tile.first);
 
-  // Where a step's rows are, and the buffer they are in: heads one after the other, the range of each.
+  // Rows and buffer of an iteration: heads one after the other, with the range of each.
   const int start = range.first * STEP, end = start + range.count * STEP;
   const auto first_step = [&] { return Step{OF_QUERIES ? tile.head / group : tile.head * group, start, 0}; };
   const auto move_on = [&](Step& step) {
@@ -181,7 +181,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u, (OF_QUERIES ? k : q) + row * WIDTH, room);
       copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH,
                                                       room);
-      // A query beyond the last has terms of zero: its P is 1, and what P and dS are multiplied by is zero.
+      // A query beyond the last has zero terms and P = 1, but P and dS are multiplied by zero.
       if (!OF_QUERIES && query < STEP)
         cp_async_ca<8>(buffered_terms + (copied.buffer * STEP + query) * 2,
                        terms + (query < room ? 2 * (row + query) : 0), query < room ? 8 : 0);
@@ -207,13 +207,13 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 #pragma unroll 1
   for (int left = steps; left > 0; --left) {
     if constexpr (C::STAGES == 1) {
-      __syncthreads();  // all have read the only buffer
+      __syncthreads();  // before the only buffer is overwritten
       copy_next();
       cp_async_wait<0>();
       __syncthreads();
     } else {
       cp_async_wait<C::STAGES - 2>();
-      __syncthreads();  // this step is there for all, and all have read the buffer that is filled now
+      __syncthreads();  // the copies are complete, and the buffer that is filled next has been read
       copy_next();
     }
     const In* const u = buffers + here.buffer * 2 * STEP * LINE;
@@ -225,7 +225,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       float p[R][N][4] = {}, ds[R][N][4] = {};
       multiply_lines<LENGTH>(p, x, own, u, part);
       if constexpr (SUMS_DS) multiply_lines<LENGTH>(ds, y, own, w, part);
-      // The terms of element e of operand n in rows r: of its row, or of its column.
+      // The terms for element e of operand n in rows r, by its row or column.
       Vec<float, 4> column_terms[N];
       if constexpr (!OF_QUERIES) {
         const float* const of_lane = buffered_terms + (here.buffer * STEP + part + lane % 4 * 2) * 2;
@@ -254,14 +254,14 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       }
     }
     if constexpr (ADDS_DQ) {
-      __syncthreads();  // dS of all keys is there
+      __syncthreads();  // dS of all keys is complete
       float* const of_step = dq_sums + (i64(here.head) * seq_q + here.first) * WIDTH;
       add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(of_step, seq_q - here.first, all_ds, x);
     }
     move_on(here);
   }
   cp_async_wait<0>();
-  __syncthreads();  // nobody reads or fills the tiles any more
+  __syncthreads();  // the tiles are no longer in use
   const i64 target = corner + own * WIDTH;
   const int room = rows - tile.first - own;
   if constexpr (SUMS_P) store_rows<LENGTH, WIDTH>(of_p + target, room, x, own, sums_p, 1.0f);

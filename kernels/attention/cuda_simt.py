@@ -98,7 +98,7 @@ USUAL = (
 """Tiles for few and for many rows."""
 
 SOURCE = """
-// Copies LINES lines of HEAD_DIM elements as f32, zeros up to WIDTH and in lines that do not exist.
+// Copies LINES lines of HEAD_DIM elements as f32, with zeros up to WIDTH and in missing lines.
 template <int LINES, int HEAD_DIM, int WIDTH, int PITCH, int VEC, int THREADS, class T, class LineAt>
 __device__ __forceinline__ void copy_lines(float* shared, int existing, const LineAt& line_at) {
   constexpr int PER_LINE = WIDTH / VEC;
@@ -111,11 +111,10 @@ __device__ __forceinline__ void copy_lines(float* shared, int existing, const Li
   }
 }
 
-// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
-// the problem and the configuration.
-template <class C>
-__global__ void __launch_bounds__(C::THREADS, 1)
-attention_simt(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C
+holds // the constants of workload and configuration. template <class C> __global__ void
+__launch_bounds__(C::THREADS, 1) attention_simt(const typename C::In* __restrict__ q, const typename C::In*
+__restrict__ k,
                const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
                float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
                float unit, int row_tiles, int parts, i64 all_rows) {
@@ -123,7 +122,7 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
   constexpr int TN = C::BN / C::LANES, GROUPS = C::RESULT_DIM / C::LANES / 4, PITCH = C::SCORE_DIM + 4;
   const int lane = int(threadIdx.x) % C::LANES, my_row = int(threadIdx.x) / C::LANES * C::TM;
 
-  // Blocks with the most keys come first: of causal rows, the last.
+  // Blocks with the most keys come first: with a causal mask, those of the last rows.
   const u32 tile = blockIdx.x / u32(parts), part = blockIdx.x % u32(parts);
   const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
   const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
@@ -152,7 +151,7 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
       const In* const corner = source + keys_of_head + i64(first) * C::HEAD_DIM;
       return [corner](int line) { return corner + line * C::HEAD_DIM; };
     };
-    __syncthreads();  // all have read the tiles before
+    __syncthreads();  // before the tiles are overwritten
     copy_lines<C::BN, C::HEAD_DIM, C::SCORE_DIM, PITCH, C::VEC, C::THREADS, In>(tile_k, left, line_of(k));
     copy_lines<C::BN, C::HEAD_DIM, C::RESULT_DIM, C::RESULT_DIM, C::VEC, C::THREADS, In>(tile_v, left,
                                                                                          line_of(v));
@@ -197,7 +196,7 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 #pragma unroll
         for (int e = 0; e < 4; ++e) results[m][j][e] = f32_op(results[m][j][e] * factor);
     }
-    __syncwarp();  // threads that share rows are of one warp
+    __syncwarp();  // threads that share rows are in one warp
 #pragma unroll 2
     for (int key = 0; key < C::BN; key += 4) {
       Vec<float, 4> of_p[C::TM];

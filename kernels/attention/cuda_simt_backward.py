@@ -83,9 +83,9 @@ USUAL = (
 
 SOURCE = """
 // One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q)
-// and Y (v, or do), and it meets rows U (q, or k) and W (do, or v) of the other side STEP at a time:
-// S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and dS U (dk, or dq).
-// C is the problem and the configuration.
+// and Y (v, or do), and it reads rows U (q, or k) and W (do, or v) of the other side STEP at a time:
+// S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It sums P W (dv) and dS U (dk, or dq).
+// C holds the constants of workload and configuration.
 template <class C, bool OF_QUERIES>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
@@ -112,12 +112,12 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   Gradient<C, A> of_p_here, of_ds_here;
   const float exponent = scale * LOG2_E;
 #pragma unroll 1
-  for (int head = 0; head < (OF_QUERIES ? 1 : group); ++head) {  // of those that share these keys
+  for (int head = 0; head < (OF_QUERIES ? 1 : group); ++head) {  // heads that share these keys
     const i64 other_head = OF_QUERIES ? tile.head / group : i64(tile.head) * group + head;
 #pragma unroll 1
     for (int at = range.first * STEP; at < (range.first + range.count) * STEP; at += STEP) {
       const i64 first = other_head * others + at;
-      __syncthreads();  // all are done with what the last step left
+      __syncthreads();  // before the tiles are overwritten
       copy_widened<C, STEP>(u, (OF_QUERIES ? k : q) + first * C::HEAD_DIM, others - at);
       copy_widened<C, STEP>(w, (OF_QUERIES ? v : dout) + first * C::HEAD_DIM, others - at);
       __syncthreads();

@@ -91,13 +91,13 @@ USUAL = (
 """Tiles of shipped libraries, and smaller ones."""
 
 SOURCE = """
-// A tile of rows: which head, which of its rows, which tiles of keys.
+// A tile of rows: its head, rows and key tiles.
 struct RowTile {
   int head, row;
   KeyTiles keys;
 };
 
-// Tiles of rows by number: `group_heads` heads together, of all of them the last rows first.
+// Row tiles by number: `group_heads` heads at a time, last rows first.
 template <class C>
 struct RowTiles {
   int heads, row_tiles, group_heads, seq_q, seq_k;
@@ -111,7 +111,7 @@ struct RowTiles {
   }
 };
 
-// Where the barriers are: those of the ring, of turns, and of the rows of q, full and empty.
+// Addresses of the barriers: of the ring, of turns, and of the rows of q, full and empty.
 template <class C>
 struct Barriers {
   u32 ring;
@@ -120,8 +120,8 @@ struct Barriers {
   __device__ __forceinline__ u32 q_empty() const { return q_full() + 8; }
 };
 
-// Copies rows of q and tiles of k and v for as long as there are any, in the order in which they are
-// multiplied: each tile of k comes before the tile of v before it. One thread does.
+// Copies the rows of q and the tiles of k and v of all row tiles, in the order in which they are
+// multiplied: each tile of k precedes the previous tile of v. Called by one thread.
 template <class C>
 __device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap& k_map,
                                         const TensorMap& v_map, u32 rows_at, u32 tiles_at,
@@ -158,9 +158,9 @@ __device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap&
   }
 }
 
-// What a multiplying thread knows of its rows.
+// Rows of a multiplying thread.
 struct MyRows {
-  int sees[1][2];  // keys that its rows see
+  int sees[1][2];  // keys that its rows attend to
   RowState states[1][2];
 };
 
@@ -212,10 +212,10 @@ __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRow
     release<1>(place.empty_of(stage_of_k));
     if (i == tile.keys.end - 1) release<1>(q_empty);
     exponentiate_tile<C>(scores, factors, mine, tile, i, unit);
-    computed_by_now(mine.states[0][0].total + mine.states[0][1].total);  // while products are under way
+    computed_by_now(mine.states[0][0].total + mine.states[0][1].total);  // while products are in flight
     wgmma_wait<0>();
     settle(results[0]);
-    settle(scores[0]);  // rounded only now: the operand was in use
+    settle(scores[0]);  // rounded only now, since the operand was in use
     release<1>(place.empty());
     place.advance();
     rescale<1, C::DIM>(results, factors);
@@ -274,10 +274,9 @@ __device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* _
   }
 }
 
-// o = softmax(q k^T) v and the logarithm of the softmax's sums. C is the problem and the configuration.
-template <class C>
-__global__ void __launch_bounds__(C::THREADS, 1)
-attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+// o = softmax(q k^T) v and the logarithm of the softmax's sums. C holds the constants of workload and
+configuration. template <class C> __global__ void __launch_bounds__(C::THREADS, 1) attention_wgmma(const
+__grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                 const __grid_constant__ TensorMap v_map, typename C::In* __restrict__ o,
                 float* __restrict__ lse, int group, int seq_q, int seq_k, float unit, int heads,
                 int row_tiles, int group_heads) {
@@ -293,7 +292,7 @@ attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__
   }
   __syncthreads();
   const RowTiles<C> tiles = {heads, row_tiles, group_heads, seq_q, seq_k};
-  // The same in all lanes, which the compiler cannot know of threadIdx.
+  // The shuffle makes the value uniform over the warp for the compiler.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == C::CONSUMERS) {
     if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();

@@ -80,8 +80,8 @@ USUAL = ((64, 2, 3), (64, 2, 2), (64, 1, 3), (64, 1, 2), (64, 1, 1))
 
 SOURCE = """
 // One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q)
-// and Y (v, or do), and it meets rows U (q, or k) and W (do, or v) of the other side BN at a time: S = X U^T,
-// P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and dS U (dk, or dq).
+// and Y (v, or do), and it reads rows U (q, or k) and W (do, or v) of the other side BN at a time: S = X U^T,
+// P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It sums P W (dv) and dS U (dk, or dq).
 template <class C, bool OF_QUERIES>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map,
@@ -107,7 +107,7 @@ attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_consta
   const Range range =
       OF_QUERIES ? sees.keys_of(tile.first, C::BM, C::BN) : sees.queries_of(tile.first, C::BN);
   const Part part = {tile, range, OF_QUERIES ? 1 : group, OF_QUERIES ? tile.head / group : tile.head * group};
-  // The same in all lanes, which the compiler cannot know of threadIdx.
+  // The shuffle makes the value uniform over the warp for the compiler.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == C::CONSUMERS) {
     if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();

@@ -209,7 +209,7 @@ def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset
 def _walk_heads(
     workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return that function for workers with whole heads of keys, which sum dq of the heads that share them."""
+    """Return that function for workers with whole heads of keys, which sum dq of their queries."""
     import numpy as np
 
     rows, pitch, head_dim = config["rows"], _pitch(workload), workload.head_dim

@@ -1,18 +1,16 @@
 #pragma once
-// Statistics of a batch, a column each, and the gradients of scale and shift. Needs types.cuh, reduce.cuh and
-// row_block.cuh.
-//
-// Two figures of a column come together from threads, and from parts of the rows. Forward they are the mean of some rows
-// and their squared deviations from it. A thread takes differences from the first value that it meets, and later from the
-// mean of all so far: one pass will do, however far the mean is from zero and the first value from the mean. What several threads, or parts, have is joined about their common mean.
-//
+// Batch statistics of each column, and the gradients of scale and shift. Needs types.cuh, reduce.cuh and row_block.cuh.
+// Threads, and parts of the rows, contribute two numbers for a column. Forward, these are the mean of some rows and
+// their squared deviations from it. A thread sums differences from its first value, and later from the mean so far. One
+// pass therefore suffices, however far the mean is from zero and the first value from the mean. The numbers of several
+// threads, or parts, are joined relative to their common mean.
 // Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and Recommendations", 1983.
 
 struct Figures {
   float first, second;
 };
 
-// How many rows each of `shares` has: the first ones have one more if they do not come out even.
+// The rows of each of `shares` shares: the first have one more if they are not equal.
 struct Shares {
   u32 each, more;
   __device__ __forceinline__ Shares(u32 rows, u32 shares) : each(rows / shares), more(rows % shares) {}
@@ -42,8 +40,8 @@ struct Moments {
       second[i] = multiply_add(apart, apart, second[i]);
     }
   }
-  // From here on differences are from the mean of all rows so far, as far as f32 can hold it: those sums change that are of
-  // these rows. Squares are put by, so that no long sum has many small terms. A NaN stays one.
+  // Further differences are from the mean of all rows so far, as exactly as f32 holds it; the sums of the current rows
+  // change accordingly. Squares are accumulated separately, so that no long sum has many small terms. NaN is kept.
   __device__ __forceinline__ void centre(u32 rows) {
     const float share = 1.0f / rows;
 #pragma unroll
@@ -64,7 +62,7 @@ struct Moments {
       second[i] = kept[i] < 0.0f ? 0.0f : kept[i];
     }
   }
-  // What COUNT shares of the rows come to; `get(share, which)` is a figure of one of them.
+  // The joined numbers of COUNT shares of the rows; `get(share, which)` returns a number of one share.
   template <int COUNT, class Get>
   static __device__ __forceinline__ Figures join(u32 rows, Get get) {
     const Shares shares(rows, COUNT);
@@ -82,7 +80,7 @@ struct Moments {
   }
 };
 
-// Where results of columns go.
+// Destinations of the results of columns.
 struct Statistics {
   const float *running_mean, *running_var;
   float *mean, *rstd, *new_mean, *new_var;
@@ -99,7 +97,7 @@ struct Statistics {
 
 // ---- backward: sums of dy (x - mean) and of dy ------------------------------------------------------------
 
-// Of what relu is then applied to, whose result is y: dz stands for dy, and is written.
+// Tensors of a relu with the result y: its gradient dz replaces dy, and is written.
 template <class In, bool RELU, int V>
 struct Products {
   struct Loaded {
@@ -162,7 +160,7 @@ struct Gradients {
 
 // ---- both -------------------------------------------------------------------------------------------------
 
-// The figures of a part of the rows, which wait for those of the others: (2, parts, cols).
+// The numbers of a part of the rows, in scratch memory: (2, parts, cols).
 struct Part {
   float* partial;
   int cols;
@@ -173,7 +171,7 @@ struct Part {
   }
 };
 
-// Rows that a thread takes differences of from its first value, and then from one mean: it may have no more in flight.
+// Rows whose differences a thread takes from its first value, and then from one mean; at least those it has in flight.
 constexpr u32 AT_FIRST = 8, AT_ONCE = 32;
 
 // The first column of this thread.
@@ -182,7 +180,7 @@ __device__ __forceinline__ u32 own_column() {
   return (blockIdx.x * COL_THREADS + threadIdx.x % COL_THREADS) * V;
 }
 
-// Takes the rows of a block's part: COL_THREADS lie along them, ROW_THREADS below each other; N rows in flight.
+// Processes the rows of a block's part: COL_THREADS threads along a row, ROW_THREADS down; N rows in flight.
 template <int COL_THREADS, int ROW_THREADS, int V, int N, class Sums, class Target>
 __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int rows, int cols) {
   const u32 column = own_column<COL_THREADS, V>(), line = threadIdx.x / COL_THREADS;
@@ -207,7 +205,7 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
   sums.end(Shares(count, ROW_THREADS).rows(line));
 
   if constexpr (ROW_THREADS > 1) {
-    // Element i of all threads of a row lie side by side, so that the lanes of a warp use different banks.
+    // Element i of all threads of a row is contiguous, so that the lanes of a warp use different banks.
     __shared__ float met[2][ROW_THREADS][V][COL_THREADS];
 #pragma unroll
     for (int i = 0; i < V; ++i) {
@@ -261,9 +259,9 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
   over_rows<COL_THREADS, ROW_THREADS, V, N>(sums, Part{partial, cols}, rows, cols);
 }
 
-// ---- the launch that puts parts together: 32 columns a block, LINES threads take the parts of each --------
+// ---- the launch that joins parts: 32 columns a block, LINES threads for each ------------------------------
 
-// A sum over the threads of a column, which all get it. `met` is not free again when the function returns.
+// Returns the sum over the threads of a column to each of them. `met` is not free when the function returns.
 template <int LINES>
 __device__ __forceinline__ float over_lines(float value, float (&met)[LINES][32]) {
   met[threadIdx.x / 32][threadIdx.x % 32] = value;

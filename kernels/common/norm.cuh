@@ -1,16 +1,17 @@
 #pragma once
-// Normalising rows: layernorm and rmsnorm of a row, or of x + bias + residual. Needs types.cuh, reduce.cuh and
+// Forward layernorm and rmsnorm of rows of x, or of x + bias + residual. Needs types.cuh, reduce.cuh and
 // row_block.cuh.
 
-// What is computed, all of it known when compiling. CENTRED: layernorm, which takes off the mean and adds beta; otherwise
-// rmsnorm. RESIDUAL: the sum z = x + bias + residual is normalised, and written. STATS: so are mean and factor of each row.
+// Compile-time description of the norm. CENTRED: layernorm, which subtracts the mean and adds beta; otherwise
+// rmsnorm. RESIDUAL: the sum z = x + bias + residual is normalised and written. STATS: mean and rstd of each row
+// are written too.
 template <class Element, bool IS_CENTRED, bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_STATS>
 struct Norm {
   using T = Element;
   static constexpr bool CENTRED = IS_CENTRED, BIAS = HAS_BIAS, RESIDUAL = HAS_RESIDUAL, STATS = HAS_STATS;
 };
 
-// The tensors of a problem; what it has not is never touched.
+// The tensors of a workload; missing ones are never accessed.
 #define NORM_PARAMETERS(T)                                                                                       \
   const T *__restrict__ x, const T *__restrict__ gamma, const T *__restrict__ beta, const T *__restrict__ bias,  \
       const T *__restrict__ residual, T *__restrict__ y, T *__restrict__ z, float *__restrict__ mean_of,         \
@@ -38,7 +39,7 @@ __device__ __forceinline__ float squares_of(const float (&x)[V], float mean) {
   return total;
 }
 
-// The parts of one row that are summed; pointers are to its beginning.
+// The inputs of one row that are added; pointers are to the start of the row.
 template <class P, int V>
 struct Parts {
   using T = typename P::T;
@@ -52,7 +53,7 @@ struct Parts {
     if constexpr (P::BIAS) add(bias + vector * V, values);
     if constexpr (P::RESIDUAL) add(residual + vector * V, values);
   }
-  // What is normalised goes on in f32; the sum that is kept is rounded.
+  // The normalised value stays in f32; the stored sum is rounded.
   __device__ __forceinline__ void keep_sum(int vector, const float (&values)[V]) const {
     if constexpr (P::RESIDUAL) store_floats(z + vector * V, values);
   }
@@ -66,7 +67,7 @@ struct Parts {
   }
 };
 
-// The weights, and what turns a row into its normal form.
+// The weights, and the mean and factor that normalise a row.
 template <class P, int V>
 struct Affine {
   using T = typename P::T;
@@ -85,15 +86,14 @@ struct Affine {
     }
     store_floats(target + vector * V, x);
   }
-  // By one thread of the row.
+  // Called by one thread of the row.
   __device__ __forceinline__ void keep_statistics(float* mean_of, float* rstd_of, int row) const {
     if constexpr (P::STATS && P::CENTRED) mean_of[row] = mean;
     if constexpr (P::STATS) rstd_of[row] = rstd;
   }
 };
 
-// How many elements have been seen, their mean, and the sum of their squared deviations from it.
-//
+// Number of elements so far, their mean, and the sum of their squared deviations from it.
 // Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 struct Moments {
   float count, mean, squares;
@@ -104,7 +104,7 @@ struct Moments {
     mean += difference * share;
     count = all;
   }
-  // Those of a vector more.
+  // Adds the moments of another vector.
   template <bool CENTRED, int V>
   __device__ __forceinline__ void see(const float (&x)[V]) {
     if constexpr (CENTRED) {
@@ -116,10 +116,10 @@ struct Moments {
   }
 };
 
-// ---- rows that have a block, or a part of one: forward ----------------------------------------------------
-// Loops are unrolled by N and no further: what a thread has in flight is a choice, and takes registers.
+// ---- forward, for rows with a block or a part of one ------------------------------------------------------
+// Loops are unrolled N times only: the vectors that a thread has in flight are a parameter, and take registers.
 
-// What a thread knows of its row.
+// Row and vectors of a thread.
 template <class P, int ROW_THREADS, int ROWS, int V>
 struct Forward : Share<ROW_THREADS, ROWS, V> {
   using Base = Share<ROW_THREADS, ROWS, V>;
@@ -129,7 +129,7 @@ struct Forward : Share<ROW_THREADS, ROWS, V> {
   __device__ __forceinline__ Forward(const T* x, const T* bias, const T* residual, T* z, int rows, int cols)
       : Base(rows, cols), parts{x + Base::offset, bias, residual + Base::offset, z + Base::offset} {}
 
-  // The normal form's constants, from deviations that were added up over the row.
+  // The mean and factor of a row, from the sum of its squared deviations.
   __device__ __forceinline__ Affine<P, V> affine(const T* gamma, const T* beta, float* mean_of, float* rstd_of,
                                                  float mean, float squares, int cols, float eps) const {
     const Affine<P, V> found = {gamma, beta, mean, fast_rsqrt(squares / cols + eps)};
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
     });
 }
 
-// Reads the row twice; its sum too is made twice, since y comes of the one that was not rounded.
+// Reads the row twice and adds its inputs twice, since y is computed from the sum before rounding.
 template <class P, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAMETERS(typename P::T)) {
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);

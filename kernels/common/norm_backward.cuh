@@ -1,13 +1,12 @@
 #pragma once
-// Gradients of layernorm and rmsnorm. Needs types.cuh, reduce.cuh, row_block.cuh and norm.cuh.
-//
-// With n = (x - mean) rstd and g = dy gamma, a row's dx = rstd (g - mean(g) - n mean(g n)); rmsnorm has no means of x and
-// of g. The gradients of the weights are sums over all rows, dgamma = sum(dy n) and dbeta = sum(dy): blocks stay and take
-// one group of rows after the other, a thread has the same columns in each, and what it adds up waits in its registers, in
-// shared memory, or is left to a kernel that goes by columns. Each block leaves a part of the sums, SUMS x cols in f32, and
-// a last kernel adds the parts in a fixed order, so that results never depend on which block was first.
+// Gradients of layernorm and rmsnorm. Needs types.cuh, reduce.cuh, row_block.cuh and norm.cuh. With n = (x - mean) rstd
+// and g = dy gamma, dx of a row is rstd (g - mean(g) - n mean(g n)); rmsnorm has no means of x and g. The gradients of
+// the weights are sums over all rows, dgamma = sum(dy n) and dbeta = sum(dy). Blocks are persistent and process groups
+// of rows one after the other. A thread has the same columns in each group. It keeps its sums in registers, in shared
+// memory, or leaves them to a kernel that owns columns. Each block writes partial sums, SUMS x cols in f32, and a last
+// kernel adds them in a fixed order, so that results do not depend on the order of blocks.
 
-// Gradients of weights: dgamma, and of layernorm dbeta.
+// Gradients of weights: dgamma, and for layernorm dbeta.
 template <class P>
 constexpr int SUMS = P::CENTRED ? 2 : 1;
 
@@ -15,7 +14,7 @@ constexpr int SUMS = P::CENTRED ? 2 : 1;
   const T *__restrict__ x, const T *__restrict__ gamma, const float *__restrict__ mean_of,             \
       const float *__restrict__ rstd_of, const T *__restrict__ dy
 
-// The normal form of a vector of x, and of the gradient that goes with it.
+// A normalised vector of x, and the gradient of the same elements.
 template <class P, int V>
 __device__ __forceinline__ void load_normal(const typename P::T* x, const typename P::T* dy, float mean, float rstd,
                                             float (&normal)[V], float (&d)[V]) {
@@ -34,7 +33,7 @@ __device__ __forceinline__ void scale_by(const T* gamma, float (&d)[V]) {
   for (int i = 0; i < V; ++i) d[i] = f32_op(d[i] * scale[i]);
 }
 
-// V sums to an array of f32 whose lines are multiples of V.
+// Adds V sums to an array of f32 whose lines are multiples of V.
 template <int V>
 __device__ __forceinline__ void store_sums(float* target, const float (&sums)[V]) {
   constexpr int WIDTH = V < 4 ? V : 4;
@@ -47,8 +46,9 @@ __device__ __forceinline__ void store_sums(float* target, const float (&sums)[V]
   }
 }
 
-// ---- where a thread's sums over rows wait -----------------------------------------------------------------
-// `add` takes the n-th vector a thread handles, or the one of that number in the row; `leave` stores a block's part.
+// ---- storage of a thread's sums over rows -----------------------------------------------------------------
+// `add` takes the n-th vector of a thread, or the vector of that number in the row; `leave` stores a block's partial
+// sums.
 
 template <class P, int V, int N>
 struct SumsInRegisters {
@@ -78,7 +78,7 @@ struct SumsInRegisters {
   }
 };
 
-// A thread touches only its own vectors, laid out as those of a KeptRow, so that no barrier is needed.
+// A thread accesses only its own vectors, in the layout of KeptRow, so that no barrier is needed.
 template <class P, int V, int N>
 struct SumsInShared {
   static constexpr bool ANY = true;
@@ -125,7 +125,7 @@ struct SumsApart {
 
 // ---- rows -------------------------------------------------------------------------------------------------
 
-// Both sums over the threads of a row; the second barrier frees the scratch for the next row.
+// Both sums over the threads of a row; the second barrier frees the scratch memory for the next row.
 template <int ROW_THREADS>
 __device__ __forceinline__ void reduce_both(float& a, float& b) {
   constexpr int WIDTH = ROW_THREADS < 32 ? ROW_THREADS : 32, WARPS = ROW_THREADS / 32;
@@ -153,8 +153,8 @@ __device__ __forceinline__ void store_dx(T* target, float rstd, float shift, flo
   store_floats(target, g);
 }
 
-// Groups of ROWS rows, each shared by ROW_THREADS threads; N vectors a thread at a time. HELD: these are all of its share
-// of a row, which is read once; otherwise it is read a second time when its means are known.
+// Groups of ROWS rows, each shared by ROW_THREADS threads; a thread processes N vectors at a time. HELD: these are all
+// its vectors of a row, which is read once; otherwise the row is read a second time when its means are known.
 template <class P, template <class, int, int> class Sums, bool HELD, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1)
 norm_backward(NORM_BACKWARD_INPUTS(typename P::T), typename P::T* __restrict__ dx, float* __restrict__ partial, int rows,
@@ -209,7 +209,7 @@ norm_backward(NORM_BACKWARD_INPUTS(typename P::T), typename P::T* __restrict__ d
 
 constexpr int COLUMN_LINES = 8;
 
-// A part of the sums of 32 V columns: those over an even share of the rows, the lines of a block taking turns.
+// Partial sums of 32 V columns over an equal share of the rows; the lines of a block alternate.
 template <class P, int V>
 __global__ void __launch_bounds__(32 * COLUMN_LINES)
 norm_columns(NORM_BACKWARD_INPUTS(typename P::T), float* __restrict__ partial, int rows, int cols) {
@@ -250,7 +250,7 @@ norm_columns(NORM_BACKWARD_INPUTS(typename P::T), float* __restrict__ partial, i
 
 constexpr int FINISH_LINES = 16;
 
-// Adds the parts of 32 sums: each line of the block some, in the order of parts, then the lines in theirs.
+// Adds the partial sums of 32 columns: each line of the block adds some, in order, then the lines are added in order.
 template <class P>
 __global__ void __launch_bounds__(32 * FINISH_LINES)
 norm_finish(const float* __restrict__ partial, typename P::T* __restrict__ dgamma, typename P::T* __restrict__ dbeta,

@@ -1,9 +1,9 @@
 #pragma once
-// Few long rows: several blocks share a row of layernorm or rmsnorm. Each leaves the moments of its part; in a second
-// launch each merges those of all parts of its row, in the same order, and normalises its own. Needs types.cuh,
+// Layernorm and rmsnorm of few long rows: several blocks share a row. Each writes the moments of its part. In a second
+// launch each merges the moments of all parts of its row, in a fixed order, and normalises its part. Needs types.cuh,
 // reduce.cuh, row_block.cuh and norm.cuh.
 
-// The part of a row that a block has: `chunk` vectors, the last part perhaps fewer.
+// The part of a row that a block has: `chunk` vectors, or fewer in the last part.
 template <class P, int V>
 struct RowPart {
   using T = typename P::T;
@@ -19,7 +19,7 @@ struct RowPart {
         parts{x + offset, bias + size_t(first) * V, residual + offset, z + offset} {}
 };
 
-// in_row: parts of a row. moments (rows * in_row, 2): mean, and squared deviations from it; of rmsnorm 0 and squares.
+// in_row: parts of a row. moments (rows * in_row, 2): mean and squared deviations; for rmsnorm 0 and squares.
 template <class P, int THREADS, int V, int N>
 __global__ void __launch_bounds__(THREADS)
 norm_split_moments(NORM_PARAMETERS(typename P::T), float* __restrict__ moments, int in_row, int chunk) {
@@ -50,7 +50,7 @@ norm_split_finish(NORM_PARAMETERS(typename P::T), const float* __restrict__ mome
   const float* const of_row = moments + size_t(my.row) * in_row * 2;
   const int lane = threadIdx.x % 32;
   float mean = 0.0f, squares = 0.0f;
-  if constexpr (P::CENTRED) {  // each warp for itself
+  if constexpr (P::CENTRED) {  // each warp separately
     for (int part = lane; part < in_row; part += 32)
       mean += of_row[2 * part] * (float(min(chunk, cols / V - part * chunk)) * V);
     mean = warp_reduce_sum(mean) / cols;

@@ -1,6 +1,5 @@
 #pragma once
-// Reductions over the lanes of a warp and the threads of a block, and the fast functions used beside them.
-// Needs nothing else.
+// Reductions over the lanes of a warp and the threads of a block, and fast functions. Needs no other header.
 
 // ---- fast functions: within 2 units in the last place, subnormals flushed to zero -------------------------
 
@@ -43,7 +42,8 @@ struct Sum {
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Every lane gets the reduction over its group of WIDTH consecutive lanes (a power of two). All 32 lanes take part.
+// Returns the reduction over groups of WIDTH consecutive lanes (a power of two) to each lane. All 32 lanes must call
+// it.
 template <int WIDTH, class Op>
 __device__ __forceinline__ float warp_reduce(float value, Op op) {
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ float warp_reduce_sum(float value) {
 
 // ---- block ------------------------------------------------------------------------------------------------
 
-// Every thread gets the reduction over the block of THREADS threads (a multiple of 32; x only).
+// Returns the reduction over the THREADS threads of a block (a multiple of 32; x only) to each thread.
 // `scratch` is shared, THREADS / 32 floats; it is free again when the function returns. Two barriers.
 template <int THREADS, class Op>
 __device__ __forceinline__ float block_reduce(float value, float* scratch, Op op) {

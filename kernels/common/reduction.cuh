@@ -1,6 +1,6 @@
 #pragma once
-// What joins values of a reduction, one after the other or by lanes. Needs types.cuh and reduce.cuh. A NaN stays one, so
-// that a broken result is not hidden.
+// Operations that join values of a reduction, sequentially or by lanes. Needs types.cuh and reduce.cuh. They keep NaN,
+// so that a wrong result stays visible.
 
 struct Total {
   static __device__ __forceinline__ float neutral() { return 0.0f; }
@@ -15,7 +15,7 @@ struct Least {
   __device__ __forceinline__ float operator()(float a, float b) const { return b < a || b != b ? b : a; }
 };
 
-// Where a kernel leaves a result: finished, or in scratch memory for the launch that puts those of parts together.
+// Destination of a result: the output, finished, or scratch memory for the launch that joins parts.
 template <class Op, class Out>
 struct Finished {
   Out* out;

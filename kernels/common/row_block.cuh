@@ -1,7 +1,7 @@
 #pragma once
 // Rows of a matrix, each shared by ROW_THREADS consecutive threads of a block. Needs types.cuh and reduce.cuh.
 
-// Over the threads of a row. All threads of the block take part.
+// Reduction over the threads of a row. All threads of the block must call it.
 template <int ROW_THREADS, class Op>
 __device__ __forceinline__ float reduce_row(float value, Op op) {
   if constexpr (ROW_THREADS <= 32) {
@@ -12,8 +12,8 @@ __device__ __forceinline__ float reduce_row(float value, Op op) {
   }
 }
 
-// What of a row this thread handles: vectors `thread`, `thread + STEP`, … of `count`. A row that is missing in the
-// last block has none; its threads still take part in reductions.
+// Vectors of a thread: `thread`, `thread + STEP`, ... of `count`. A row beyond the end has none; its threads still take
+// part in reductions.
 template <int ROW_THREADS, int ROWS, int V>
 struct Share {
   static constexpr int STEP = ROW_THREADS;
@@ -29,7 +29,7 @@ struct Share {
   }
 };
 
-// Calls `f(vector, n)` for N vectors, `step` apart from `first` on, of those that exist.
+// Calls `f(vector, n)` for those of N vectors, `step` apart starting at `first`, that exist.
 template <int N, class F>
 __device__ __forceinline__ void each_vector(int first, int step, int count, F f) {
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void each_vector(int first, int step, int count, F f)
     if (first + n * step < count) f(first + n * step, n);
 }
 
-// The same of N vectors that are all of the row's share: each exists but the last, unless the row is missing.
+// The same for N vectors that are all of a thread's vectors: only the last may be missing, unless the row is.
 template <int N, class F>
 __device__ __forceinline__ void each_held_vector(int first, int step, int count, F f) {
   if (count > 0) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void load_floats(const T* source, float (&values)[V])
   for (int i = 0; i < V; ++i) values[i] = to_float(stored.at[i]);
 }
 
-// Rows that wait in shared memory, as f32. Element i of a vector lies `count` words after element i - 1, so that the
-// lanes of a warp use different banks. A thread touches only its own vectors, so that no barrier is needed.
+// Rows in shared memory, as f32. Element i of a vector is `count` words after element i - 1, so that the lanes of a
+// warp use different banks. A thread accesses only its own vectors, so that no barrier is needed.
 template <int V>
 struct KeptRow {
   float* base;

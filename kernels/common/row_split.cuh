@@ -1,14 +1,14 @@
 #pragma once
-// Rows that several blocks share: blockIdx.x is the row, blockIdx.y the part of it. Needs types.cuh and row_block.cuh.
+// Rows that several blocks share: blockIdx.x is the row, blockIdx.y its part. Needs types.cuh and row_block.cuh.
 
-// What of a row this thread handles: vectors `thread`, `thread + STEP`, … of the `count` of its block's part. Parts
-// begin at multiples of what a warp accesses at once, and differ by one of these at most; the last one may be cut.
+// Vectors of a thread: `thread`, `thread + STEP`, ... of the `count` of its block's part. Parts start at multiples of a
+// warp access, and differ by at most one of these; the last access may be partial.
 template <int THREADS, int V>
 struct Part {
   static constexpr int STEP = THREADS;
   int thread, count;
   size_t offset;  // of the part, in elements
-  size_t index;   // of the part, among those of all rows
+  size_t index;   // of the part, among the parts of all rows
 
   __device__ __forceinline__ explicit Part(int cols) {
     const i64 vectors = cols / V, lines = ceil_div<i64>(vectors, 32);

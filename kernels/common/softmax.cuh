@@ -1,15 +1,14 @@
 #pragma once
-// Pieces of softmax, of its logarithm, and of the sum that both divide by. Arguments are scaled by log2 e, so that
-// exponentials are powers of two. Needs types.cuh, reduce.cuh and row_block.cuh.
-//
+// Parts of softmax, log-softmax and their common sum. Arguments are scaled by log2 e, so that exponentials are powers
+// of two. Needs types.cuh, reduce.cuh and row_block.cuh.
 // Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Below any argument, and finite: a row may begin with minus infinity.
+// Below any argument, and finite, since a row may start with minus infinity.
 __device__ __forceinline__ float lowest() { return -3.402823466e38f; }
 
-// One row's arguments of the powers of two: (scale x + mask) log2 e.
+// Arguments of the powers of two in a row: (scale x + mask) log2 e.
 template <class T, bool MASKED, int V>
 struct Arguments {
   const T* x;
@@ -36,7 +35,7 @@ __device__ __forceinline__ float max_of(float top, const float (&z)[V]) {
   return top;
 }
 
-// Returns the sum of 2^(z - top); puts these in place of z if KEPT.
+// Returns the sum of 2^(z - top); replaces z by the powers if KEPT.
 template <bool KEPT, int V>
 __device__ __forceinline__ float raise(float top, float (&z)[V]) {
   float total = 0.0f;
@@ -53,7 +52,7 @@ __device__ __forceinline__ float raise(float top, float (&z)[V]) {
 struct Powers {
   float top, total;
 
-  // Adds N vectors of arguments, `step` apart from `first` on, of those below `count`.
+  // Adds those of N vectors of arguments, `step` apart starting at `first`, that are below `count`.
   template <int N, class Source, int V>
   __device__ __forceinline__ void read(const Source& source, int first, int step, int count, float (&z)[N][V]) {
     float higher = top;
@@ -64,14 +63,14 @@ struct Powers {
     top = higher;
   }
 
-  // Adds one sum of others, relative to a maximum of theirs.
+  // Adds the sum of other arguments, relative to their maximum.
   __device__ __forceinline__ void add(float their_top, float their_total) {
     const float higher = fmaxf(top, their_top);
     total = total * fast_exp2(top - higher) + their_total * fast_exp2(their_top - higher);
     top = higher;
   }
 
-  // Every thread of a row gets that of the whole row.
+  // Returns the result for the whole row to each of its threads.
   template <int ROW_THREADS>
   __device__ __forceinline__ void join() {
     const float highest = reduce_row<ROW_THREADS>(top, Max());
@@ -85,7 +84,7 @@ struct Powers {
 
 __device__ __forceinline__ Powers no_powers() { return {lowest(), 0.0f}; }
 
-// Makes results of powers: their share of the sum; or, of arguments, the logarithm of that.
+// Turns powers into results, their quotients by the sum; or arguments into logarithms of the results.
 template <bool LOG>
 struct Finish {
   float factor, shift;

@@ -22,7 +22,7 @@ KERNELS = r"""
   const T *__restrict__ x, const i32 *__restrict__ target, float *__restrict__ loss,               \
       float *__restrict__ lse, int rows, int cols
 
-// The first thread of a row ends it.
+// The first thread of a row writes its results.
 template <class T, int ROW_THREADS, int ROWS, int V>
 __device__ __forceinline__ void end_row(const Share<ROW_THREADS, ROWS, V>& my, const Powers& row, const T* x,
                                         const i32* target, float* loss, float* lse) {

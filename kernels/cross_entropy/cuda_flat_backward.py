@@ -18,7 +18,7 @@ from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_d
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 KERNELS = r"""
-// One row's part of the gradient.
+// Gradient of the elements of one row.
 struct Row {
   float shift, dloss;
   int target;
@@ -38,7 +38,7 @@ cross_entropy_backward(const T* __restrict__ x, const i32* __restrict__ target, 
   const u32 first_column = u32(base - first_row * cols);
   const auto row_at = [&](i64 row) { return Row{-lse[row] * LOG2_E, dloss[row], target[row]}; };
   float g[N][V];
-  // Vectors of the tile that are inside; the last one is whole.
+  // Vectors of the tile within the matrix; the last one is full.
   const int count = int(min((elements - base) / V, i64(THREADS * N)));
   each_vector<N>(threadIdx.x, THREADS, count,
                  [&](int vector, int n) { load_floats(x + base + vector * V, g[n]); });

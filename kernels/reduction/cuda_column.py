@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
     }
   };
   if constexpr (ROW_THREADS > 1) {
-    // Element i of all threads of a row lie side by side, so that the lanes of a warp use different banks.
+    // Element i of all threads of a row is contiguous, so that the lanes of a warp use different banks.
     __shared__ float met[ROW_THREADS][V][COL_THREADS];
 #pragma unroll
     for (int i = 0; i < V; ++i) met[threadIdx.x / COL_THREADS][i][threadIdx.x % COL_THREADS] = totals[i];
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
   }
 }
 
-// `partial` has (parts, cols); 8 threads take the parts of a column.
+// `partial` has (parts, cols); 8 threads share the parts of a column.
 template <class Op, class Out>
 __global__ void __launch_bounds__(256)
     end_columns(const float* __restrict__ partial, Out* __restrict__ out, float factor, int cols, int parts) {

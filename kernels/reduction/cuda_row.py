@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
     reduce_rows(@PARAMETERS@, Left* __restrict__ left, float factor, int rows, int cols) {
   const i64 row = i64(blockIdx.x) * ROWS + threadIdx.x / ROW_THREADS;
   const u32 thread = threadIdx.x % ROW_THREADS;
-  // Parts begin at multiples of what a warp accesses at once. A row that is missing has no vectors; its
+  // Parts start at multiples of a warp access. A row beyond the end has no vectors; its
   // threads still take part in reductions.
   const u64 vectors = cols / V, lines = ceil_div<u64>(vectors, 32);
   const u32 begin = u32(lines * blockIdx.y / gridDim.y * 32);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
   }
 }
 
-// `partial` has (rows, parts); a warp takes a row.
+// `partial` has (rows, parts); a warp has a row.
 template <class Op, class Out>
 __global__ void __launch_bounds__(128)
     end_rows(const float* __restrict__ partial, Out* __restrict__ out, float factor, int rows, int parts) {

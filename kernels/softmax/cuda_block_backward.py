@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_shared
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
   const KeptRow<V> kept_g = {all_kept + my.row_of_block * cols, my.count};
-  const KeptRow<V> kept_p = {all_kept + (ROWS + my.row_of_block) * cols, my.count};  // not there if LOG
+  const KeptRow<V> kept_p = {all_kept + (ROWS + my.row_of_block) * cols, my.count};  // unused if LOG
   float p[N][V], g[N][V], total = 0.0f;
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });

@@ -1,8 +1,8 @@
 #pragma once
-// Pieces of the gradients of softmax and of its logarithm. Needs types.cuh, reduce.cuh and row_block.cuh.
+// Parts of the gradients of softmax and log-softmax. Needs types.cuh, reduce.cuh and row_block.cuh.
 
-// One row: p becomes its y, g its dy. The sum of y dy is what softmax needs of it; its logarithm, that of dy alone, so
-// that y is read only for the result.
+// One row: p is loaded from y, g from dy. Softmax needs the sum of y dy. Log-softmax needs the sum of dy only, so that
+// y is read for the result only.
 template <class T, bool LOG, int V>
 struct Gradient {
   const T* y;

@@ -1,7 +1,7 @@
 #pragma once
-// The sum of a row's exponentials, where several blocks share the row. Needs softmax.cuh and row_split.cuh.
+// The sum of a row's exponentials if several blocks share the row. Needs softmax.cuh and row_split.cuh.
 
-// What a block's part adds up to; every thread gets it.
+// Returns the result of a block's part to each thread.
 template <int N, int THREADS, int V, class Source>
 __device__ __forceinline__ Powers powers_of_part(const Part<THREADS, V>& my, const Source& source) {
   float z[N][V];
@@ -12,12 +12,12 @@ __device__ __forceinline__ Powers powers_of_part(const Part<THREADS, V>& my, con
   return part;
 }
 
-// One thread keeps it.
+// Stored by one thread.
 __device__ __forceinline__ void store_powers(const Powers& part, float* target) {
   if (threadIdx.x == 0) store_vec(target, Vec<float, 2>{{part.top, part.total}});
 }
 
-// What the parts of a row add up to; every thread of a block gets it.
+// Returns the joined result of a row's parts to each thread of a block.
 template <int THREADS>
 __device__ __forceinline__ Powers powers_of_parts(const float* partial, int parts) {
   Powers row = no_powers();
