@@ -1,11 +1,14 @@
 """Host side of gemm kernels in CUDA C++: types, alignment, epilogue, arguments, grids, division of k.
 
-To add an activation to the epilogue:
+To add an activation to the epilogue (such as gelu in ``epilogue=bias+gelu``):
 
-1. workloads/operators/_activation.py names it and computes the float64 reference.
+1. workloads/operators/_expression.py defines it in float64, _activation.py its name and error bounds, and
+   gemm.py the epilogues that contain it.
 2. epilogue.cuh defines it in CUDA C++, and `ACTIVATIONS` below lists it.
 3. numba_epilogue.py defines it for Numba on the CPU.
 4. gemm/numba_cuda.py and gated_gemm/numba_cuda.py compute it in their kernels.
+
+An activation that is an expression, such as ``act=max(min(x,6),0)``, needs no code.
 """
 
 from __future__ import annotations

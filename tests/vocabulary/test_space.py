@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunebench.errors import ConfigError, InputError
-from tunebench.space import Config, Parameter, Space
+from tunebench.space import Config, Parameter, Space, takes_config
 from tunebench.workloads import parse
 
 WORKLOAD = parse("gemm:m=64,n=64,k=64,dtype=f16")
@@ -226,3 +226,24 @@ def test_a_space_may_be_restricted() -> None:
 def test_a_space_that_makes_no_sense_is_refused(make: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()
+
+
+def test_takes_config_passes_columns_as_a_mapping() -> None:
+    @takes_config("m", "n")
+    def small(config: dict[str, Any], workload: Any) -> Any:
+        """The product of m and n must be small."""
+        return config["m"] * config["n"] <= workload
+
+    space = Space(
+        (Parameter("m", (1, 2, 3), ""), Parameter("n", (1, 2), ""), Parameter("k", (1, 2), "")), (small,)
+    )
+    assert {(c["m"], c["n"]) for c in map(space.enumerate(workload=3).config, range(8))} == {
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (3, 1),
+    }
+    with pytest.raises(ConfigError, match="product of m and n must be small"):
+        space.check({"m": 3, "n": 2, "k": 1}, workload=3)
+    with pytest.raises(InputError, match="unknown"):
+        Space((Parameter("m", (1,), ""),), (small,))
