@@ -50,8 +50,8 @@ __all__ = [
     "scratch",
     "shares",
     "shrink",
-    "split_is_of_use",
-    "stream_is_of_use",
+    "split_is_useful",
+    "stream_is_useful",
     "tiles",
     "too_many_blocks",
     "usual_blocks",
@@ -178,7 +178,7 @@ FINISH_THREADS, FINISH_ROWS = 128, 16
 """Threads per block of `finish_tiles`, and rows of a tile per block."""
 
 
-def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
+def split_is_useful(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
     """Split-K is for few tiles, with some steps per part, and partial sums that fit in the scratch."""
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     few = tiles * (split_k // 2) < 2 * device.sm_count
@@ -188,7 +188,7 @@ def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, dev
 
 
 @takes_config("bm", "bn", "bk", "split_k", "stream_k")
-def stream_is_of_use(config: Mapping[str, Any], workload: Gemm, device: Device) -> Any:
+def stream_is_useful(config: Mapping[str, Any], workload: Gemm, device: Device) -> Any:
     """A stream must have about one or two blocks per SM, each with several steps and up to 4 tiles."""
     bm, bn, bk, split_k, stream_k = config.values()
     each = max((count for count in SM_COUNTS if count <= device.sm_count), default=0)

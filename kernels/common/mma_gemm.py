@@ -35,7 +35,7 @@ MAX_COPIES = 32
 # -- constraints --------------------------------------------------------------------------------------------
 
 
-def steps_are_of_use(bk: Any, workload: Any) -> Any:
+def steps_are_useful(bk: Any, workload: Any) -> Any:
     """A step must be 128 bytes or shorter, and less than twice k unless no shorter one exists."""
     least = mma_tile.least_bk(workload.dtype)
     return (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
@@ -79,7 +79,7 @@ def constraints(operation: GemmOperation, other_registers: int) -> tuple[Constra
         return mma_tile.smem_bytes(config, workload.dtype, matrices) <= device.smem_per_block_bytes
 
     @takes_config(*mma_tile.TILE, "min_blocks")
-    def min_blocks_is_of_use(config: Mapping[str, Any], workload: Any, device: Device) -> Any:
+    def min_blocks_is_useful(config: Mapping[str, Any], workload: Any, device: Device) -> Any:
         """`min_blocks` must fit on an SM without spills, and use fewer registers than the compiler would."""
         threads, min_blocks = mma_tile.threads(config["warps_m"], config["warps_n"]), config["min_blocks"]
         smem = mma_tile.smem_bytes(config, workload.dtype, matrices) + device.smem_reserved_bytes
@@ -95,9 +95,9 @@ def constraints(operation: GemmOperation, other_registers: int) -> tuple[Constra
         operation.fits,
         mma_tile.warps_cover_the_tile,
         work_is_worth_the_warps,
-        steps_are_of_use,
+        steps_are_useful,
         shared_memory_fits,
-        min_blocks_is_of_use,
+        min_blocks_is_useful,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     )
 

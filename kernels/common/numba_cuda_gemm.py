@@ -18,7 +18,7 @@ from tunebench.kernels.common.gemm_variant import GemmOperation, W
 from tunebench.space import Config, Constraint, Parameter, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 
-__all__ = ["GROUP_M", "PARAMETERS", "NumbaCudaTiledGemm", "constraints", "group_is_of_use"]
+__all__ = ["GROUP_M", "PARAMETERS", "NumbaCudaTiledGemm", "constraints", "group_is_useful"]
 
 MAX_STATIC_SMEM_BYTES = 48 * 1024
 """Most static shared memory per block. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
@@ -67,7 +67,7 @@ def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
     )
 
 
-def group_is_of_use(bm: Any, group_m: Any, workload: Any) -> Any:
+def group_is_useful(bm: Any, group_m: Any, workload: Any) -> Any:
     """Rows of tiles are grouped only if there are several."""
     return (group_m == 1) | (bm < workload.m)
 

@@ -14,10 +14,10 @@ struct alignas(64) TensorMap {
 inline u32 shared_address(const void* pointer) { return emulated::shared_address(pointer); }
 #endif
 
-// ---- asynchronous barriers ("mbarrier") --------------------------------------------------------------------
-// A barrier, 8 bytes of shared memory, ends a phase when `count` arrivals have come and no expected byte is
-// outstanding; then the next begins. Phases have parity 0, 1, 0, …; waiting for parity 1 of a new barrier returns at
-// once.
+// ---- asynchronous barriers ("mbarrier") -------------------------------------------------------------------- A
+// barrier is 8 bytes of shared memory. It ends a phase after `count` arrivals when no expected bytes are outstanding,
+// and then begins the next phase. Phases have parity 0, 1, 0, …; a wait for parity 1 of a new barrier returns
+// immediately.
 
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
 #ifdef TUNEBENCH_EMULATE
@@ -83,9 +83,9 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 }
 
 // ---- bulk tensor copies ("cp.async.bulk.tensor") -----------------------------------------------------------
-// Global to shared memory, asynchronously: the box of the map whose first element has these coordinates, innermost
-// first (it may lie outside, also before the start: zeros). `target` is a multiple of 128 bytes; the barrier is told of
-// all bytes of the box when they are there. One thread asks for a whole box.
+// Asynchronous copies from global to shared memory: the box of the map whose first element has these coordinates,
+// innermost first. Elements outside the tensor are zeros. `target` is a multiple of 128 bytes; the barrier counts all
+// bytes of the box when they have arrived. One thread copies a whole box.
 
 __device__ __forceinline__ void copy_box_2d(u32 target, const TensorMap& map, int x, int y, u32 barrier) {
 #ifdef TUNEBENCH_EMULATE
@@ -175,11 +175,11 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 // A warpgroup is four warps, the first of which has a number divisible by four. All its threads make each of these
 // calls.
 
-// Where a matrix is in shared memory, for wgmma ("Matrix Descriptor Format"). X is M of A, or N of B. Lines are as long
-// as the swizzle of 128 bytes, with which they were copied; `start` is within the first line of a multiple of 1024.
-//   K-major (lines along K): `stride` is between groups of 8 lines; `leading` is not used.
-//   X-major (lines along X, of 16-bit types): `stride` is between groups of 8 lines, `leading` between 64 of X and the
-//   next.
+// Descriptor of a matrix in shared memory for wgmma ("Matrix Descriptor Format"). X is M of A, or N of B. Lines have
+// the 128 bytes of the swizzle with which they were copied; `start` is within the first line of a multiple of 1024.
+//   K-major (lines along K): `stride` is the distance between groups of 8 lines; `leading` is not used.
+//   X-major (lines along X, of 16-bit types): `stride` is the distance between groups of 8 lines, `leading`
+//   that between groups of 64 of X.
 __device__ __forceinline__ u64 matrix_descriptor_128(u32 start, u32 leading, u32 stride) {
   return u64((start & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | u64(1) << 62;
 }
@@ -305,8 +305,8 @@ template <int N>
 constexpr bool IS_WGMMA_WIDTH = N == 64 || N == 128 || N == 192 || N == 256;
 
 // D (64, N) = A (64, K) B (K, N), plus D if `accumulate`, with sums in f32: m64nNk16 of f16 and bf16, m64nNk32 of e4m3.
-// Descriptors say where A and B are, A_ALONG_M and B_ALONG_N whether they are X-major, which 16-bit types may be. Of
-// warp w of the warpgroup, the lane with group g = lane / 4 and place t = lane % 4 has
+// The descriptors locate A and B; A_ALONG_M and B_ALONG_N mark X-major operands (16-bit types only). In warp w
+// of the warpgroup, the lane with group g = lane / 4 and place t = lane % 4 has
 //   sums[j][0..1] = D[16 w + g][8 j + 2 t, 8 j + 2 t + 1]    sums[j][2..3] = D[16 w + g + 8][the same]
 template <class T, int N, bool A_ALONG_M, bool B_ALONG_N>
 __device__ __forceinline__ void wgmma_m64k16(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
@@ -324,9 +324,9 @@ __device__ __forceinline__ void wgmma_m64k16(float (&sums)[N / 8][4], u64 a, u64
 #endif
 }
 
-// The same with A in registers, 16 of K, as mma_m16n8k16 has it: of warp w,
+// The same with A in registers, 16 of K, in the layout of mma_m16n8k16: in warp w,
 //   a[0] = A[16 w + g][2 t, 2 t + 1], a[1] = A[16 w + g + 8][the same], a[2] and a[3] likewise from 2 t + 8 on.
-// They must stay as they are until the product has been waited for.
+// The registers must not change until the product has been waited for.
 template <class T, int N, bool B_ALONG_N>
 __device__ __forceinline__ void wgmma_m64k16_registers(float (&sums)[N / 8][4], const u32 (&a)[4], u64 b,
                                                        bool accumulate) {
@@ -373,9 +373,9 @@ __device__ __forceinline__ void wgmma_m64(float (&sums)[N / 8][4], u64 a, u64 b,
   }
 }
 
-// ---- registers ("setmaxnreg") -------------------------------------------------------------------------------
-// All warps of a warpgroup call one of these. The kernel must have a limit of registers from __launch_bounds__, and
-// what all warps of a block hold must not exceed what it was launched with: taking more waits until others have given.
+// ---- registers ("setmaxnreg") ------------------------------------------------------------------------------- All
+// warps of a warpgroup call one of these. The kernel needs a register limit from __launch_bounds__, and the warps of a
+// block may hold no more registers than at launch: an increase waits until other warps have released theirs.
 
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {

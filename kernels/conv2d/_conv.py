@@ -44,11 +44,11 @@ __all__ = [
     "scratch",
     "share",
     "sizes",
-    "split_is_of_use",
-    "step_is_of_use",
+    "split_is_useful",
+    "step_is_useful",
     "sum_of_parts",
     "tiles",
-    "walk_is_of_use",
+    "walk_is_useful",
 ]
 
 MAX_GRID_X = 2**31 - 1
@@ -226,14 +226,14 @@ SPLIT = Parameter("split", SPLITS, "parts of K, which a second kernel sums")
 RASTER = Parameter("raster", ("columns", "rows"), "order of tiles: along columns or along rows first")
 
 
-def walk_is_of_use(walk: Any, workload: Conv2d) -> Any:
+def walk_is_useful(walk: Any, workload: Conv2d) -> Any:
     """K runs by tap for one tap, flat where K is pixels, else either way."""
     if workload.direction == "wgrad":
         return walk == "flat"
     return (walk == "by_tap") | (workload.r * workload.s > 1)
 
 
-def step_is_of_use(bk: Any, walk: Any, least: int, workload: Conv2d) -> Any:
+def step_is_useful(bk: Any, walk: Any, least: int, workload: Conv2d) -> Any:
     """Return whether a step is shorter than twice the extent of K, or the shortest step."""
     whole = product(workload)
     extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
@@ -241,7 +241,7 @@ def step_is_of_use(bk: Any, walk: Any, least: int, workload: Conv2d) -> Any:
 
 
 @takes_config("bm", "bn", "bk", "walk", "split")
-def split_is_of_use(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+def split_is_useful(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
     """K is split only where blocks are few, into 4 steps or more, with sums that fit in the scratch."""
     whole, (bm, bn, bk, walk, split) = product(workload), config.values()
     few = whole.tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count

@@ -154,7 +154,7 @@ def block_tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Any, Any, 
     )
 
 
-def tile_is_of_use(rows: Any, columns: Any, vec: Any, workload: Conv2d) -> Any:
+def tile_is_useful(rows: Any, columns: Any, vec: Any, workload: Conv2d) -> Any:
     """A thread's tile must be less than twice as large as the image, with few enough products to unroll."""
     down, across = axes(workload)
     of_use = ((rows == 1) | (rows * down.unit < 2 * down.extent)) & (
@@ -236,7 +236,7 @@ def shared_memory_fits(config: Mapping[str, Any], workload: Conv2d, device: Devi
 
 
 @takes_config(*_TILE, "split")
-def split_is_of_use(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+def split_is_useful(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
     """Only wgrad is split: into as many parts as give each SM one to four blocks, with a tile each."""
     split = config["split"]
     if workload.direction != "wgrad":
@@ -259,11 +259,11 @@ SPACE = Space(
         Parameter("min_blocks", (1, 2, 4), "resident blocks per SM: limits registers per thread"),
     ),
     (
-        tile_is_of_use,
+        tile_is_useful,
         width_is_aligned,
         neighbours_lie_together,
         threads_have_work,
-        split_is_of_use,
+        split_is_useful,
         shared_memory_fits,
         registers_suffice,
     ),

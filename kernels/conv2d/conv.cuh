@@ -242,7 +242,7 @@ struct Product {
     return group * z.k * (DIRECTION != WGRAD ? z.r * z.s * z.c : LAYOUT == NHWC ? 1 : z.p * z.q);
   }
 
-  // ---- C: an element lies at c_row + c_column
+  // ---- C: the offset of an element is c_row + c_column
 
   __device__ __forceinline__ I c_row(I index) const {
     const Sizes<I>& z = sizes;

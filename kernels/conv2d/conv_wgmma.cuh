@@ -295,7 +295,7 @@ __device__ __forceinline__ void store_conv_strips(const float (&sums)[1][C::BN /
 
 // ---- roles ---------------------------------------------------------------------------------------------------------
 
-// Copies tiles of A and B, stage by stage, for as long as there are any. One thread does.
+// Producer: copies tiles of A and B, stage by stage, until all are done. Called by one thread.
 template <class C>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
                                         u32 barriers, const Tiles<C>& tiles,
@@ -314,7 +314,7 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
   }
 }
 
-// Multiplies this warpgroup's share of the tiles and stores it.
+// Consumer: multiplies this warpgroup's share of the tiles and stores the results.
 template <class C>
 __device__ __forceinline__ void consume(const Destination<typename C::In, typename C::Out, i64>& output,
                                         i64 part_size, u32 buffers, u32 barriers, u8* staging,
@@ -325,7 +325,7 @@ __device__ __forceinline__ void consume(const Destination<typename C::In, typena
   float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
   Ring<C::STAGES> place = {barriers};
   Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
-  // Passes over the stages of tiles that other warpgroups multiply.
+  // Skips the stages of tiles that other warpgroups multiply.
   const auto skip_tiles = [&](u32 index, int count) {
     for (int i = 0; i < count; ++i, index += tiles.step)
       if (index < tiles.end) place.skip(product.steps(product.tile(tiles.corner(index))).count);
@@ -335,7 +335,7 @@ __device__ __forceinline__ void consume(const Destination<typename C::In, typena
   for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
     const ConvTile tile = product.tile(tiles.corner(index));
     const u32 steps = product.steps(tile).count;
-    // Nothing is kept from tile to tile: what comes between needs the registers.
+    // Nothing is kept from tile to tile: the code in between needs the registers.
     float sums[ROWS / 64][1][C::BN / 8][4] = {};
     if (steps > 0) {
       multiply<C>(sums, buffers, first_row, place, steps, turn);
@@ -346,7 +346,7 @@ __device__ __forceinline__ void consume(const Destination<typename C::In, typena
     if constexpr (TURNS > 1) skip_tiles(index + tiles.step, TURNS - 1);
     Destination<typename C::In, typename C::Out, i64> to = output;
     to.tensor += tile.part * part_size;
-    // dw of a group is a matrix of its own; elsewhere groups are columns of one.
+    // dw of each group is a separate matrix; other outputs have groups as columns of one matrix.
     if constexpr (C::DIRECTION == WGRAD)
       to.tensor += i64(tile.group) * product.sizes.k * product.sizes.r * product.sizes.s * product.sizes.c;
     else

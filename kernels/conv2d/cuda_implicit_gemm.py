@@ -45,13 +45,13 @@ def block_is_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
     return (threads >= 64) & (threads <= 256) & (tm * tn >= 8) & (tm <= 2 * tn) & (tn <= 2 * tm)
 
 
-def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
+def tile_is_useful(bm: Any, bn: Any, workload: Conv2d) -> Any:
     """A tile must have less than twice the rows and columns of C unless no smaller one exists."""
     whole = product(workload)
     return ((bm <= 32) | (bm < 2 * whole.m)) & ((bn <= 16) | (bn < 2 * whole.n))
 
 
-def width_is_of_use(vec: Any, walk: Any, workload: Conv2d) -> Any:
+def width_is_useful(vec: Any, walk: Any, workload: Conv2d) -> Any:
     """Loads must be as wide as the alignment of A or B allows, half as wide, or one element."""
     flat, by_tap = (max(alignment(workload, name)[:2]) for name in ("flat", "by_tap"))
     widest = np.where(walk == "by_tap", by_tap, flat)
@@ -124,14 +124,14 @@ SPACE = Space(
     ),
     (
         block_is_reasonable,
-        tile_is_of_use,
-        _conv.walk_is_of_use,
-        lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 8, workload),
-        width_is_of_use,
+        tile_is_useful,
+        _conv.walk_is_useful,
+        lambda bk, walk, workload: _conv.step_is_useful(bk, walk, 8, workload),
+        width_is_useful,
         all_threads_load,
         shared_memory_fits,
         registers_suffice,
-        _conv.split_is_of_use,
+        _conv.split_is_useful,
         _conv.order_matters,
     ),
 )

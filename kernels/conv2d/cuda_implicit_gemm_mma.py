@@ -40,7 +40,7 @@ OTHER_REGISTERS, SPARE_REGISTERS = 35, 40
 # -- space ------------------------------------------------------------------------------------------------
 
 
-def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
+def tile_is_useful(bm: Any, bn: Any, workload: Conv2d) -> Any:
     """A tile must have less than twice the rows and columns of C unless no smaller one exists."""
     whole = product(workload)
     return ((bm == 16) | (bm < 2 * whole.m)) & ((bn == 16) | (bn < 2 * whole.n))
@@ -113,15 +113,15 @@ SPACE = Space(
     (
         mma_tile.warps_cover_the_tile,
         mma_tile.work_is_worth_the_warps,
-        tile_is_of_use,
+        tile_is_useful,
         mma_tile.tile_is_compact,
         lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
-        _conv.walk_is_of_use,
-        lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
+        _conv.walk_is_useful,
+        lambda bk, walk, workload: _conv.step_is_useful(bk, walk, 16, workload),
         stages_have_steps,
         shared_memory_fits,
         registers_suffice,
-        _conv.split_is_of_use,
+        _conv.split_is_useful,
         _conv.order_matters,
     ),
 )

@@ -55,14 +55,14 @@ def _steps(workload: Conv2d, bk: Any) -> Any:
 # -- space --------------------------------------------------------------------------------------------------
 
 
-def tile_is_of_use(bm: Any, bn: Any, split: Any, workload: Conv2d) -> Any:
+def tile_is_useful(bm: Any, bn: Any, split: Any, workload: Conv2d) -> Any:
     """Tiles must be less than twice as large as C unless no smaller one exists, and be countable."""
     whole = product(workload)
     worthwhile = ((bm < 2 * whole.m) | (bm == 64)) & ((bn < 2 * whole.n) | (bn == 64))
     return worthwhile & (whole.tiles(1.0 * bm, 1.0 * bn) * split <= gemm.MAX_BLOCKS / 4)
 
 
-def steps_are_of_use(bk: Any, workload: Conv2d) -> Any:
+def steps_are_useful(bk: Any, workload: Conv2d) -> Any:
     """A step must have 64 channels or pixels, or 128 if it is less than twice K, and end with its group."""
     whole = product(workload)
     ends_with_group = (whole.groups == 1) | (workload.direction == "wgrad") | (whole.depth % bk == 0)
@@ -81,7 +81,7 @@ def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload
     return (cluster_m * cluster_n <= 2) & both_busy
 
 
-def split_is_of_use(bm: Any, bn: Any, bk: Any, split: Any, workload: Conv2d, device: Device) -> Any:
+def split_is_useful(bm: Any, bn: Any, bk: Any, split: Any, workload: Conv2d, device: Device) -> Any:
     """K is split only where tiles are few, into 4 steps or more, with sums that fit in the scratch."""
     few = product(workload).tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
     long = _steps(workload, bk) >= 4 * split
@@ -117,14 +117,14 @@ SPACE = Space(
         Parameter("min_blocks", (1, 2), "resident blocks per SM"),
     ),
     (
-        tile_is_of_use,
+        tile_is_useful,
         wgmma_tile.consumers_share_the_tile,
         wgmma_tile.sums_stay_in_registers(producer_registers=PRODUCER_REGISTERS),
-        steps_are_of_use,
+        steps_are_useful,
         stages_have_tiles,
         cluster_has_tiles,
         wgmma_tile.shared_memory_fits(*_SMEM),
-        split_is_of_use,
+        split_is_useful,
         parts_are_few,
         lambda bm, cluster_m, group_m, workload: (
             (group_m == 1) | (group_m * cluster_m * bm < 2 * product(workload).m)
@@ -238,7 +238,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             _conv_pixels.pixel_map(w, w.inputs()[0], PANEL_CHANNELS)
         except InputError as error:
             return f"{self.key} copies pixels by TMA: {error}"
-        if not any(tile_is_of_use(bm, bn, 1, w) for bm, bn, _ in USUAL):
+        if not any(tile_is_useful(bm, bn, 1, w) for bm, bn, _ in USUAL):
             return f"{w.outputs()[0].shape} has too many tiles for {self.key}"
         return None
 

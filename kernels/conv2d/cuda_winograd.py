@@ -78,7 +78,7 @@ def _scratch_bytes(workload: Conv2d, m: int) -> int:
 # -- space ------------------------------------------------------------------------------------------------
 
 
-def tile_is_of_use(m: Any, workload: Conv2d) -> Any:
+def tile_is_useful(m: Any, workload: Conv2d) -> Any:
     """A tile must be accurate with this number of channels, and the scratch must fit in memory."""
     of_use = np.zeros(np.shape(m), dtype=bool)
     for size in (2, 4):
@@ -111,7 +111,7 @@ def _on_tiles(constraint: Constraint) -> Constraint:
 
 SPACE = Space(
     (Parameter("m", (2, 4), "outputs per tile in each direction"), *PRODUCT.space.parameters),
-    (tile_is_of_use, *map(_on_tiles, PRODUCT.space.constraints)),
+    (tile_is_useful, *map(_on_tiles, PRODUCT.space.constraints)),
 )
 
 
@@ -279,14 +279,14 @@ class CudaWinograd(CudaVariant[Conv2d]):
             return f"{self.key} multiplies f32, not {workload.dtype}"
         if workload.n * workload.h * workload.w >= 2**31:
             return f"{self.key} supports fewer than 2**31 pixels"
-        sizes = [m for m in (2, 4) if tile_is_of_use(np.array([m]), workload)[0]]
+        sizes = [m for m in (2, 4) if tile_is_useful(np.array([m]), workload)[0]]
         if not sizes:
             return f"{self.key} needs more than {MAX_SCRATCH_BYTES} bytes of scratch"
         return PRODUCT.limits(product_of(workload, sizes[-1]), device)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return the largest accurate tile, and gemm's default for the products."""
-        sizes = [m for m in (4, 2) if tile_is_of_use(np.array([m]), workload)[0]]
+        sizes = [m for m in (4, 2) if tile_is_useful(np.array([m]), workload)[0]]
         configs = ({"m": m, **PRODUCT.default(product_of(workload, m), device)} for m in sizes)
         return self.space.first_valid(configs, workload=workload, device=device)
 

@@ -20,13 +20,13 @@ from tunebench.kernels.common.numba_cuda_gemm import (
     PARAMETERS,
     NumbaCudaTiledGemm,
     constraints,
-    group_is_of_use,
+    group_is_useful,
 )
 from tunebench.kernels.gated_gemm import _gated
 from tunebench.space import Config, Space
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
-SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(_gated), group_is_of_use))
+SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(_gated), group_is_useful))
 
 
 class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):

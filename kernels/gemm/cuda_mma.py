@@ -76,8 +76,8 @@ SPACE = Space(
     (
         *mma_gemm.constraints(gemm, other_registers=64),
         mma_tile.tile_is_compact,
-        gemm.split_is_of_use,
-        gemm.stream_is_of_use,
+        gemm.split_is_useful,
+        gemm.stream_is_useful,
         stages_have_tiles,
         mma_gemm.copies_are_few(gemm),
         gemm.parts_are_few,

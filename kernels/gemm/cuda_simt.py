@@ -26,14 +26,14 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 
-def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
+def width_is_useful(vec: Any, bk: Any, workload: Gemm) -> Any:
     """Accesses must be single elements, or the widest that a or b allows."""
     widest = np.maximum(*simt_gemm.widths(gemm, workload, {"vec": 16, "bk": bk}))
     return (vec == 1) | (vec == widest)
 
 
 @takes_config("bm", "bn", "tm", "tn", "bk", "stages", "min_blocks")
-def min_blocks_is_of_use(config: Mapping[str, Any], workload: Gemm, device: Device) -> Any:
+def min_blocks_is_useful(config: Mapping[str, Any], workload: Gemm, device: Device) -> Any:
     """`min_blocks` must fit on an SM, and use fewer registers than the compiler would."""
     min_blocks, sums = config["min_blocks"], config["tm"] * config["tn"]
     threads = min_blocks * simt_gemm.threads(config)
@@ -58,9 +58,9 @@ SPACE = Space(
     ),
     (
         *simt_gemm.constraints(gemm, other_registers=24, limited=("vec", "min_blocks")),
-        gemm.split_is_of_use,
-        width_is_of_use,
-        min_blocks_is_of_use,
+        gemm.split_is_useful,
+        width_is_useful,
+        min_blocks_is_useful,
         lambda split_k, group_m, min_blocks: gemm.parts_are_few(split_k, 0, group_m, min_blocks),
     ),
 )
@@ -142,7 +142,7 @@ class CudaSimtGemm(SimtGemm[Gemm]):
         single = split > 1 or device.compute_capability[0] == 10
         return {
             "split_k": split,
-            "vec": max(v for v in (1, 2, 4, 8, 16) if width_is_of_use(v, bk, workload)),
+            "vec": max(v for v in (1, 2, 4, 8, 16) if width_is_useful(v, bk, workload)),
             "group_m": chosen["group_m"] if split == 1 else 1,
             "min_blocks": 1 if single else chosen["min_blocks"],
         }

@@ -22,7 +22,7 @@ from tunebench.kernels.common.numba_cuda_gemm import (
     PARAMETERS,
     NumbaCudaTiledGemm,
     constraints,
-    group_is_of_use,
+    group_is_useful,
 )
 from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
@@ -31,7 +31,7 @@ from tunebench.space import Config, Space
 from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
 
-SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(gemm), group_is_of_use))
+SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(gemm), group_is_useful))
 
 
 class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):

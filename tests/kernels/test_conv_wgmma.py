@@ -337,7 +337,7 @@ FAULTS = {
     "filters not mirrored": (5, "rows.tap_first + row * rows.tap_step", "rows.taps - 1 - row"),
     "all classes are the first": (6, "down * sizes.column_classes + across}", "0}"),
     "pixels beyond the image": (6, "return rest - image * height < rows.extent", "return true"),
-    "stages of other tiles not passed over": (8, "skip_tiles(index + tiles.step, TURNS - 1)", "void()"),
+    "stages of other tiles not skipped": (8, "skip_tiles(index + tiles.step, TURNS - 1)", "void()"),
     "a tap a tile": (9, "divide(first_panel + panel, of_tap), row", "divide(first_panel, of_tap), row"),
     "the other block's pixels of B": (11, "int(shared.part_of_b) * TileB::BOX_LINES", "0"),
     "parts on top of each other": (11, "to.tensor += tile.part * part_size;", ""),

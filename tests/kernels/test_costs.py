@@ -130,14 +130,16 @@ EXCESSIVE = [
 ]
 
 
-@pytest.mark.parametrize(("declared", "told"), EXCESSIVE)
-def test_declared_costs_above_the_count_are_reported(declared: dict[str, Any], told: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("declared", "texts"), EXCESSIVE)
+def test_declared_costs_above_the_count_are_reported(
+    declared: dict[str, Any], texts: tuple[str, ...]
+) -> None:
     block = WorkCounts(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
     launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
     costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
     found = list(excesses(costs, Counts(launches=(launch,))))
-    assert len(found) == len(told)
-    assert all(text.startswith(start) for text, start in zip(found, told, strict=True)), found
+    assert len(found) == len(texts)
+    assert all(text.startswith(start) for text, start in zip(found, texts, strict=True)), found
 
 
 @needs_compiler
