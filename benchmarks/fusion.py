@@ -170,7 +170,7 @@ def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> in
         found = [
             (chosen, one)
             for chosen in variants(workload)
-            for one in store.known(device.key, str(workload), chosen.key, cache=cache)
+            for one in store.trial_outcomes(device.key, str(workload), chosen.key, cache=cache)
         ]
     return sum(
         chosen.revision(workload, one.config) == one.revision

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests import support
+from tests.support import VERIFIED, needs_fork
 from tunebench.answer import (
     Answer,
     BaselineComparison,
@@ -51,20 +53,13 @@ DIMENSIONS: dict[str, Any] = {"rows": 64, "cols": 128, "dtype": "f32"}
 WORKLOAD = "softmax:rows=64,cols=128,dtype=f32"
 PROBLEM = parse(WORKLOAD)
 GPU, CPU = variant("softmax/cuda_block"), variant("softmax/numba_cpu")
-RIGHT = Verification(how="reference", detail="all elements", worst=0.25)
 UNPROVED = Verification(how="not verified", detail="g++ is not installed")
 
 Remember = Callable[..., None]
 
 
-def measured(median_us: float, *, cache: Any = "cold", verification: Verification = RIGHT) -> Measured:
-    return Measured(
-        median_us=median_us,
-        ci_us=(median_us - 0.5, median_us + 0.5),
-        samples_us=(median_us,),
-        cache=cache,
-        verification=verification,
-    )
+def measured(median_us: float, **changes: Any) -> Measured:
+    return support.measured(median_us, ci_us=(median_us - 0.5, median_us + 0.5), **changes)
 
 
 def later() -> None:
@@ -219,7 +214,7 @@ def test_order_of_answer_sources(db: str, remember: Remember) -> None:
     asked = functools.partial(ask, db, strict=False)
     with pytest.warns(Unmeasured, match="nothing comparable was measured"):
         assert asked() == (GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM)), "predicted")
-    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
+    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=VERIFIED))
     assert asked() == (2, "predicted")
     remember(SXM, 3, Predicted(predicted_us=0.9, verification=UNPROVED))
     assert asked() == (3, "predicted")
@@ -374,7 +369,7 @@ def test_unmeasured_answer_warns_once(db: str, remember: Remember) -> None:
 
 
 def test_prediction_has_its_recorded_interval(db: str, remember: Remember) -> None:
-    remember(SXM, 1, Predicted(predicted_us=0.9, verification=RIGHT, low_us=0.5, high_us=1.7))
+    remember(SXM, 1, Predicted(predicted_us=0.9, verification=VERIFIED, low_us=0.5, high_us=1.7))
     answer = ask_quietly(db)
     assert (answer.expected_us, answer.interval_us, answer.ci_us) == (0.9, (0.5, 1.7), None)
     remember(SXM, 2, measured(8.0))  # and a measured time has no prediction interval
@@ -593,7 +588,7 @@ def test_threads_do_not_share_a_connection(db: str, remember: Remember) -> None:
     assert found == [(1, "measured here")] * 200
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@needs_fork
 def test_a_forked_process_looks_up_too(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(1.0))
     assert ask(db) == (1, "measured here")
@@ -658,7 +653,7 @@ def test_a_server_is_read_through_an_index(
     db: str, far_away: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(SXM, 1, measured(3.0))
-    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
+    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=VERIFIED))
     here = lookup_workload(WORKLOAD, device=SXM, db=db)
     there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
     assert there.database == far_away.replace("s3cret", "***")
@@ -676,7 +671,7 @@ def test_a_server_is_read_through_an_index(
 
 
 def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remember: Remember) -> None:
-    remember(SXM, 1, Predicted(predicted_us=0.2, verification=RIGHT, low_us=0.1, high_us=0.4))
+    remember(SXM, 1, Predicted(predicted_us=0.2, verification=VERIFIED, low_us=0.1, high_us=0.4))
     with pytest.warns(Unmeasured):
         assert lookup_workload(WORKLOAD, device=SXM, db=far_away).interval_us == (0.1, 0.4)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.public_data import found
+from tests.support import measured
 from tunebench import lookup
 from tunebench.answer import lookup_workload
 from tunebench.cache_file import RecordedSpace, read
@@ -28,7 +29,6 @@ from tunebench.outcome import (
     Aborted,
     CompileFailed,
     LaunchFailed,
-    Measured,
     Outcome,
     Predicted,
     Result,
@@ -209,11 +209,6 @@ OWN = SpaceKey(
 )
 
 
-def measured(us: float, cache: Any = "cold") -> Measured:
-    right = Verification(how="reference", detail="all")
-    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=right)
-
-
 def record(
     store: Store,
     tile: int,
@@ -260,7 +255,7 @@ def test_export_has_the_newest_measurement_unless_a_result_was_wrong(
 
 def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
     record(own, 1, measured(5.0))
-    record(own, 2, measured(4.0, "warm"))
+    record(own, 2, measured(4.0, cache="warm"))
     record(own, 3, CompileFailed(reason="no"))
     with pytest.raises(InputError, match="--cache"):
         recorded_space_log(own, OWN)

@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.db.test_stores import DEVICE, VARIANT, WORKLOAD, Clock, _dead_owner, begin, key, measured
+from tests.support import needs_fork
 from tunebench.db import (
     MeasurementBatch,
     NewMeasurement,
@@ -350,19 +351,22 @@ def test_damaged_or_future_index_is_written_again(
 # -- the soak, in small ----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.slow
+@needs_fork
 def test_killed_tuners_lose_and_repeat_no_trial(tmp_path: Path) -> None:
     counts = faults.sqlite_soak(tmp_path, 4, pause_s=0.3)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (4, True, True)
 
 
+@pytest.mark.slow
 def test_killed_server_loses_no_record_and_tuners_continue(server: Any, tmp_path: Path) -> None:
     counts = faults.server_soak(server, tmp_path, 2, pause_s=0.4)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (2, True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("how", [{}, {"network": True}, {"synchronous": "NORMAL"}], ids=str)
 def test_commits_survive_simulated_power_cuts(tmp_path: Path, how: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.slow
 def test_corrupt_files_are_imported_partly_or_refused(store: Store, tmp_path: Path) -> None:
     became = import_fuzz.fuzz(store, tmp_path, 0, range(240))
     assert became["failed"] == 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.support import needs_fork
 from tunebench.db import downgrade, locate, migrate, open_store, schema, upgrade
 from tunebench.db.engine import create_engine, write
 from tunebench.db.integrity import examine
@@ -131,7 +132,7 @@ def _told(name: str, found: Rows) -> list[Any]:
     return [row for row in found["measurement"] if row["versus_default"]]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize(("direction", "statement"), [("up", 12), ("down", -1)])
 def test_killed_migration_changes_nothing(statement: int, direction: str, db: str, tmp_path: Path) -> None:

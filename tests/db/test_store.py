@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebench.db
+from tests.support import VERIFIED
 from tunebench.db import (
     Demand,
     Location,
@@ -43,7 +44,6 @@ from tunebench.space import Config
 DEVICE = described()["h100-sxm"]
 WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
 GOLDEN = Path(__file__).parent.parent / "golden"
-RIGHT = Verification(how="reference", detail="all elements", worst=0.25)
 
 
 def key(number: int) -> TrialKey:
@@ -63,7 +63,7 @@ def result(median_us: float = 1.0) -> Result:
             ci_us=(median_us, median_us),
             samples_us=(median_us,),
             cache="cold",
-            verification=RIGHT,
+            verification=VERIFIED,
         )
     )
 
@@ -292,7 +292,7 @@ def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -
             ci_us=(12.375, 12.625),
             samples_us=(12.5, 12.625, 12.375),
             cache="cold",
-            verification=RIGHT,
+            verification=VERIFIED,
             conditions={"sm_clock_mhz": 1980},
         )
         assert entries[0].recorded_at == datetime(2026, 11, 20, 12, 0, 3, tzinfo=UTC)

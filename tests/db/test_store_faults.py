@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.db.test_store import DEVICE, WORKLOAD, begin, result, unprivileged
+from tests.support import needs_sqlite3
 from tunebench import lookup
 from tunebench.db import TrialKey, disk, engine, locate, open_store, sqlite_file
 from tunebench.db.retry import RetryPolicy
@@ -157,7 +158,7 @@ def _saved(path: Path, command: str) -> Path:
 
 
 @pytest.mark.parametrize("command", [".recover", ".dump"])
-@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the sqlite3 shell is not installed")
+@needs_sqlite3
 def test_recovered_file_is_a_valid_database(tmp_path: Path, command: str) -> None:
     path = filled(tmp_path / "x.db", 60)
     with contextlib.closing(sqlite3.connect(path)) as connection:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests import support
+from tests.support import VERIFIED, needs_fork
 from tunebench.db import (
     Demand,
     MeasuredSpace,
@@ -60,18 +62,14 @@ DEVICE = described()["h100-sxm"]
 TWIN = described()["h100-pcie"]
 WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
 VARIANT = "softmax/example"
-RIGHT = Verification(how="reference", detail="all elements", worst=0.25)
 UNPROVED = Verification(how="not verified", detail="g++ is not installed")
 
 
-def measured(median_us: float, *, cache: Any = "cold", verification: Verification = RIGHT) -> Measured:
-    return Measured(
-        median_us=median_us,
-        ci_us=(median_us * 0.99, median_us * 1.01),
-        samples_us=(median_us, median_us * 1.01, median_us * 0.99),
-        cache=cache,
-        verification=verification,
-        conditions={"sm_clock_mhz": 1980},
+def measured(median_us: float, **changes: Any) -> Measured:
+    low_us, high_us = median_us * 0.99, median_us * 1.01
+    conditions = {"sm_clock_mhz": 1980}
+    return support.measured(
+        median_us, high_us, low_us, ci_us=(low_us, high_us), conditions=conditions, **changes
     )
 
 
@@ -460,7 +458,7 @@ def test_confidence_intervals_decide_before_finalists_are_measured(store: Store)
 def test_predictions_are_compared_without_intervals(store: Store) -> None:
     begin(store)
     for number, us, verdict in ((1, 2.0, DEFAULT), (2, 1.9, None)):
-        outcome = Predicted(predicted_us=us, verification=RIGHT)
+        outcome = Predicted(predicted_us=us, verification=VERIFIED)
         store.record(key(number), Result(outcome=outcome), verdict=verdict)
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [2]
 
@@ -512,7 +510,7 @@ def test_unverified_result_does_not_count_as_measured(store: Store) -> None:
 
 def test_cold_and_warm_are_separate_and_predictions_come_last(store: Store) -> None:
     begin(store)
-    store.record(key(1), Result(outcome=Predicted(predicted_us=1.0, verification=RIGHT)))
+    store.record(key(1), Result(outcome=Predicted(predicted_us=1.0, verification=VERIFIED)))
     store.record(key(2), Result(outcome=measured(5.0, cache="warm")))
     store.record(key(3), Result(outcome=measured(9.0)))
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [3, 2, 1]
@@ -525,7 +523,7 @@ def test_a_prediction_for_a_verified_kernel_comes_first(store: Store) -> None:
         key(2, variant="softmax/other"), Result(outcome=Predicted(predicted_us=1.5, verification=UNPROVED))
     )
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [1, 2]
-    store.record(key(3), Result(outcome=Predicted(predicted_us=4.0, verification=RIGHT)))
+    store.record(key(3), Result(outcome=Predicted(predicted_us=4.0, verification=VERIFIED)))
     assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [3, 2]
 
 
@@ -682,7 +680,7 @@ def test_four_processes_claim_200_trials_once_each(db: str) -> None:
         assert store.stats().claimed == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_store_works_on_after_a_fork(store: Store) -> None:
     begin(store)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_fork
 from tunebench import dispatch, kernels
 from tunebench.answer import Answer, BaselineComparison
 from tunebench.device import local_cpu, representative
@@ -175,7 +175,7 @@ def test_watchers_receive_calls_until_the_context_ends() -> None:
     assert str(call).startswith(f"{WORKLOAD}: softmax/numba_cpu with passes=")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_fork
 def test_a_forked_child_of_openmp_does_not_run_numbas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     softmax(np.ones((4, 16), np.float32))
     monkeypatch.setattr(cpu, "_forked", True)
