@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.cache_file import RejectedRow
+from tunebench.cache_file import RejectedEntry
 from tunebench.db.record import MAX_FAULTS, ImportResult, NewMeasurement, RunStart, SpaceKey, TrialKey
 from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import measurement_table as _measurement
@@ -108,12 +108,12 @@ def new_measurements(
         key = measurement.key
         trial = trials.setdefault((key.variant, str(key.config), key.revision), _TrialMeasurements())
         outcome = measurement.result.outcome
-        told = identity(
+        values = identity(
             {name: getattr(outcome, name, None) for name in IDENTITY} | {"purpose": measurement.purpose}
         )
         late = measurement.recorded_at and trial.newest and measurement.recorded_at < trial.newest
-        if told not in trial.measurements and not late:
-            trial.measurements.add(told)
+        if values not in trial.measurements and not late:
+            trial.measurements.add(values)
             fresh.append(measurement)
     return fresh
 
@@ -125,9 +125,9 @@ def _stored_trials(
     until: datetime,
     now_adding: Collection[str],
 ) -> dict[_Trial, _TrialMeasurements]:
-    told = (_measurement.c[name] for name in IDENTITY)
+    columns = (_measurement.c[name] for name in IDENTITY)
     query = (
-        sa.select(*_TRIAL, *told, _measurement.c.recorded_at, _measurement.c.run_id)
+        sa.select(*_TRIAL, *columns, _measurement.c.recorded_at, _measurement.c.run_id)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
         .where(*_of_configs(device_id, measurements[0].key.workload, (a.key for a in measurements)))
     )
@@ -210,9 +210,9 @@ class RowImport:
         self.path = path
         self.spaces: dict[SpaceKey, None] = {}
         self.good = self.refused = 0
-        self._rejected: list[RejectedRow] = []
+        self._rejected: list[RejectedEntry] = []
 
-    def reject(self, row: RejectedRow) -> None:
+    def reject(self, row: RejectedEntry) -> None:
         """Count a rejected row, and keep the first `MAX_FAULTS`."""
         self.refused += 1
         self._rejected += [row] if self.refused <= MAX_FAULTS else []

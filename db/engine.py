@@ -94,10 +94,10 @@ class FileConnection(sqlite3.Connection):
 
 
 def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callable[[], sqlite3.Connection]:
-    told = False
+    warned = False
 
     def connect() -> sqlite3.Connection:
-        nonlocal told
+        nonlocal warned
         if read_only:
             return open_read_only(path)
         if path == default_path():
@@ -109,10 +109,10 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
         )
         try:
             connection.path, connection.file = path, disk.file_identity(path)
-            unlike = _configure_durability(connection)
-            if unlike and not told:
-                told = True
-                warnings.warn(unlike, RuntimeWarning, stacklevel=2)
+            warning = _configure_durability(connection)
+            if warning and not warned:
+                warned = True
+                warnings.warn(warning, RuntimeWarning, stacklevel=2)
             connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         except BaseException:
             connection.close()

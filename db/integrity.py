@@ -235,8 +235,8 @@ def _storage_classes(column: sa.Column[Any]) -> tuple[str, ...]:
 def _duplicates() -> sa.Select[Any]:
     at = measurement_table.c
     alike = (at.trial_id, at.purpose, at.kind, at.recorded_at, at.median_us, at.predicted_us, at.fastest_us)
-    told = (*alike, at.reason, sa.cast(at.samples_us, sa.Text))
-    place = sa.func.row_number().over(partition_by=told, order_by=at.id)
+    columns = (*alike, at.reason, sa.cast(at.samples_us, sa.Text))
+    place = sa.func.row_number().over(partition_by=columns, order_by=at.id)
     ranked = sa.select(at.id, place.label("place")).subquery()
     return sa.select(ranked.c.id).where(ranked.c.place > 1)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench._version import __version__
-from tunebench.cache_file import LimitedFile, RejectedRow, open_limited
+from tunebench.cache_file import LimitedFile, RejectedEntry, open_limited
 from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
 from tunebench.db.jsonl_codec import device_from_json, measurement_from_json, refuse_constant
 from tunebench.db.reader import Reader
@@ -187,7 +187,7 @@ class _JsonlImport(RowImport):
         if self.refused + self._blank >= MAX_REFUSED:
             raise InputError(f"{self.path} has more than {MAX_REFUSED} blank or unusable lines")
         if reason:
-            self.reject(RejectedRow(f"line {number}", reason))
+            self.reject(RejectedEntry(f"line {number}", reason))
         return None
 
     def _read(self, line: bytes) -> NewMeasurement | None:
@@ -200,7 +200,7 @@ class _JsonlImport(RowImport):
             self._devices[device.key] = device
             return None
         if kind != "measurement":
-            raise InputError("it must be an object whose what is device or measurement")
+            raise InputError("it must be an object with what: device or measurement")
         measurement = measurement_from_json(data, self._devices)
         if len(self.spaces) >= MAX_SPACES and measurement.key.space not in self.spaces:
             raise InputError(f"a file may contain at most {MAX_SPACES} spaces; import it in parts")

@@ -208,9 +208,9 @@ def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
     for name, amount in before.items():
         if amount > after.get(name, 0) and name not in _DERIVED:
             table, _, column = name.partition(".")
-            told = f"{table}.{column}" if table in tables else table
-            lost[told] = max(amount - after.get(name, 0), lost.get(told, 0))
-    return [f"{amount} {'values' if '.' in told else 'rows'} of {told}" for told, amount in lost.items()]
+            what = f"{table}.{column}" if table in tables else table
+            lost[what] = max(amount - after.get(name, 0), lost.get(what, 0))
+    return [f"{amount} {'values' if '.' in what else 'rows'} of {what}" for what, amount in lost.items()]
 
 
 def _check_readable(location: Location) -> None:

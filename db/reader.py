@@ -156,8 +156,8 @@ class Reader(SearchReader):
         ).where(_trial.c.stale)
         recorded = sa.select(sa.func.count(), sa.func.max(_measurement.c.id))
         with self._read() as connection:
-            told = (*connection.execute(recorded).one(), *connection.execute(stale).one())
-        return ":".join(map(str, told))
+            counts = (*connection.execute(recorded).one(), *connection.execute(stale).one())
+        return ":".join(map(str, counts))
 
     def stats(self) -> Stats:
         """Return statistics of the database."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tunebench.cache_file import RejectedRow
+from tunebench.cache_file import RejectedEntry
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, from_json, to_json
@@ -248,7 +248,7 @@ class ImportResult:
     spaces: tuple[SpaceKey, ...]
     added: int
     known: int
-    faults: tuple[RejectedRow, ...]
+    faults: tuple[RejectedEntry, ...]
     refused: int
 
 

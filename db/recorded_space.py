@@ -19,7 +19,7 @@ from tunebench import device as devices
 from tunebench._deprecation import renamed
 from tunebench._host import product_name
 from tunebench._version import __version__
-from tunebench.cache_file import CacheFileHeader, RecordedTrial, RejectedRow, TuningLog, read_header
+from tunebench.cache_file import CacheFileHeader, RecordedTrial, RejectedEntry, TuningLog, read_header
 from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
 from tunebench.db.reader import Reader
 from tunebench.db.record import (
@@ -71,8 +71,8 @@ def workload_of(kernel: str, problem: Sequence[int] = ()) -> str:
         InputError: if the kernel's name is missing or contains other characters than the text allows.
     """
     if not _KERNEL.fullmatch(kernel):
-        told = f"its kernel is named {kernel[:100]!r}" if kernel else "it does not name its kernel"
-        raise InputError(f"{told}; give --kernel with letters, digits, and any of _ . + - /")
+        reason = f"its kernel is named {kernel[:100]!r}" if kernel else "it does not name its kernel"
+        raise InputError(f"{reason}; give --kernel with letters, digits, and any of _ . + - /")
     return f"{RECORDED}kernel={kernel}" + (f",problem={'x'.join(map(str, problem))}" if problem else "")
 
 
@@ -136,7 +136,7 @@ class _SpaceImport(RowImport):
         few: list[NewMeasurement] = []
         (space,) = self.spaces
         for row in self._header.rows(watcher):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RejectedEntry):
                 self.reject(row)
                 continue
             self.good += 1
@@ -147,14 +147,14 @@ class _SpaceImport(RowImport):
         yield MeasurementBatch(start=start, measurements=tuple(few))
 
 
-def _device_of(told: str) -> Device:
-    if not told:
+def _device_of(name: str) -> Device:
+    if not name:
         raise InputError("it does not name its device; give --device")
     known = devices.described()
-    found = known.get(product_name(told))
+    found = known.get(product_name(name))
     if found is None:
         names = ", ".join(sorted(known))
-        raise InputError(f"its device {told[:100]!r} is unknown; give --device. Known: {names}")
+        raise InputError(f"its device {name[:100]!r} is unknown; give --device. Known: {names}")
     return found
 
 

@@ -130,8 +130,8 @@ def check_device(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     if key != row["key"]:
         yield "device", f"its key is {row['key']}, but its description has the key {key}"
-    told = (device.kind, device.architecture, device.name, device.sm_count, device.power_limit_w)
+    values = (device.kind, device.architecture, device.name, device.sm_count, device.power_limit_w)
     columns = ("kind", "architecture", "product", "sm_count", "power_limit_w")
-    for name, value in zip(columns, told, strict=True):
+    for name, value in zip(columns, values, strict=True):
         if row[name] != value:
             yield "device", f"its {name} is {row[name]}, but its description has {value}"

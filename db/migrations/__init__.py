@@ -1,1 +1,1 @@
-"""Steps from one schema revision to the next, run by `tunebench.db.upgrade`."""
+"""Schema migrations, run by `tunebench.db.upgrade` and `tunebench.db.downgrade`."""

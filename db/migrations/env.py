@@ -1,6 +1,6 @@
-"""What Alembic runs: migrations on the connection that `tunebench.db.migrate` opened.
+"""Alembic environment: runs migrations on the connection that `tunebench.db.migrate` opened.
 
-The transaction is the caller's, on SQLite too, where Alembic by itself would commit step by step.
+The caller owns the transaction, also on SQLite, where Alembic would commit after each step.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def test_changing_write_ahead_log_is_read_when_stable(
     with contextlib.closing(sqlite_file._copy_with_wal(left)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM measurement").fetchone() == (3,)
     monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: os.urandom(8))
-    with pytest.raises(sqlite3.OperationalError, match="stand still"):
+    with pytest.raises(sqlite3.OperationalError, match="keeps changing"):
         sqlite_file._copy_with_wal(left)
 
 

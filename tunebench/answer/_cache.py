@@ -243,8 +243,8 @@ def _lookup(
         found = _cache.answers.get(asked)
         if found is None:
             found = _cache.answers[asked] = question.answer(strict=strict)
-    told = (text, question.target.key, str(question.location))
-    if not found.exact and not quiet and told not in _cache.warned:
-        _cache.warned.add(told)
+    warning_key = (text, question.target.key, str(question.location))
+    if not found.exact and not quiet and warning_key not in _cache.warned:
+        _cache.warned.add(warning_key)
         warnings.warn(f"{text} was not measured on {found.device}: {found.because}", Unmeasured, stacklevel=3)
     return found

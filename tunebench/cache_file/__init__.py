@@ -29,7 +29,7 @@ from tunebench.cache_file._row import (
     DuplicateCheck,
     RecordedSpace,
     RecordedTrial,
-    RejectedRow,
+    RejectedEntry,
     TuningLog,
     value_of,
 )
@@ -43,7 +43,7 @@ __all__ = [
     "LimitedFile",
     "RecordedSpace",
     "RecordedTrial",
-    "RejectedRow",
+    "RejectedEntry",
     "TuningLog",
     "open_limited",
     "read",
@@ -83,11 +83,11 @@ class CacheFileHeader:
     path: Path
     log: TuningLog
     _form: Any
-    _told: Mapping[str, Any]
+    _metadata: Mapping[str, Any]
 
     def rows(
         self, watcher: Callable[[int, int], None] | None = None
-    ) -> Iterator[RecordedTrial | RejectedRow]:
+    ) -> Iterator[RecordedTrial | RejectedEntry]:
         """Yield every row, or the reason for its rejection.
 
         Args:
@@ -96,7 +96,7 @@ class CacheFileHeader:
         Raises:
             InputError: if the file cannot be read to its end.
         """
-        make, once, number = self._form.row_parser(self._told, self.log), DuplicateCheck(), 0
+        make, once, number = self._form.row_parser(self._metadata, self.log), DuplicateCheck(), 0
         with open_limited(self.path, AS_JSON) as file:
             for member in members(file, _ROWS, _UNFINISHED):
                 if member.key is None:
@@ -106,7 +106,7 @@ class CacheFileHeader:
                     row = make(member.value)
                     once.check(row.config)
                 except InputError as error:
-                    yield RejectedRow(self._form.location(number, member.key), str(error))
+                    yield RejectedEntry(self._form.location(number, member.key), str(error))
                 else:
                     yield row
                 if watcher is not None and number % 1000 == 0:
@@ -124,7 +124,7 @@ def read_header(path: Path) -> CacheFileHeader:
     Raises:
         InputError: if the file cannot be read, has another format, or has no parameters.
     """
-    told: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     names: tuple[str, ...] = ()
     rows = 0
     with open_limited(path, AS_JSON) as file:
@@ -134,21 +134,21 @@ def read_header(path: Path) -> CacheFileHeader:
                 rows += 1
                 if rows > MAX_ROWS:
                     raise InputError(f"{path} has more than {MAX_ROWS} rows; import it in parts")
-            elif member.name in told:
+            elif member.name in metadata:
                 raise InputError(f"{path} contains {member.name[:100]!r} twice")
-            elif len(told) < MAX_MEMBERS:
-                told[member.name] = member.value
+            elif len(metadata) < MAX_MEMBERS:
+                metadata[member.name] = member.value
     try:
-        if isinstance(told.get("cache"), dict):
-            return CacheFileHeader(path, _kernel_tuner.read_header(told), _kernel_tuner, told)
-        if isinstance(told.get("results"), list):
-            return CacheFileHeader(path, _t4.read_header(told, names), _t4, told)
+        if isinstance(metadata.get("cache"), dict):
+            return CacheFileHeader(path, _kernel_tuner.read_header(metadata), _kernel_tuner, metadata)
+        if isinstance(metadata.get("results"), list):
+            return CacheFileHeader(path, _t4.read_header(metadata, names), _t4, metadata)
         raise InputError("expected a Kernel Tuner cache file or T4: an object with a member cache or results")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def scan(path: Path) -> tuple[TuningLog, tuple[RejectedRow, ...]]:
+def scan(path: Path) -> tuple[TuningLog, tuple[RejectedEntry, ...]]:
     """Return the contents of a file, and its rejected rows.
 
     Args:
@@ -159,9 +159,9 @@ def scan(path: Path) -> tuple[TuningLog, tuple[RejectedRow, ...]]:
     """
     found = read_header(path)
     rows: list[RecordedTrial] = []
-    faults: list[RejectedRow] = []
+    faults: list[RejectedEntry] = []
     for row in found.rows():
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RejectedEntry):
             faults.append(row)
         else:
             rows.append(row)
@@ -208,7 +208,7 @@ def write(log: TuningLog, path: Path, form: str) -> None:
 __getattr__ = renamed(
     __name__,
     {
-        "Fault": "RejectedRow",
+        "Fault": "RejectedEntry",
         "Head": "CacheFileHeader",
         "Log": "TuningLog",
         "Opened": "LimitedFile",

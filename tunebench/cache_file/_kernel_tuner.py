@@ -28,24 +28,24 @@ from tunebench.space import Value
 __all__ = ["dump", "location", "read_header", "row_parser"]
 
 
-def read_header(told: Mapping[str, Any]) -> TuningLog:
+def read_header(metadata: Mapping[str, Any]) -> TuningLog:
     """Return the metadata of a cache file.
 
     Args:
-        told: Members of the file without rows.
+        metadata: Members of the file without rows.
 
     Raises:
         InputError: if it does not list its parameters.
     """
-    names = told.get("tune_params_keys")
+    names = metadata.get("tune_params_keys")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError("tune_params_keys must list the parameter names")
     return TuningLog(
-        kernel=printable(str(told.get("kernel_name", ""))),
-        device=printable(str(told.get("device_name", ""))),
-        problem=problem_size_of(told.get("problem_size")),
+        kernel=printable(str(metadata.get("kernel_name", ""))),
+        device=printable(str(metadata.get("device_name", ""))),
+        problem=problem_size_of(metadata.get("problem_size")),
         names=tuple(names),
-        values=dict(_declared(told.get("tune_params"), names)),
+        values=dict(_declared(metadata.get("tune_params"), names)),
         rows=(),
     )
 
@@ -59,11 +59,11 @@ def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value,
                 yield name, tuple(value_of({name: value}, name) for value in declared)
 
 
-def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
+def row_parser(metadata: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
     """Return a function that converts an entry to a trial.
 
     Args:
-        told: Members of the file without rows.
+        metadata: Members of the file without rows.
         log: Result of `read_header`.
     """
     return functools.partial(_row, names=log.names)
@@ -76,7 +76,7 @@ def location(number: int, key: str | int) -> str:
 
 def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
     entry = as_object(entry)
-    told = RawTrial(
+    raw = RawTrial(
         values=entry,
         time=entry.get("__error__", entry.get("time")),  # version 1.5 stores the failure next to the time
         samples=entry.get("times"),
@@ -87,7 +87,7 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
         search=entry.get("strategy_time"),
         timestamp=entry.get("timestamp"),
     )
-    return told.row(names)
+    return raw.row(names)
 
 
 _FAILURE_NAMES = {CompileFailed.kind: "CompilationFailedConfig"}

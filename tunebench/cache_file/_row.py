@@ -38,7 +38,7 @@ __all__ = [
     "RawTrial",
     "RecordedSpace",
     "RecordedTrial",
-    "RejectedRow",
+    "RejectedEntry",
     "TuningLog",
     "printable",
     "problem_size_of",
@@ -99,13 +99,13 @@ class RecordedSpace:
             InputError: if the file contains another value.
         """
         mine, theirs = (product_name(name) if name else "" for name in (self.device, device))
-        for what, told, given in (
+        for what, own, given in (
             ("kernel", self.kernel, kernel),
             ("device", mine, theirs),
             ("problem", self.problem, problem),
         ):
-            if told and given and told != given:
-                raise InputError(f"{what}: the file contains {told}, not {given}; remove the option")
+            if own and given and own != given:
+                raise InputError(f"{what}: the file contains {own}, not {given}; remove the option")
         return dataclasses.replace(
             self,
             kernel=self.kernel or kernel,
@@ -147,7 +147,7 @@ class RecordedTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedRow:
+class RejectedEntry:
     """A row that cannot be used: its location in the file, and the reason."""
 
     place: str
@@ -249,9 +249,9 @@ class TuningLog:
         present = {row.config[name] for row in self.rows}
         if len(present) > MAX_VALUES:
             raise InputError(f"parameter {name} has {len(present)} values, more than {MAX_VALUES}")
-        told = tuple(value for value in self.values.get(name, ()) if value in present)
-        if set(told) == present and len(told) == len(present):
-            return told
+        declared = tuple(value for value in self.values.get(name, ()) if value in present)
+        if set(declared) == present and len(declared) == len(present):
+            return declared
         return tuple(sorted(present, key=lambda value: (isinstance(value, str), value)))
 
 
@@ -341,15 +341,15 @@ class RawTrial:
             measure_s=self._seconds(self.measuring) or 0.0,
         )
 
-    def _seconds(self, told: Any) -> float | None:
+    def _seconds(self, value: Any) -> float | None:
         """Return a duration in seconds; None if it is invalid."""
-        known = _is_number(told) and 0 <= told < math.inf
-        return told / (1e6 / self.others_unit_us) if known else None
+        known = _is_number(value) and 0 <= value < math.inf
+        return value / (1e6 / self.others_unit_us) if known else None
 
     def _conditions(self) -> dict[str, Any]:
-        told = {"framework_s": self._seconds(self.framework), "search_s": self._seconds(self.search)}
+        seconds = {"framework_s": self._seconds(self.framework), "search_s": self._seconds(self.search)}
         stamp = self.timestamp if isinstance(self.timestamp, str) and self.timestamp.isprintable() else None
-        found = {**told, "timestamp": stamp[:MAX_TEXT] if stamp else None}
+        found = {**seconds, "timestamp": stamp[:MAX_TEXT] if stamp else None}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -400,5 +400,5 @@ def _microseconds(time: Any, unit_us: float) -> float:
 def problem_size_of(size: Any) -> tuple[int, ...]:
     """Return a problem size as integers; empty if it is missing or has another form."""
     sizes = size if isinstance(size, list) else [size]
-    told = all(isinstance(s, int) and _is_number(s) and s > 0 for s in sizes)
-    return tuple(sizes) if told and len(sizes) <= MAX_PARAMETERS else ()
+    valid = all(isinstance(s, int) and _is_number(s) and s > 0 for s in sizes)
+    return tuple(sizes) if valid and len(sizes) <= MAX_PARAMETERS else ()

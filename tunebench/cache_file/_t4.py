@@ -36,13 +36,13 @@ def names_of(result: Any) -> tuple[str, ...]:
     return tuple(values) if isinstance(values, dict) else ()
 
 
-def read_header(told: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
+def read_header(members: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
     """Return the metadata of a file in T4 format.
 
     The format has no fields for kernel and device; `dump` writes them to its metadata.
 
     Args:
-        told: Members of the file without results.
+        members: Members of the file without results.
         names: Parameter names of the first result with a configuration.
 
     Raises:
@@ -50,7 +50,7 @@ def read_header(told: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
     """
     if not names:
         raise InputError("expected results with a configuration, found none")
-    metadata = _metadata(told)
+    metadata = _metadata(members)
     _unit(metadata.get("timeunit"), "ms")
     return TuningLog(
         kernel=printable(str(metadata.get("kernel_name", ""))),
@@ -62,19 +62,19 @@ def read_header(told: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
     )
 
 
-def _metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = told.get("metadata")
+def _metadata(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = members.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
-def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
+def row_parser(members: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
     """Return a function that converts a result to a trial.
 
     Args:
-        told: Members of the file without results.
+        members: Members of the file without results.
         log: Result of `read_header`.
     """
-    return functools.partial(_row, names=log.names, unit=_unit(_metadata(told).get("timeunit"), "ms"))
+    return functools.partial(_row, names=log.names, unit=_unit(_metadata(members).get("timeunit"), "ms"))
 
 
 def location(number: int, key: str | int) -> str:
@@ -92,8 +92,8 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
     measurements = result.get("measurements")
     entries = [m for m in measurements if isinstance(m, dict)] if isinstance(measurements, list) else []
     measured = next((m for m in entries if m.get("name") == "time"), {})
-    told = result.get("times")
-    times: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    phases = result.get("times")
+    times: Mapping[str, Any] = phases if isinstance(phases, dict) else {}
     correct = result.get("invalidity") == "correct"
     return RawTrial(
         values=values,
@@ -111,9 +111,9 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
     ).row(names)
 
 
-def _unit(told: Any, otherwise: str) -> str:
+def _unit(unit: Any, otherwise: str) -> str:
     """Return the unit of a time, or the default; refuse unknown units."""
-    unit = told or otherwise
+    unit = unit or otherwise
     if not isinstance(unit, str) or unit not in _UNITS_US:
         raise InputError(
             f"the unit of times must be one of {', '.join(_UNITS_US)}; got {printable(repr(unit))}"
@@ -134,7 +134,7 @@ _FAILURE_NAMES = {
 
 def dump(log: TuningLog) -> dict[str, Any]:
     """Return a log in T4 format; its metadata contains what `read_header` needs and T4 has no field for."""
-    told = {
+    metadata = {
         "timeunit": "milliseconds",
         "kernel_name": log.kernel,
         "device_name": log.device,
@@ -142,7 +142,7 @@ def dump(log: TuningLog) -> dict[str, Any]:
         "workload": log.workload,
     }
     return {
-        "metadata": {name: value for name, value in told.items() if value},
+        "metadata": {name: value for name, value in metadata.items() if value},
         "results": [_result(row) for row in log.rows],
         "schema_version": VERSION,
     }

@@ -1,4 +1,4 @@
-"""Devices, runs, trials, measurements, and the view answers are read from."""
+"""Tables of devices, runs, trials and measurements, and the view `answer_v1`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WHERE place = 1
 
 
 def upgrade() -> None:
-    """Go to revision 0001."""
+    """Upgrade to revision 0001."""
     op.create_table(
         "device",
         sa.Column("id", sa.Integer, nullable=False),
@@ -167,7 +167,7 @@ def _create_measurement() -> None:
 
 
 def downgrade() -> None:
-    """Go back to an empty database."""
+    """Downgrade to an empty database."""
     op.execute("DROP VIEW answer_v1")
     for table in ("measurement", "trial", "run", "device"):
         op.drop_table(table)

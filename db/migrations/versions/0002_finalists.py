@@ -1,4 +1,4 @@
-"""What the search timed once no longer outdoes finalists that were timed after it."""
+"""In `answer_v1`, single measurements of a search no longer supersede finalists that were measured after them."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ WHERE place = 1
 
 
 def upgrade() -> None:
-    """Go to revision 0002."""
+    """Upgrade to revision 0002."""
     op.execute("DROP VIEW answer_v1")
     op.execute(_VIEW)
 
 
 def downgrade() -> None:
-    """Go back to revision 0001."""
+    """Downgrade to revision 0001."""
     op.execute("DROP VIEW answer_v1")
     op.execute(_VIEW_BEFORE)

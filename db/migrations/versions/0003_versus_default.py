@@ -1,4 +1,4 @@
-"""What does not beat the default beyond noise is not served in its place; the fastest sample has a column."""
+"""Columns for the comparison with the default and for the fastest sample; `answer_v1` uses the comparison."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _FASTEST = {
 
 
 def upgrade() -> None:
-    """Go to revision 0003."""
+    """Upgrade to revision 0003."""
     op.execute("DROP VIEW answer_v1")
     with op.batch_alter_table("measurement") as table:
         table.add_column(sa.Column("fastest_us", sa.Double, nullable=True))
@@ -119,7 +119,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back to revision 0002."""
+    """Downgrade to revision 0002."""
     op.execute("DROP VIEW answer_v1")
     with op.batch_alter_table("measurement") as table:
         table.drop_constraint(op.f("ck_measurement_versus_default"), type_="check")

@@ -1,4 +1,4 @@
-"""What programs run is recorded, and a database has a name by which merging tells it from others."""
+"""Tables of the demand of programs and of the database's origin, by which merges distinguish databases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Go to revision 0004."""
+    """Upgrade to revision 0004."""
     origin = op.create_table(
         "origin",
         sa.Column("id", sa.String(32), nullable=False),
@@ -42,6 +42,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back to revision 0003; what was recorded of programs is lost."""
+    """Downgrade to revision 0003; the demand of programs is lost."""
     op.drop_table("demand")
     op.drop_table("origin")

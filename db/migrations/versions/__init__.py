@@ -1,1 +1,1 @@
-"""One step a file, `NNNN_what.py`; a step that was released is never changed."""
+"""One migration per file, `NNNN_topic.py`; released migrations never change."""
