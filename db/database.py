@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -62,12 +62,14 @@ class Database:
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.location}>"
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a renamed method by its old name."""
-        if name not in _RENAMED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warn_renamed(f"Store.{name}", f"Store.{_RENAMED[name]}")
-        return getattr(self, _RENAMED[name])
+    if not TYPE_CHECKING:  # type checkers must report unknown methods
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a renamed method by its old name."""
+            if name not in _RENAMED:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn_renamed(f"Store.{name}", f"Store.{_RENAMED[name]}")
+            return getattr(self, _RENAMED[name])
 
     def _own_engine(self) -> sa.Engine:
         """Return the engine; after a fork, without the connections of the parent process."""

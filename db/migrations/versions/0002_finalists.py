@@ -1,4 +1,4 @@
-"""In `answer_v1`, single measurements of a search no longer supersede finalists that were measured after them."""
+"""In `answer_v1`, single measurements of a search no longer supersede finalists measured after them."""
 
 from __future__ import annotations
 
