@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunebench.variant import ceil_div
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["kept", "multiplies_lines", "padded"]
+__all__ = ["kept", "mma_refusal", "padded"]
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
@@ -13,7 +13,7 @@ def padded(workload: Attention, multiple: int = 16) -> int:
     return int(ceil_div(workload.head_dim, multiple) * multiple)
 
 
-def multiplies_lines(workload: Attention, key: str, most: int) -> str | None:
+def mma_refusal(workload: Attention, key: str, most: int) -> str | None:
     """Return why a workload cannot use 16-bit products and 16-byte copies, or None.
 
     Args:

@@ -26,18 +26,18 @@ __all__ = [
     "as_costs",
     "blocks",
     "heads_of",
-    "is_of_use",
+    "is_useful",
     "lengths_differ",
     "loop_counts",
     "pass_launch",
-    "problem",
+    "refusal",
     "rows_of",
     "scalars",
-    "serves",
     "shrink",
     "terms_launch",
     "terms_scratch",
     "tiles",
+    "workload_constants",
 ]
 
 Side = Literal["keys", "queries"]
@@ -152,7 +152,7 @@ def lengths_differ(together: Any, workload: Attention) -> Any:
     return (together == "head") | workload.causal
 
 
-def is_of_use(workload: Attention, tile: Any, least: int) -> Any:
+def is_useful(workload: Attention, tile: Any, least: int) -> Any:
     """Tiles must not be twice as long as both sequences if smaller tiles exist."""
     return (tile == least) | (tile < 2 * max(workload.seq_q, workload.seq_k))
 
@@ -219,7 +219,7 @@ def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...]
 # -- launches ------------------------------------------------------------------------------------------------
 
 
-def serves(workload: Attention, key: str, least_tile: int) -> str | None:
+def refusal(workload: Attention, key: str, least_tile: int) -> str | None:
     """Return why a backward variant does not support a workload, or None.
 
     Args:
@@ -238,7 +238,7 @@ def serves(workload: Attention, key: str, least_tile: int) -> str | None:
     return None
 
 
-def problem(workload: Attention) -> dict[str, str | bool | int]:
+def workload_constants(workload: Attention) -> dict[str, str | bool | int]:
     """Return the constants that depend on the workload; sizes other than head_dim are arguments."""
     vec = alignment(workload.head_dim, workload.dtype)
     accesses = ceil_div(workload.head_dim, vec)
@@ -314,7 +314,7 @@ def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
     """
     pitch = terms_scratch(workload, multiple).shape[2]
     rows = workload.batch * workload.heads * workload.seq_q
-    a_block = TERMS_THREADS // int(problem(workload)["LANES"])
+    a_block = TERMS_THREADS // int(workload_constants(workload)["LANES"])
     return Launch(
         entry="attention_terms<Choice>",
         grid=(ceil_div(rows, a_block), 1, 1),

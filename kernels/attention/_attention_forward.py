@@ -28,16 +28,16 @@ __all__ = [
     "ForwardWork",
     "blocks",
     "launches",
-    "problem",
+    "refusal",
     "rows",
     "scalars",
     "scratch",
-    "serves",
     "shares",
     "shrink",
     "tiles",
     "tiles_fit",
     "usual",
+    "workload_constants",
 ]
 
 LOG2_E = math.log2(math.e)
@@ -70,7 +70,7 @@ def blocks(workload: Attention, bm: Any, pack_heads: Any) -> Any:
     return _heads(workload, pack_heads) * ceil_div(rows(workload, pack_heads), bm)
 
 
-def serves(workload: Attention, key: str, fits: Any) -> str | None:
+def refusal(workload: Attention, key: str, fits: Any) -> str | None:
     """Return why a forward variant does not support a workload, or None.
 
     Args:
@@ -112,7 +112,7 @@ def _heads_are_shared(pack_heads: Any, workload: Attention) -> Any:
     return (pack_heads == 0) | (workload.group > 1)
 
 
-def _split_is_of_use(
+def _split_is_useful(
     bm: Any, bn: Any, pack_heads: Any, split: Any, workload: Attention, device: Device
 ) -> Any:
     """Keys are split only if there are few blocks, into parts of several tiles."""
@@ -130,7 +130,7 @@ PARAMETERS = (
     Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
     Parameter("split", SPLITS, "blocks that share the keys of a row tile"),
 )
-CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_of_use, _scratch_fits)
+CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_useful, _scratch_fits)
 
 
 def usual(
@@ -153,7 +153,7 @@ def usual(
             yield {**tile, "pack_heads": pack, "split": split}
 
 
-def problem(workload: Attention, config: Config) -> dict[str, str | bool | int]:
+def workload_constants(workload: Attention, config: Config) -> dict[str, str | bool | int]:
     """Return the constants that depend on the workload, and `PARAMETERS`; other sizes are arguments."""
     return {
         "In": ctype(workload.dtype),

@@ -24,7 +24,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
-from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -146,9 +146,10 @@ SPARE_REGISTERS = 24
 
 SOURCE = """
 // o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C
-holds // the constants of workload and configuration. template <class C> __global__ void
-__launch_bounds__(C::THREADS, C::MIN_BLOCKS) attention_mma(const typename C::In* __restrict__ q, const
-typename C::In* __restrict__ k,
+// holds the constants of workload and configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
+attention_mma(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
               const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
               float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
               float unit, int row_tiles, int parts, i64 all_rows) {
@@ -287,7 +288,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or cp.async, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL)
-        return _forward.serves(workload, self.key, fits) or multiplies_lines(workload, self.key, 256)
+        return _forward.refusal(workload, self.key, fits) or mma_refusal(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block, or else the smallest with split keys."""
@@ -356,7 +357,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
-            **_forward.problem(workload, config),
+            **_forward.workload_constants(workload, config),
             "THREADS": int(_threads(config["row_warps"], config["key_warps"])),
             "HOLD_Q": bool(config["hold_q"]),
         }

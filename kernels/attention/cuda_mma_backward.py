@@ -28,7 +28,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
-from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -78,13 +78,13 @@ def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
     return (keys <= HELD) & (queries <= HELD)
 
 
-def tiles_are_of_use(warps: Any, rows: Any, step: Any, workload: Attention) -> Any:
+def tiles_are_useful(warps: Any, rows: Any, step: Any, workload: Attention) -> Any:
     """Tiles must not be twice as large as the sequence if smaller tiles exist."""
     of_keys = (warps * rows <= 64) | (warps * rows < 2 * workload.seq_k)
-    return of_keys & backward.is_of_use(workload, step, 16)
+    return of_keys & backward.is_useful(workload, step, 16)
 
 
-def dq_is_of_use(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
+def dq_is_useful(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
     """A second pass needs useful tiles; atomic sums need a part of dq for each warp, in whole operands."""
     by_query = np.minimum(warps, step // 16)
     shared = padded(workload) % (16 * (warps // by_query)) == 0
@@ -104,10 +104,10 @@ SPACE = Space(
         backward.TOGETHER,
     ),
     (
-        tiles_are_of_use,
+        tiles_are_useful,
         sums_fit,
         shared_memory_fits,
-        dq_is_of_use,
+        dq_is_useful,
         lambda step, part: part <= step,
         backward.lengths_differ,
     ),
@@ -349,8 +349,8 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or 16-byte copies, or None."""
-        refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
-        return refused or backward.serves(workload, self.key, 64)
+        refused = mma_refusal(workload, self.key, MAX_HEAD_DIM)
+        return refused or backward.refusal(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block, with the dq method of libraries."""
@@ -401,7 +401,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
         choices |= {"THREADS": 32 * config["warps"], "DEPTH": padded(workload)}
         choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
-        choice = constants("Choice", **backward.problem(workload), **choices)
+        choice = constants("Choice", **backward.workload_constants(workload), **choices)
         shared = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_operand")
         return helpers(*shared, "attention_backward", "attention_backward_mma") + choice + SOURCE
 

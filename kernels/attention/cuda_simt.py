@@ -112,9 +112,10 @@ __device__ __forceinline__ void copy_lines(float* shared, int existing, const Li
 }
 
 // o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C
-holds // the constants of workload and configuration. template <class C> __global__ void
-__launch_bounds__(C::THREADS, 1) attention_simt(const typename C::In* __restrict__ q, const typename C::In*
-__restrict__ k,
+// holds the constants of workload and configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_simt(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
                const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
                float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
                float unit, int row_tiles, int parts, i64 all_rows) {
@@ -252,7 +253,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why the variant does not support a workload, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL)
-        reason = _forward.serves(workload, self.key, fits)
+        reason = _forward.refusal(workload, self.key, fits)
         if reason is None and workload.head_dim > 256:
             reason = f"{self.key} supports head_dim up to 256, not {workload.head_dim}"
         return reason
@@ -301,7 +302,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
             name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")
         }
         choices |= {
-            **_forward.problem(workload, config),
+            **_forward.workload_constants(workload, config),
             "SCORE_DIM": padded(workload, 4),
             "RESULT_DIM": int(_result_dim(workload, config["lanes"])),
             "VEC": min(alignment(workload.head_dim, workload.dtype), 16 // itemsize("f32")),

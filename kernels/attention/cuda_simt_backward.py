@@ -52,9 +52,9 @@ def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> A
     return (rows * ALONG >= threads) & (each * step // ALONG <= 16) & (_sums(workload, threads, rows) <= 64)
 
 
-def tiles_are_of_use(rows: Any, step: Any, workload: Attention) -> Any:
+def tiles_are_useful(rows: Any, step: Any, workload: Attention) -> Any:
     """Tiles must not be twice as long as both sequences if smaller tiles exist."""
-    return backward.is_of_use(workload, rows, 16) & backward.is_of_use(workload, step, 16)
+    return backward.is_useful(workload, rows, 16) & backward.is_useful(workload, step, 16)
 
 
 SPACE = Space(
@@ -65,7 +65,7 @@ SPACE = Space(
     ),
     (
         work_is_shared,
-        tiles_are_of_use,
+        tiles_are_useful,
         lambda rows, step, workload, device: _smem_bytes(workload, rows, step) <= device.smem_per_block_bytes,
     ),
 )
@@ -161,7 +161,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return why the smallest tiles do not fit, or None."""
         if _smem_bytes(workload, 16, 16) > device.smem_per_block_bytes or workload.head_dim > 512:
             return f"{self.key} has no tiles that fit in shared memory for head_dim={workload.head_dim}"
-        return backward.serves(workload, self.key, 16)
+        return backward.refusal(workload, self.key, 16)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block."""
@@ -227,7 +227,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
         choices |= {"DEPTH": padded(workload, 4), "ADDS_DQ": False}
-        choice = constants("Choice", **backward.problem(workload), **choices)
+        choice = constants("Choice", **backward.workload_constants(workload), **choices)
         return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:

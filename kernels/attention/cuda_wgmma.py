@@ -27,7 +27,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
 from tunebench.kernels.attention import _attention_wgmma as _wgmma
-from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.kernels.common.wgmma_tile import threads
@@ -275,8 +275,10 @@ __device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* _
 }
 
 // o = softmax(q k^T) v and the logarithm of the softmax's sums. C holds the constants of workload and
-configuration. template <class C> __global__ void __launch_bounds__(C::THREADS, 1) attention_wgmma(const
-__grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+// configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                 const __grid_constant__ TensorMap v_map, typename C::In* __restrict__ o,
                 float* __restrict__ lse, int group, int seq_q, int seq_k, float unit, int heads,
                 int row_tiles, int group_heads) {
@@ -316,7 +318,7 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use wgmma or TMA, or None."""
         fitting = fits(64, 2, workload) or fits(64, 1, workload)
-        return _forward.serves(workload, self.key, fitting) or multiplies_lines(workload, self.key, 256)
+        return _forward.refusal(workload, self.key, fitting) or mma_refusal(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the usual tile with the least work for the busiest SM."""

@@ -24,7 +24,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_backward as backward
 from tunebench.kernels.attention import _attention_wgmma as _wgmma
-from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.kernels.common.wgmma_tile import launched_registers, threads
@@ -54,9 +54,9 @@ def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention
     return _smem_bytes(workload, bn, stages, consumers) <= device.smem_per_block_bytes
 
 
-def tiles_are_of_use(bn: Any, consumers: Any, workload: Attention) -> Any:
+def tiles_are_useful(bn: Any, consumers: Any, workload: Attention) -> Any:
     """Tiles must not be twice as long as both sequences if smaller tiles exist."""
-    return backward.is_of_use(workload, 64 * consumers, 64) & backward.is_of_use(workload, bn, 64)
+    return backward.is_useful(workload, 64 * consumers, 64) & backward.is_useful(workload, bn, 64)
 
 
 SPACE = Space(
@@ -68,7 +68,7 @@ SPACE = Space(
         backward.TOGETHER,
     ),
     (
-        tiles_are_of_use,
+        tiles_are_useful,
         registers_suffice,
         shared_memory_fits,
         backward.lengths_differ,
@@ -134,8 +134,8 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use wgmma or TMA, or None."""
-        refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
-        return refused or backward.serves(workload, self.key, 64)
+        refused = mma_refusal(workload, self.key, MAX_HEAD_DIM)
+        return refused or backward.refusal(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the usual tile with the least work for the busiest SM."""
@@ -203,7 +203,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
         choices: dict[str, str | bool | int] = {
-            **backward.problem(workload),
+            **backward.workload_constants(workload),
             **_wgmma.choices(workload, config),
             "EARLY": bool(config["early"]),
             "BY_HEAD": config["together"] == "head",

@@ -35,7 +35,7 @@ BUFFER_BYTES = 4 << 20
 """Most bytes of a worker's blocks, about the size of a second-level cache."""
 
 
-def blocks_are_of_use(rows: Any, others: Any, workload: Attention) -> Any:
+def blocks_are_useful(rows: Any, others: Any, workload: Attention) -> Any:
     """Blocks must not be twice as long as both sequences if shorter blocks exist."""
     longest = max(workload.seq_q, workload.seq_k)
     return ((rows == 32) | (rows < 2 * longest)) & ((others == 32) | (others < 2 * longest))
@@ -61,7 +61,7 @@ SPACE = Space(
     ),
     (
         registers_hold,
-        blocks_are_of_use,
+        blocks_are_useful,
         buffers_fit,
         lambda unroll, workload: (unroll == 1) | (workload.head_dim % unroll == 0),
     ),

@@ -23,7 +23,7 @@ from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "problem", "rows_of"]
+__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type", "rows_of"]
 
 N = TypeVar("N", bound=Norm)
 
@@ -38,7 +38,7 @@ def is_centred(workload: Norm) -> bool:
     return "mean" in workload.statistics
 
 
-def problem(workload: Norm) -> str:
+def norm_type(workload: Norm) -> str:
     """Return the C++ type `Norm` of norm.cuh, which selects what is computed."""
     flags = (is_centred(workload), workload.has_bias, workload.has_residual, workload.stats)
     return f"Norm<{ctype(workload.dtype)}, {', '.join(str(flag).lower() for flag in flags)}>"
@@ -112,7 +112,7 @@ class CudaBlockNorm(CudaVariant[N]):
         shape = f"{row_threads}, {rows}, {vector}, {batch(workload, config)}"
         return (
             Launch(
-                entry=f"norm_{config['cache']}<{problem(workload)}, {shape}>",
+                entry=f"norm_{config['cache']}<{norm_type(workload)}, {shape}>",
                 grid=(ceil_div(workload.rows, rows), 1, 1),
                 block=(row_threads * rows, 1, 1),
                 arguments=forward_arguments(workload),

@@ -16,7 +16,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
-from tunebench.kernels.common.norm import is_centred, problem, rows_of
+from tunebench.kernels.common.norm import is_centred, norm_type, rows_of
 from tunebench.kernels.common.row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -68,7 +68,7 @@ def fits_shared(sums: Any, row_threads: Any, rows: Any, workload: Norm, device: 
     return (sums != "shared") | ((rows == 1) & fits)
 
 
-def unroll_is_of_use(
+def unroll_is_useful(
     sums: Any, reads: Any, row_threads: Any, vector: Any, unroll: Any, workload: Norm
 ) -> Any:
     """Vectors in flight are a choice only where the elements of a thread are not unrolled."""
@@ -76,7 +76,7 @@ def unroll_is_of_use(
     return (unroll == 1) | loops
 
 
-def parts_are_of_use(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
+def parts_are_useful(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
     """Each block must have rows, and partial sums must fit in the scratch memory."""
     groups = ceil_div(workload.rows, np.where(sums == "apart", COLUMN_LINES, rows))
     across = np.where(sums == "apart", ceil_div(workload.cols, LANES * vector), 1)
@@ -108,8 +108,8 @@ SPACE = Space(
         lambda row_threads, vector, workload: (row_threads == 8) | (row_threads * vector < 2 * workload.cols),
         fits_registers,
         fits_shared,
-        unroll_is_of_use,
-        parts_are_of_use,
+        unroll_is_useful,
+        parts_are_useful,
     ),
 )
 
@@ -156,7 +156,7 @@ def _rows(workload: Norm, config: Config) -> Launch:
     batch = _held(workload, row_threads, vector) // vector if unrolled else config["unroll"]
     where = {"registers": "SumsInRegisters", "shared": "SumsInShared", "apart": "SumsApart"}[sums]
     return Launch(
-        entry=f"norm_backward<{problem(workload)}, {where}, {str(once).lower()}, "
+        entry=f"norm_backward<{norm_type(workload)}, {where}, {str(once).lower()}, "
         f"{row_threads}, {rows}, {vector}, {batch}>",
         grid=(_grid(workload, config), 1, 1),
         block=(row_threads * rows, 1, 1),
@@ -167,7 +167,7 @@ def _rows(workload: Norm, config: Config) -> Launch:
 
 def _columns(workload: Norm, config: Config) -> Launch:
     return Launch(
-        entry=f"norm_columns<{problem(workload)}, {config['vector']}>",
+        entry=f"norm_columns<{norm_type(workload)}, {config['vector']}>",
         grid=(*_column_grid(workload, config), 1),
         block=(LANES * COLUMN_LINES, 1, 1),
         arguments=(*_inputs(workload), "partial", *_sizes(workload.rows, workload.cols)),
@@ -177,7 +177,7 @@ def _columns(workload: Norm, config: Config) -> Launch:
 def _finish(workload: Norm, config: Config) -> Launch:
     shift = "dbeta" if is_centred(workload) else "dgamma"
     return Launch(
-        entry=f"norm_finish<{problem(workload)}>",
+        entry=f"norm_finish<{norm_type(workload)}>",
         grid=(int(ceil_div(_sums(workload) * workload.cols, LANES)), 1, 1),
         block=(LANES * FINISH_LINES, 1, 1),
         arguments=("partial", "dgamma", shift, *_sizes(_parts(workload, config), workload.cols)),

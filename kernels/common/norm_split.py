@@ -13,7 +13,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
-from tunebench.kernels.common.norm import forward_arguments, is_centred, problem
+from tunebench.kernels.common.norm import forward_arguments, is_centred, norm_type
 from tunebench.kernels.common.row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -136,7 +136,7 @@ class CudaSplitNorm(CudaVariant[N]):
         sizes = (Scalar("int", int(parts)), Scalar("int", int(chunk)))
         return tuple(
             Launch(
-                entry=f"norm_split_{step}<{problem(workload)}, {shape}>",
+                entry=f"norm_split_{step}<{norm_type(workload)}, {shape}>",
                 grid=(int(workload.rows * parts), 1, 1),
                 block=(config["threads"], 1, 1),
                 arguments=(*forward_arguments(workload), "moments", *sizes),

@@ -83,14 +83,14 @@ def default_config(workload: Rows, device: Device) -> Config:
     # The part of a block keeps 64 threads busy with one access each.
     while split > SPLITS[0] and split * 64 * vector > workload.cols:
         split //= 2
-    while vector > 1 and not _is_of_use(workload, split, 64, vector, 1):
+    while vector > 1 and not _is_useful(workload, split, 64, vector, 1):
         vector //= 2
     threads = max(t for t in (64, 128, 256) if t == 64 or 4 * split * t * vector <= workload.cols)
-    unroll = max(u for u in (1, 2, 4) if u == 1 or _is_of_use(workload, split, threads, vector, u))
+    unroll = max(u for u in (1, 2, 4) if u == 1 or _is_useful(workload, split, threads, vector, u))
     return Config({"split": split, "threads": threads, "vector": vector, "unroll": unroll})
 
 
-def _is_of_use(workload: Rows, split: int, threads: int, vector: int, unroll: int) -> bool:
+def _is_useful(workload: Rows, split: int, threads: int, vector: int, unroll: int) -> bool:
     each = split * threads * vector * unroll
     return bool(_lines(workload, vector) >= split and each < 2 * workload.cols)
 

@@ -1,4 +1,4 @@
-"""What blocks of attention's gradients meet, counted one pair of tiles after the other."""
+"""Loop counts of the attention gradients, compared with a count of tile pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _sees(workload: Attention, query: int, key: int) -> bool:
 
 
 def _met(workload: Attention, side: Literal["keys", "queries"], tile: int, step: int) -> list[list[int]]:
-    """Return, of each tile of a side, the tiles of the other with a row to see, or to be seen by."""
+    """Return, for each tile of a side, the tiles of the other side with a pair of rows that is not masked."""
     rows, others = workload.seq_k, workload.seq_q
     if side == "queries":
         rows, others = others, rows
@@ -40,7 +40,7 @@ def _met(workload: Attention, side: Literal["keys", "queries"], tile: int, step:
 
 @pytest.mark.parametrize("mask", ["", ",causal=true"])
 @pytest.mark.parametrize("side", ["keys", "queries"])
-def test_meetings_are_those_that_see_one_another(mask: str, side: Any) -> None:
+def test_loop_counts_match_visible_tile_pairs(mask: str, side: Any) -> None:
     workload = parse(
         f"attention:batch=2,heads=6,seq_q=37,head_dim=8,dtype=f16,seq_k=54,heads_k=3{mask},direction=backward"
     )
@@ -60,6 +60,6 @@ def test_meetings_are_those_that_see_one_another(mask: str, side: Any) -> None:
         busiest = [line for line, length in zip(lines, lengths, strict=True) if length == max(lengths)]
         assert found.lines[row] <= min(busiest)
         assert found.all_lines[row] <= heads * sum(lines)
-        if side == "keys":  # whose last tile of queries is always met
+        if side == "keys":  # keys always include the last tile of queries
             assert found.lines[row] == min(busiest)
             assert found.all_lines[row] == heads * sum(lines)

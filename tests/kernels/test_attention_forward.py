@@ -1,4 +1,4 @@
-"""Forward attention in CUDA C++: what small problems and random configurations would seldom meet together."""
+"""Forward attention in CUDA C++: combinations that small workloads and random configurations rarely reach."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler, needs_disassembler, needs_nvrtc
 from tunebench import kernels
-from tunebench.binary.disassembly import find_disassembler, sass
-from tunebench.compile import unavailable
+from tunebench.binary.disassembly import sass
 from tunebench.device import representative
-from tunebench.emulate.emulator import find_compiler, watch
+from tunebench.emulate.emulator import watch
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant
@@ -19,12 +19,6 @@ from tunebench.workloads import parse
 from tunebench.workloads.operators.attention import Attention
 
 H100 = representative("sm_90")
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-
-needs_disassembler = pytest.mark.skipif(
-    bool(unavailable("cuda")) or find_disassembler() is None, reason="no NVRTC or no nvdisasm here"
-)
 
 
 def variant(name: str) -> CudaVariant[Any]:
@@ -43,13 +37,14 @@ def attention(text: str) -> Attention:
 @pytest.mark.parametrize(
     ("name", "text", "choices"),
     [
-        # Two warpgroups by turns, a ring that is full at all times, blocks that take several tiles each.
+        # Two warpgroups that alternate, a ring that is always full, persistent blocks with several tiles
+        # each.
         (
             "cuda_wgmma",
             "batch=1,heads=3,seq_q=200,head_dim=40,dtype=f16,seq_k=330,causal=true",
             {"bn": 64, "consumers": 2, "stages": 2, "pingpong": 1, "group_heads": 1},
         ),
-        # Rows of three heads in a tile, keys among blocks and among warps, rows that see no key of some part.
+        # Rows of three heads in a tile, keys split among blocks and warps, rows without keys in some part.
         (
             "cuda_mma",
             "batch=1,heads=3,seq_q=30,head_dim=24,dtype=bf16,seq_k=140,heads_k=1,causal=true",
@@ -67,7 +62,7 @@ def attention(text: str) -> Attention:
         ),
     ],
 )
-def test_what_waits_for_each_other_does(name: str, text: str, choices: dict[str, int]) -> None:
+def test_pipelines_synchronise_under_race_detection(name: str, text: str, choices: dict[str, int]) -> None:
     workload, config = attention(text), Config(choices)
     assert variant(name).configs(workload, H100).row(config) is not None
     inputs = workload.draw(np.random.default_rng(0))
@@ -77,8 +72,8 @@ def test_what_waits_for_each_other_does(name: str, text: str, choices: dict[str,
     assert worst_error(workload, outputs, references) <= 1
 
 
-def test_causal_blocks_count_the_tiles_that_their_rows_see() -> None:
-    # 4 tiles of 64 rows, against tiles of 64 keys of which 2 come before the first row's own: 3 + 4 + 5 + 6.
+def test_causal_blocks_count_only_visible_tiles() -> None:
+    # 4 tiles of 64 rows against tiles of 64 keys, 2 of which precede the first row's own: 3 + 4 + 5 + 6.
     workload = attention("batch=2,heads=3,seq_q=256,head_dim=64,dtype=f16,seq_k=384,causal=true")
     mma = variant("cuda_mma")
     table = mma.configs(workload, H100)
@@ -89,7 +84,7 @@ def test_causal_blocks_count_the_tiles_that_their_rows_see() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda_mma", "cuda_wgmma", "cuda_simt"])
-def test_defaults_serve_prompts_and_single_tokens(name: str) -> None:
+def test_defaults_are_valid_for_prompts_and_single_tokens(name: str) -> None:
     for text in (
         "batch=4,heads=32,seq_q=4096,head_dim=128,dtype=f16,causal=true",
         "batch=64,heads=32,seq_q=1,head_dim=128,dtype=f16,seq_k=8192,heads_k=8",
@@ -111,17 +106,19 @@ def test_few_queries_share_keys_among_blocks_and_heads_among_rows() -> None:
     assert second.entry.startswith("attention_combine")
 
 
+@needs_nvrtc
 @needs_disassembler
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_exponentials_are_computed_while_products_are_under_way(head_dim: int) -> None:
-    """In machine code, where no result would tell (docs/decisions/0023)."""
+def test_exponentials_overlap_with_products(head_dim: int) -> None:
+    """Read the machine code, since no result would show it (docs/decisions/0023)."""
     from tunebench.compile.nvrtc import compile_cuda
 
     workload = attention(f"batch=4,heads=32,seq_q=4096,head_dim={head_dim},dtype=f16")
     wgmma = variant("cuda_wgmma")
     config = wgmma.default(workload, H100)
     code = sass(compile_cuda(wgmma, workload, config, H100).payload)
-    # Waiting for all products but the latest group, the exponentials of a tile, and waiting for that group.
+    # A wait for all products but the latest group, then the exponentials of a tile, then a wait for that
+    # group.
     _, _, after = code.partition("WARPGROUP.DEPBAR.LE gsb0, 0x1")
     between, _, _ = after.partition("WARPGROUP.DEPBAR.LE gsb0, 0x0")
     assert between.count("MUFU.EX2") >= 64 * config["bn"] // 128

@@ -1,4 +1,4 @@
-"""batchnorm_stats: what it means, which ways to a variance pass, and what its kernels owe beside that."""
+"""Batch statistics: definition, accepted algorithms for the variance, and properties of the kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.kernels.kernel_checks import planted
+from tests.support import needs_compiler
 from tunebench import predict
 from tunebench.device import find, local_cpu, representative
 from tunebench.dtype import numpy_dtype
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.kernels.batchnorm_stats import cuda_column, numba_cpu, numba_cuda
 from tunebench.measure.verify import share_of
@@ -29,10 +30,9 @@ from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 Array = NDArray[Any]
 F32 = np.float32
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 
-def problem(text: str) -> BatchNormStats:
+def batchnorm(text: str) -> BatchNormStats:
     workload = parse(f"batchnorm_stats:{text}")
     assert isinstance(workload, BatchNormStats)
     return workload
@@ -43,7 +43,7 @@ def exact(inputs: dict[str, Array]) -> dict[str, Array]:
 
 
 def shares(w: BatchNormStats, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, float]:
-    """Return the largest error of each output as a share of what is allowed."""
+    """Return the largest error of each output as a fraction of its tolerance."""
     tolerance, found = w.tolerance(), {}
     for name, reference in w.reference(exact(inputs)).items():
         allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
@@ -55,9 +55,9 @@ def shares(w: BatchNormStats, inputs: dict[str, Array], outputs: dict[str, Array
 # -- what it means -------------------------------------------------------------------------------------------
 
 
-def test_forward_is_what_loops_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_reference_matches_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[BatchNormStats.__module__], "BLOCK_ELEMENTS", 11)  # two rows at a time
-    w = problem("rows=7,cols=5,dtype=f32,eps=0.25,momentum=0.3")
+    w = batchnorm("rows=7,cols=5,dtype=f32,eps=0.25,momentum=0.3")
     t = exact(w.draw(np.random.default_rng(0)))
     found = {name: reference.value for name, reference in w.reference(t).items()}
     assert tuple(found) == ("mean", "rstd", "new_mean", "new_var")
@@ -72,9 +72,9 @@ def test_forward_is_what_loops_compute(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found["new_var"][j] == pytest.approx(kept[1] + 0.3 * apart / 6, rel=1e-12)
 
 
-def test_both_directions_are_torchs() -> None:
+def test_references_match_torch() -> None:
     torch = pytest.importorskip("torch")
-    forward = problem("rows=11,cols=6,dtype=f32,eps=0.001,momentum=0.2")
+    forward = batchnorm("rows=11,cols=6,dtype=f32,eps=0.001,momentum=0.2")
     t = exact(forward.draw(np.random.default_rng(1)))
     found = {name: reference.value for name, reference in forward.reference(t).items()}
     running = torch.tensor(t["running_mean"]), torch.tensor(t["running_var"])
@@ -89,7 +89,7 @@ def test_both_directions_are_torchs() -> None:
     np.testing.assert_allclose(running[1].numpy(), found["new_var"], rtol=1e-12)
     dy = np.random.default_rng(2).standard_normal(y.shape)
     y.backward(torch.tensor(dy))
-    backward = problem("rows=11,cols=6,dtype=f32,direction=backward")
+    backward = batchnorm("rows=11,cols=6,dtype=f32,direction=backward")
     given = {"dy": dy, "x": t["x"], "mean": found["mean"], "rstd": found["rstd"]}
     assert tuple(given) == tuple(tensor.name for tensor in backward.inputs())
     gradients = backward.reference(given)
@@ -97,9 +97,9 @@ def test_both_directions_are_torchs() -> None:
     np.testing.assert_allclose(gradients["dbeta"].value, beta.grad.numpy(), rtol=1e-9, atol=1e-9)
 
 
-def test_relu_keeps_back_gradients_where_its_result_is_zero() -> None:
+def test_relu_blocks_gradients_where_result_is_zero() -> None:
     torch = pytest.importorskip("torch")
-    w = problem("rows=11,cols=6,dtype=f32,direction=backward,act=relu")
+    w = batchnorm("rows=11,cols=6,dtype=f32,direction=backward,act=relu")
     t = exact(w.draw(np.random.default_rng(4)))
     assert np.count_nonzero(t["y"] == 0) > 10
     found = {name: reference.value for name, reference in w.reference(t).items()}
@@ -107,7 +107,7 @@ def test_relu_keeps_back_gradients_where_its_result_is_zero() -> None:
     z = torch.tensor(np.where(t["y"] > 0, t["y"], -1.0), requires_grad=True)
     torch.relu(z).backward(torch.tensor(t["dy"]))
     np.testing.assert_array_equal(found["dz"], z.grad.numpy())
-    plain = problem("rows=11,cols=6,dtype=f32,direction=backward")
+    plain = batchnorm("rows=11,cols=6,dtype=f32,direction=backward")
     sums = plain.reference({**{name: t[name] for name in ("x", "mean", "rstd")}, "dy": z.grad.numpy()})
     for name, reference in sums.items():
         np.testing.assert_allclose(found[name], reference.value, rtol=1e-12)
@@ -124,32 +124,32 @@ def test_relu_keeps_back_gradients_where_its_result_is_zero() -> None:
         ("rows=2,cols=8,momentum=0.2,direction=backward", "leave it out: backward has no running statistics"),
     ],
 )
-def test_what_does_not_go_together_is_refused(text: str, says: str) -> None:
+def test_invalid_combinations_are_rejected(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        problem(f"{text},dtype=f32")
+        batchnorm(f"{text},dtype=f32")
     assert says in str(caught.value)
 
 
-def test_defaults_are_not_written() -> None:
-    given = problem("rows=4,cols=8,dtype=f16,eps=0.00001,momentum=0.1,direction=forward")
+def test_defaults_are_omitted_from_the_text() -> None:
+    given = batchnorm("rows=4,cols=8,dtype=f16,eps=0.00001,momentum=0.1,direction=forward")
     assert str(given) == "batchnorm_stats:rows=4,cols=8,dtype=f16"
 
 
-def test_columns_may_be_padded_and_are_not_to_be_more() -> None:
-    allowed_changes = problem("rows=4,cols=8,dtype=f16").may_change()
+def test_columns_may_be_padded_but_not_exceeded() -> None:
+    allowed_changes = batchnorm("rows=4,cols=8,dtype=f16").may_change()
     assert (dict(allowed_changes.padding), allowed_changes.items) == ({"cols": "zeros"}, ())
 
 
 def test_every_kind_of_column_is_drawn() -> None:
-    x = problem("rows=1000,cols=16,dtype=f16").draw(np.random.default_rng(0))["x"].astype(np.float64)
+    x = batchnorm("rows=1000,cols=16,dtype=f16").draw(np.random.default_rng(0))["x"].astype(np.float64)
     level, spread = np.abs(x.mean(axis=0)), x.std(axis=0)
     assert np.all(level[1::4] > 60 * spread[1::4])
     assert np.all(spread[3::4] < 0.004)
     assert np.all(level[[0, 2]] > 0.5)
 
 
-def test_the_forecast_takes_it_for_a_pass_over_memory() -> None:
-    found = predict(problem("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
+def test_forecast_treats_statistics_as_a_memory_pass() -> None:
+    found = predict(batchnorm("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
     assert found.time_us > found.bound_us > 0
     assert "as an elementwise operation of as many bytes" in found.because
 
@@ -158,7 +158,7 @@ def test_the_forecast_takes_it_for_a_pass_over_memory() -> None:
 
 
 def added(values: Array) -> Array:
-    """Add rows one after the other in f32, the order with the largest error."""
+    """Add rows sequentially in f32, the order with the largest error."""
     total: Array = np.add.accumulate(values.astype(F32), axis=0)[-1]
     return total
 
@@ -196,10 +196,10 @@ def outputs_of(w: BatchNormStats, inputs: dict[str, Array], mean: Array, varianc
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("rows", [2, 37, 4001])
 @pytest.mark.parametrize("way", [two_passes, welford])
-def test_ways_that_take_deviations_pass(
+def test_algorithms_with_deviations_pass_verification(
     way: Callable[[Array], tuple[Array, Array]], rows: int, dtype: str
 ) -> None:
-    w = problem(f"rows={rows},cols=64,dtype={dtype}")
+    w = batchnorm(f"rows={rows},cols=64,dtype={dtype}")
     for seed in range(3):
         inputs = w.draw(np.random.default_rng(seed))
         found = shares(w, inputs, outputs_of(w, inputs, *way(inputs["x"].astype(F32))))
@@ -208,17 +208,17 @@ def test_ways_that_take_deviations_pass(
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("rows", [37, 4001])
-def test_mean_square_less_squared_mean_does_not_pass(rows: int, dtype: str) -> None:
-    w = problem(f"rows={rows},cols=64,dtype={dtype}")
+def test_mean_square_minus_squared_mean_fails_verification(rows: int, dtype: str) -> None:
+    w = batchnorm(f"rows={rows},cols=64,dtype={dtype}")
     inputs = w.draw(np.random.default_rng(0))
     found = shares(w, inputs, outputs_of(w, inputs, *squares_less_square(inputs["x"].astype(F32))))
     assert found["mean"] < 1 < found["rstd"]
 
 
 @pytest.mark.parametrize("rows", [37, 4001])
-def test_what_is_slightly_wrong_does_not_pass(rows: int) -> None:
-    """A row less, another eps, the biased variance kept, another momentum."""
-    w = problem(f"rows={rows},cols=64,dtype=f16")
+def test_slightly_wrong_results_fail_verification(rows: int) -> None:
+    """Drop a row, change eps, keep the biased variance, or change the momentum."""
+    w = batchnorm(f"rows={rows},cols=64,dtype=f16")
     inputs = w.draw(np.random.default_rng(0))
     right = outputs_of(w, inputs, *two_passes(inputs["x"].astype(F32)))
     less = outputs_of(w, inputs, *two_passes(inputs["x"][:-1].astype(F32)))
@@ -235,8 +235,8 @@ def test_what_is_slightly_wrong_does_not_pass(rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_gradients_of_deviations_pass_and_a_difference_of_large_sums_does_not(dtype: str) -> None:
-    w = problem(f"rows=4001,cols=64,dtype={dtype},direction=backward")
+def test_gradients_of_deviations_pass_and_differences_of_large_sums_fail(dtype: str) -> None:
+    w = batchnorm(f"rows=4001,cols=64,dtype={dtype},direction=backward")
     inputs = w.draw(np.random.default_rng(0))
     inputs["mean"] += F32(1000)
     inputs["x"] = (inputs["x"].astype(F32) + F32(1000)).astype(numpy_dtype(w.dtype))
@@ -254,7 +254,7 @@ def test_gradients_of_deviations_pass_and_a_difference_of_large_sums_does_not(dt
 H100 = representative("sm_90")
 NUMBERS: dict[str, Any] = {"int": np.int32, "float": F32}
 ONE_THREAD = Config({"col_threads": 64, "row_threads": 1, "vector": 1, "unroll": 4, "split": 1})
-"""A column has one thread, which goes down all rows."""
+"""One thread per column, which processes all rows."""
 SPLIT = Config({"col_threads": 16, "row_threads": 8, "vector": 2, "unroll": 2, "split": 8})
 ON_PROCESSOR = [
     Config({"block": 64, "parts": parts, "unroll": unroll}) for parts, unroll in ((1, 4), (16, 1))
@@ -262,7 +262,7 @@ ON_PROCESSOR = [
 
 
 def on_processor(w: BatchNormStats, config: Config, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Run the kernel and return what it writes."""
+    """Run the kernel and return its outputs."""
     variant = numba_cpu.VARIANT
     arrays = {name: value.view(np.uint16) if value.itemsize == 2 else value for name, value in inputs.items()}
     for tensor in (*w.outputs(), *variant.scratch(w, config)):
@@ -276,7 +276,7 @@ def on_processor(w: BatchNormStats, config: Config, inputs: dict[str, Array]) ->
 
 
 def shifted(w: BatchNormStats, mean: float, first: float | None = None) -> dict[str, Array]:
-    """Return inputs whose columns all have about this mean and a deviation of 1, but for the first row."""
+    """Return inputs whose columns have this mean and a deviation of 1, except for the first row."""
     generator = np.random.default_rng(5)
     inputs = w.draw(generator)
     x = generator.standard_normal((w.rows, w.cols)) + mean
@@ -301,7 +301,7 @@ FAR = [
 def test_means_may_be_far_from_zero_in_cuda(
     dtype: str, mean: float, first: float | None, config: Config
 ) -> None:
-    w = problem(f"rows=3000,cols=64,dtype={dtype}")
+    w = batchnorm(f"rows=3000,cols=64,dtype={dtype}")
     assert cuda_column.VARIANT.configs(w, H100).row(config) is not None
     inputs = shifted(w, mean, first)
     found = shares(w, inputs, emulate(cuda_column.VARIANT, w, config, inputs))
@@ -310,19 +310,19 @@ def test_means_may_be_far_from_zero_in_cuda(
 
 @pytest.mark.parametrize("config", ON_PROCESSOR, ids=["one part", "parts"])
 @pytest.mark.parametrize(("dtype", "mean", "first"), FAR)
-def test_means_may_be_far_from_zero_on_a_processor(
+def test_means_may_be_far_from_zero_on_cpu(
     dtype: str, mean: float, first: float | None, config: Config
 ) -> None:
-    w = problem(f"rows=3000,cols=70,dtype={dtype}")
+    w = batchnorm(f"rows=3000,cols=70,dtype={dtype}")
     inputs = shifted(w, mean, first)
     found = shares(w, inputs, on_processor(w, config, inputs))
     assert max(found.values()) < 0.5, found
 
 
 @needs_compiler
-def test_differences_from_the_first_value_alone_would_not_do() -> None:
-    """Sums of them grow with the rows; f16 data round them the same way each time."""
-    w = problem("rows=6000,cols=64,dtype=f16")
+def test_differences_from_the_first_value_only_fail_verification() -> None:
+    """Sums of such differences grow with the rows; f16 inputs round them in the same direction each time."""
+    w = batchnorm("rows=6000,cols=64,dtype=f16")
     inputs = shifted(w, 1000.0, 0.0)
     alone = planted(cuda_column.VARIANT, "AT_FIRST = 8, AT_ONCE = 32", "AT_FIRST = 0, AT_ONCE = 1u << 31")
     assert max(shares(w, inputs, emulate(alone, w, ONE_THREAD, inputs)).values()) > 1
@@ -344,8 +344,8 @@ def test_differences_from_the_first_value_alone_would_not_do() -> None:
         ("share * each + min(share, more)", "share * each"),
     ],
 )
-def test_faults_are_found(old: str, new: str) -> None:
-    w = problem("rows=3003,cols=66,dtype=f32")
+def test_injected_faults_are_detected(old: str, new: str) -> None:
+    w = batchnorm("rows=3003,cols=66,dtype=f32")
     inputs = w.draw(np.random.default_rng(0))
     assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1
     wrong = emulate(planted(cuda_column.VARIANT, old, new), w, SPLIT, inputs)
@@ -361,8 +361,8 @@ def test_faults_are_found(old: str, new: str) -> None:
         ("to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
     ],
 )
-def test_faults_of_relu_are_found(old: str, new: str) -> None:
-    w = problem("rows=403,cols=66,dtype=f16,direction=backward,act=relu")
+def test_injected_relu_faults_are_detected(old: str, new: str) -> None:
+    w = batchnorm("rows=403,cols=66,dtype=f16,direction=backward,act=relu")
     inputs = w.draw(np.random.default_rng(0))
     assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1
     wrong = emulate(planted(cuda_column.VARIANT, old, new), w, SPLIT, inputs)
@@ -370,14 +370,14 @@ def test_faults_of_relu_are_found(old: str, new: str) -> None:
 
 
 def broken(w: BatchNormStats) -> dict[str, Array]:
-    """Return inputs with a NaN, and infinities, in some of their columns."""
+    """Return inputs with NaN and infinities in some columns."""
     inputs = w.draw(np.random.default_rng(0))
     inputs["x"][3, 1], inputs["x"][0, 2], inputs["x"][-1, 5] = np.nan, np.inf, -np.inf
     return inputs
 
 
 def assert_broken(found: dict[str, Array]) -> None:
-    """No number comes of a column with one that is none; the others are untouched."""
+    """Check that columns with NaN or infinity have no finite result, and that others are unchanged."""
     for name in ("rstd", "new_var"):
         assert np.flatnonzero(np.isnan(found[name])).tolist() == [1, 2, 5], name
     for name in ("mean", "new_mean"):
@@ -386,14 +386,14 @@ def assert_broken(found: dict[str, Array]) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("config", [ONE_THREAD, SPLIT], ids=["one thread", "split"])
-def test_what_is_no_number_stays_so_in_cuda(config: Config) -> None:
-    w = problem("rows=300,cols=66,dtype=f32")
+def test_nan_propagates_in_cuda(config: Config) -> None:
+    w = batchnorm("rows=300,cols=66,dtype=f32")
     assert_broken(emulate(cuda_column.VARIANT, w, config, broken(w)))
 
 
 @pytest.mark.parametrize("config", ON_PROCESSOR, ids=["one part", "parts"])
-def test_what_is_no_number_stays_so_on_a_processor(config: Config) -> None:
-    w = problem("rows=1100,cols=66,dtype=f32")
+def test_nan_propagates_on_cpu(config: Config) -> None:
+    w = batchnorm("rows=1100,cols=66,dtype=f32")
     assert_broken(on_processor(w, config, broken(w)))
 
 
@@ -408,13 +408,13 @@ GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_
 )
 @settings(max_examples=40, deadline=None)
 def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, direction: str) -> None:
-    w = problem(f"rows={rows},cols={cols},dtype={dtype},direction={direction}")
+    w = batchnorm(f"rows={rows},cols={cols},dtype={dtype},direction={direction}")
     for variant in (cuda_column.VARIANT, numba_cuda.VARIANT):
         for device in GPUS:
             table = variant.configs(w, device)
             assert table.row(variant.default(w, device)) is not None
             costs = variant.costs(w, table, device)
-            # All blocks together do no more than there is, whatever the configuration.
+            # All blocks together do no more than the total work, for any configuration.
             blocks = np.broadcast_to(np.asarray(costs.blocks), len(table))
             full = np.broadcast_to(np.asarray(costs.full_blocks), len(table))
             assert (full <= blocks * (1 + 1e-9)).all()
@@ -428,16 +428,16 @@ def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, 
 
 def test_few_columns_keep_the_device_busy() -> None:
     for direction in ("forward", "backward"):
-        w = problem(f"rows=401408,cols=64,dtype=f16,direction={direction}")
+        w = batchnorm(f"rows=401408,cols=64,dtype=f16,direction={direction}")
         first, last = cuda_column.VARIANT.launches(w, cuda_column.VARIANT.default(w, H100))
         assert first.grid[0] * first.grid[1] >= H100.sm_count
         assert last.arguments[0] == "partial"
-    many = problem("rows=512,cols=65536,dtype=f16")
+    many = batchnorm("rows=512,cols=65536,dtype=f16")
     assert len(cuda_column.VARIANT.launches(many, cuda_column.VARIANT.default(many, H100))) == 1
 
 
-def test_miniatures_keep_how_rows_begin_and_are_small() -> None:
-    w = problem("rows=1048576,cols=4104,dtype=f16")
+def test_emulation_workloads_keep_row_alignment_and_are_small() -> None:
+    w = batchnorm("rows=1048576,cols=4104,dtype=f16")
     table = cuda_column.VARIANT.configs(w, H100)
     for row in range(0, len(table), 13):
         config = table.config(row)

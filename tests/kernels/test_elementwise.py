@@ -1,4 +1,4 @@
-"""elementwise: every lowering of an expression computes what its tree means, within its error analysis."""
+"""Elementwise: every generated kernel computes its expression, within the error analysis."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import needs_compiler
 from tunebench.device import local_cpu, representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, Number, names, parse, steps
 from tunebench.kernels.common import cuda_expression, numba_expression
@@ -29,8 +30,6 @@ from tunebench.workloads import parse as parse_workload
 from tunebench.workloads.operators import _expression
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.elementwise import Elementwise
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 Arrays = Mapping[str, Any]
 
@@ -85,7 +84,7 @@ def meant(tree: Any, inputs: Mapping[str, float]) -> float:
 
 
 def rounded(tree: Any, inputs: Arrays) -> Any:
-    """Compute in f32, each operation rounded: what a kernel without contraction does."""
+    """Compute in f32 with each operation rounded, like a kernel without contraction."""
     if isinstance(tree, Name):
         return np.asarray(inputs[tree.name], np.float32)
     if isinstance(tree, Number):
@@ -109,7 +108,7 @@ def test_every_function_is_lowered_everywhere() -> None:
         assert set(spelling.operations) == set(MEANINGS)
 
 
-def test_the_reference_is_what_single_numbers_come_to() -> None:
+def test_reference_matches_scalar_evaluation() -> None:
     workload = chain(f"rows=3,cols=5,dtype=f32,expression={EVERY}*a+b-c,vectors=a,scalars=b,columns=c")
     inputs, references = drawn(workload)
     for i, j in itertools.product(range(3), range(5)):
@@ -149,7 +148,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
 
 
 def workload_of(expression: str) -> Elementwise | None:
-    """Return a small problem of an expression; None if it has no value, or no input of all rows."""
+    """Return a small workload of an expression; None if it has no value, or no input of the full shape."""
     there = names(parse(expression))
     lists = [f",{key}={name}" for key, name in (("vectors", "v"), ("scalars", "s")) if name in there]
     try:
@@ -171,7 +170,7 @@ def test_rounding_each_operation_is_within_the_error_analysis(expression: str, s
 
 
 @given(st.floats(-8, 8), st.floats(0, 2))
-def test_no_function_changes_more_than_is_passed_on(x: float, e: float) -> None:
+def test_functions_stay_within_their_error_propagation(x: float, e: float) -> None:
     for name, function in _expression.FUNCTIONS.items():
         least = function.domain[0]
         if x - e > max(least, -1e30):
@@ -195,8 +194,8 @@ def test_an_expression_stays_within_its_range(expression: str, data: st.DataObje
 
 @given(expressions(), st.integers(0, 2**32 - 1))
 @settings(max_examples=100)
-def test_every_text_means_the_expression(expression: str, seed: int) -> None:
-    """The Python that Numba compiles, run by Python; and what NumPy is asked for."""
+def test_generated_code_computes_the_expression(expression: str, seed: int) -> None:
+    """Run the Python code that Numba would compile, and the NumPy calls."""
     workload = workload_of(expression)
     if workload is None:
         return
@@ -224,8 +223,8 @@ def test_every_text_means_the_expression(expression: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_slightly_wrong_operation_is_not_within_the_error_analysis(place: int) -> None:
-    """By 20 units of f32's roundoff: an analysis that allowed anything would hide mistakes."""
+def test_slightly_wrong_operations_exceed_the_error_analysis(place: int) -> None:
+    """Change an operation by 20 units of f32 roundoff: a loose error analysis would hide mistakes."""
     workload = chain("rows=40,cols=50,dtype=f32,expression=gelu(x+v)*y-0.5*tanh(x),vectors=v")
     inputs, references = drawn(workload)
     wrong = sorted({"add", "gelu", "mul", "tanh"})[place]
@@ -242,7 +241,7 @@ def test_a_slightly_wrong_operation_is_not_within_the_error_analysis(place: int)
 
 
 def over_all_exponents(workload: Elementwise) -> tuple[dict[str, Any], dict[str, Reference]]:
-    """Return inputs whose x makes exponentials large and small, beyond what tuning draws, and references."""
+    """Return inputs whose x makes exponentials larger and smaller than in tuning, and references."""
     inputs, _ = drawn(workload)
     x = np.linspace(-80, 79, inputs["x"].size).reshape(inputs["x"].shape)
     inputs["x"] = x.astype(inputs["x"].dtype)
@@ -260,7 +259,7 @@ def test_cuda_computes_every_function(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("functions", ["poly", "libm"])
-def test_a_processor_computes_every_function(functions: str) -> None:
+def test_cpu_computes_every_function(functions: str) -> None:
     import numba
 
     workload = chain(f"rows=2,cols=4096,dtype=f32,expression={EVERY}*s+v,vectors=v,scalars=s")
@@ -274,7 +273,7 @@ def test_a_processor_computes_every_function(functions: str) -> None:
 
 
 @pytest.mark.parametrize("functions", [by_polynomials, by_libm])
-def test_what_is_no_number_and_what_is_extreme_comes_out_as_it_must(functions: Any) -> None:
+def test_nan_and_extreme_values_are_computed_correctly(functions: Any) -> None:
     import numba
 
     x = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 100, -100, 1, -1e-30], np.float32)
@@ -300,7 +299,7 @@ def test_what_is_no_number_and_what_is_extreme_comes_out_as_it_must(functions: A
         np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-37, err_msg=name)
 
 
-def test_rows_are_joined_where_no_vector_tells_them_apart() -> None:
+def test_rows_are_joined_without_vectors_and_columns() -> None:
     assert lines(chain("rows=64,cols=6,dtype=f16,expression=x*2")) == (1, 384)
     assert lines(chain("rows=4096,cols=1024,dtype=f16,expression=x*y")) == (1024, 4096)
     assert lines(chain("rows=6,cols=3,dtype=f16,expression=x*y")) == (3, 6)
@@ -318,7 +317,7 @@ def test_vectors_may_be_of_another_type() -> None:
         ("f16", ""),
     ]
     plain = chain("rows=4,cols=8,dtype=f16,expression=x+y,vector_dtype=f32")
-    assert plain == chain("rows=4,cols=8,dtype=f16,expression=x+y")  # none is there
+    assert plain == chain("rows=4,cols=8,dtype=f16,expression=x+y")  # no input is a vector
     for variant in (cuda_vector.VARIANT, numba_cpu.VARIANT):
         device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
         config = variant.default(made, device)
@@ -326,21 +325,21 @@ def test_vectors_may_be_of_another_type() -> None:
         assert variant.revision(made, config) != variant.revision(alike, config)
 
 
-def test_what_must_be_executed_at_least() -> None:
+def test_least_operations_of_an_element() -> None:
     def least(expression: str, more: str = "") -> tuple[float, dict[str, int]]:
         return least_operations(chain(f"rows=4,cols=4,dtype=f32,expression={expression}{more}"))
 
-    assert least("x*y+z*x-y")[0] == 2  # two products, of which two sums may be a part
+    assert least("x*y+z*x-y")[0] == 2  # two products, each with a sum in the same instruction
     assert least("(x+y)*(x+y)")[0] == 1  # the sum is computed once
     assert least("max(x*y,y*x)+max(x*x,square(x))")[0] == 2  # in any order
     assert least("max(x-y,abs(y-x))*max(-x*y,x*-y)")[0] == 2  # with any sign
     assert least("exp(x+y)-exp(y+x)")[1]["exp"] == 1
-    assert least("2*x+1")[0] == 0  # a compiler may know better
-    assert least("x*(a*b+a)", ",vectors=a+b")[0] == 1  # what is the same for all rows may be computed once
+    assert least("2*x+1")[0] == 0  # a compiler may need no instruction for constants
+    assert least("x*(a*b+a)", ",vectors=a+b")[0] == 1  # values that all rows share may be computed once
     assert least("exp(x)*exp(x)+exp(y)")[1]["exp"] == 2
 
 
-def test_a_chain_of_another_expression_is_another_kernel() -> None:
+def test_revision_depends_on_the_expression() -> None:
     one, two = (chain(f"rows=8,cols=64,dtype=f32,expression={text}") for text in ("x+y", "x-y"))
     for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT, numba_cpu.VARIANT):
         device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
@@ -378,7 +377,7 @@ def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, 
     assert processor.configs(workload, local_cpu()).row(processor.default(workload, local_cpu())) is not None
 
 
-def test_miniatures_keep_how_lines_begin() -> None:
+def test_emulation_workloads_keep_line_alignment() -> None:
     workload = chain("rows=4096,cols=4104,dtype=f16,expression=gelu(x+b),vectors=b")
     table = cuda_vector.VARIANT.configs(workload, representative("sm_90"))
     for row in range(0, len(table), 7):

@@ -1,4 +1,4 @@
-"""Kernels of layernorm and rmsnorm at what contracts' few configurations may miss."""
+"""Layernorm and rmsnorm kernels with configurations that the contract tests may miss."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.compile import unavailable
 from tunebench.device import local_cpu, representative
-from tunebench.emulate.emulator import ORDERS, emulate, find_compiler, watch
+from tunebench.emulate.emulator import ORDERS, emulate, watch
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.space import Config
@@ -20,7 +21,6 @@ from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 H100 = representative("sm_90")
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 
 def cuda(key: str) -> CudaVariant[Any]:
@@ -30,7 +30,7 @@ def cuda(key: str) -> CudaVariant[Any]:
 
 
 def point(variant: CudaVariant[Any], workload: Workload, text: str) -> Config:
-    """Return a configuration, which must be one of the space."""
+    """Return a configuration, which must be valid."""
     config = variant.space.parse(text)
     assert variant.configs(workload, H100).row(config) is not None
     return config
@@ -52,8 +52,8 @@ BACKWARD = [
     ("text", "config"),
     [*itertools.product(["layernorm:rows=37,cols=260,dtype=f16,direction=backward"], BACKWARD)],
 )
-def test_gradients_of_blocks_that_stay_are_the_same_in_every_order(text: str, config: str) -> None:
-    """Wherever sums over rows wait: blocks take several turns, the last of which lacks rows."""
+def test_persistent_gradients_do_not_depend_on_block_order(text: str, config: str) -> None:
+    """For every storage of sums over rows: blocks have several iterations, the last of which lacks rows."""
     workload, variant = parse(text), cuda("layernorm/cuda_backward")
     chosen = point(variant, workload, config)
     inputs = workload.draw(np.random.default_rng(0))
@@ -66,7 +66,7 @@ def test_gradients_of_blocks_that_stay_are_the_same_in_every_order(text: str, co
 
 @needs_compiler
 def test_a_long_row_is_merged_from_parts_of_unlike_means() -> None:
-    """As one that drifts: sums of squares of the whole would cancel."""
+    """The row drifts, so that sums of squares of the whole row would cancel."""
     workload, variant = parse("layernorm:rows=2,cols=4104,dtype=f32,stats=true"), cuda("layernorm/cuda_split")
     config = point(variant, workload, "threads=64,parts=64,vector=1,unroll=1")
     inputs = workload.draw(np.random.default_rng(1))
@@ -84,7 +84,7 @@ def test_a_long_row_is_merged_from_parts_of_unlike_means() -> None:
         ("rmsnorm/cuda_backward", "rmsnorm:rows=800,cols=16384,dtype=f32,direction=backward"),
     ],
 )
-def test_defaults_of_long_rows_are_not_spilled(key: str, text: str) -> None:
+def test_defaults_of_long_rows_do_not_spill(key: str, text: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     workload, device = parse(text), representative("sm_80")
@@ -100,7 +100,7 @@ def test_defaults_of_long_rows_are_not_spilled(key: str, text: str) -> None:
         ("rmsnorm:rows=3,cols=37,dtype=f32", {"threads": 32, "rows": 2}),
     ],
 )
-def test_without_a_sum_numba_cuda_simulates_right(text: str, config: dict[str, int]) -> None:
+def test_numba_cuda_simulates_correctly_without_a_sum(text: str, config: dict[str, int]) -> None:
     workload = parse(text)
     variant = kernels.variant(f"{workload.operator}/numba_cuda")
     assert isinstance(variant, NumbaCudaVariant)
@@ -109,7 +109,7 @@ def test_without_a_sum_numba_cuda_simulates_right(text: str, config: dict[str, i
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
-def test_each_direction_has_variants_of_its_own(operator: str) -> None:
+def test_each_direction_has_separate_variants(operator: str) -> None:
     def serving(more: str, cpu: bool = False) -> set[str]:
         workload, device = (
             parse(f"{operator}:rows=64,cols=4096,dtype=f16{more}"),
@@ -123,11 +123,11 @@ def test_each_direction_has_variants_of_its_own(operator: str) -> None:
     assert serving(",direction=backward", cpu=True) == {"numba_cpu_backward"}
 
 
-def test_rows_are_cut_where_they_are_few_and_long() -> None:
+def test_split_variant_takes_few_long_rows_only() -> None:
     variant = cuda("rmsnorm/cuda_split")
     for text in ("rows=1,cols=2048", "rows=64,cols=1048576", "rows=528,cols=40001"):
         assert variant.refuses(parse(f"rmsnorm:{text},dtype=f16"), H100) is None
     for text in ("rows=1,cols=2047", "rows=529,cols=1048576"):
-        assert "rows of 2048 elements or more" in str(
+        assert "needs rows of 2048 or more elements" in str(
             variant.refuses(parse(f"rmsnorm:{text},dtype=f16"), H100)
         )

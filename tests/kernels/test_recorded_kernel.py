@@ -1,4 +1,4 @@
-"""Descriptions of other tuners' kernels: held against a lane-by-lane walk through what their source does."""
+"""Cost models of recorded kernels, compared with a lane-by-lane count of their source."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ CONVOLUTION_SPACE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def counted(foreign: RecordedKernel, config: dict[str, int]) -> dict[str, float]:
+def counted(known: RecordedKernel, config: dict[str, int]) -> dict[str, float]:
     columns = {name: np.array([value]) for name, value in config.items()}
-    costs = foreign.costs(columns, A100)
+    costs = known.costs(columns, A100)
     names = ("fma", "smem_bytes", "smem_traffic_bytes", "accesses", "instructions", "chain_clocks", "threads")
     return {name: float(np.broadcast_to(getattr(costs, name), 1)[0]) for name in names}
 
 
 def passes(words: list[int]) -> int:
-    """Return the passes that different words need, one from each of 32 banks a pass."""
+    """Return the passes that distinct words need, with one word from each of 32 banks per pass."""
     return max(Counter(word % 32 for word in set(words)).values())
 
 
@@ -55,7 +55,7 @@ def passes(words: list[int]) -> int:
 
 
 def walk_convolution(c: dict[str, int]) -> dict[str, float]:
-    """Count what a block does, as the kernel's source has it, lane by lane and access by access."""
+    """Count the accesses of a block as the kernel's source performs them, lane by lane."""
     bx, by, tx, ty = (c[name] for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y"))
     taps, border = c["filter_width"], c["filter_width"] // 2 * 2
     wide, high = bx * tx + border, by * ty + border
@@ -66,7 +66,7 @@ def walk_convolution(c: dict[str, int]) -> dict[str, float]:
     ]
     accesses = moved = instructions = 0
     for warp in warps:
-        seen: set[tuple[int, int]] = set()  # what a thread has read it keeps
+        seen: set[tuple[int, int]] = set()  # a thread keeps what it has read
         for i, j, yi, xi in itertools.product(range(taps), range(taps), range(ty), range(tx)):
             instructions += 1
             if (offset := (yi * by + i, xi * bx + j)) in seen:
@@ -112,32 +112,32 @@ def walk_convolution(c: dict[str, int]) -> dict[str, float]:
         (16, 2, 1, 1, 0, 0),
     ],
 )
-def test_a_convolution_is_counted_as_its_source_runs(
+def test_convolution_costs_match_lane_by_lane_count(
     bx: int, by: int, tx: int, ty: int, padding: int, shared: int
 ) -> None:
     config = {"block_size_x": bx, "block_size_y": by, "tile_size_x": tx, "tile_size_y": ty}
     config |= {"filter_width": 15, "filter_height": 15, "use_padding": padding, "use_shmem": shared}
-    told, walked = counted(CONVOLUTION, config), walk_convolution(config)
+    counts, walked = counted(CONVOLUTION, config), walk_convolution(config)
     for name in ("fma", "smem_bytes", "smem_traffic_bytes", "accesses"):
-        assert told[name] == walked[name], name
-    # Staging is told by its lanes: the ends of lines take instructions of few lanes, more or less of them.
-    assert 0.95 * walked["instructions"] < told["instructions"] <= walked["instructions"]
-    assert told["chain_clocks"] == A100.l1_latency + shared * A100.smem_latency + 225 * A100.fma_latency
+        assert counts[name] == walked[name], name
+    # The model counts staging by lanes; the ends of lines take instructions with few lanes.
+    assert 0.95 * walked["instructions"] < counts["instructions"] <= walked["instructions"]
+    assert counts["chain_clocks"] == A100.l1_latency + shared * A100.smem_latency + 225 * A100.fma_latency
 
 
 def test_a_block_of_one_column_may_read_four_elements_at_a_time() -> None:
     config = {"block_size_x": 1, "block_size_y": 64, "tile_size_x": 2, "tile_size_y": 1}
     config |= {"filter_width": 15, "filter_height": 15, "use_padding": 0}
-    told, walked = counted(CONVOLUTION, config), walk_convolution(config | {"use_shmem": 1})
-    assert told["accesses"] == walked["accesses"] / 4
-    assert told["smem_traffic_bytes"] < walked["smem_traffic_bytes"] / 4
+    counts, walked = counted(CONVOLUTION, config), walk_convolution(config | {"use_shmem": 1})
+    assert counts["accesses"] == walked["accesses"] / 4
+    assert counts["smem_traffic_bytes"] < walked["smem_traffic_bytes"] / 4
 
 
 # -- Xgemm ---------------------------------------------------------------------------------------------------
 
 
 def walk_gemm(c: dict[str, int]) -> dict[str, float]:
-    """Count what a block does for one term, lane by lane, by accesses as wide as they can be."""
+    """Count the accesses of a block for one index k, lane by lane, with the widest accesses."""
     accesses = moved = 0.0
     threads = c["MDIMC"] * c["NDIMC"]
     lanes = [(lane % c["MDIMC"], lane // c["MDIMC"]) for lane in range(threads)]
@@ -161,7 +161,7 @@ def walk_gemm(c: dict[str, int]) -> dict[str, float]:
                         for v in vectors
                     ]
                     read.append([start + e for start in starts for e in range(vector)][first : first + width])
-                assert all(part == list(range(part[0], part[0] + width)) for part in read)  # neighbours
+                assert all(part == list(range(part[0], part[0] + width)) for part in read)  # adjacent
                 flat = [word for part in read for word in part]
                 moved += 128 * passes(flat) if shared else max(128, 4 * len(set(flat)))
         if shared:
@@ -174,19 +174,19 @@ def walk_gemm(c: dict[str, int]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("mwg", "nwg", "mdimc", "ndimc"), [(128, 128, 16, 8), (64, 128, 8, 8), (32, 64, 32, 8), (16, 16, 8, 16)]
 )
-def test_a_product_is_counted_as_its_source_runs(mwg: int, nwg: int, mdimc: int, ndimc: int) -> None:
+def test_xgemm_costs_match_lane_by_lane_count(mwg: int, nwg: int, mdimc: int, ndimc: int) -> None:
     checked = 0
     for vwm, vwn, sa, sb, strm, strn in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), *[(0, 1)] * 4):
         if mwg % (mdimc * vwm) or nwg % (ndimc * vwn):
             continue
         config = {"MWG": mwg, "NWG": nwg, "KWG": 32, "MDIMC": mdimc, "NDIMC": ndimc, "VWM": vwm, "VWN": vwn}
         config |= {"SA": sa, "SB": sb, "STRM": strm, "STRN": strn, "MDIMA": 8, "NDIMB": 8, "KWI": 2}
-        told, walked = counted(XGEMM, config), walk_gemm(config)
-        assert told["accesses"] == SIZE * walked["accesses"], config
-        assert told["smem_traffic_bytes"] == pytest.approx(SIZE * walked["smem_traffic_bytes"]), config
+        counts, walked = counted(XGEMM, config), walk_gemm(config)
+        assert counts["accesses"] == SIZE * walked["accesses"], config
+        assert counts["smem_traffic_bytes"] == pytest.approx(SIZE * walked["smem_traffic_bytes"]), config
         least = mwg * nwg / 32 + mdimc * ndimc / 32 * walked["loads"]
-        assert told["instructions"] >= SIZE * least
-        assert told["chain_clocks"] == A100.l1_latency + (sa | sb) * A100.smem_latency + 4 * SIZE
+        assert counts["instructions"] >= SIZE * least
+        assert counts["chain_clocks"] == A100.l1_latency + (sa | sb) * A100.smem_latency + 4 * SIZE
         checked += 1
     assert checked >= 16
 
@@ -194,13 +194,11 @@ def test_a_product_is_counted_as_its_source_runs(mwg: int, nwg: int, mdimc: int,
 # -- matching ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("foreign", RECORDED_KERNELS, ids=[foreign.kernel for foreign in RECORDED_KERNELS])
-def test_a_space_is_described_if_all_of_it_is_known(foreign: RecordedKernel) -> None:
-    space = {"Xgemm": GEMM_SPACE, "convolution_kernel": CONVOLUTION_SPACE}[foreign.kernel]
-    assert find_recorded_kernel(foreign.kernel, space, (SIZE, SIZE)) is foreign
-    assert (
-        find_recorded_kernel(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
-    )
+@pytest.mark.parametrize("known", RECORDED_KERNELS, ids=[known.kernel for known in RECORDED_KERNELS])
+def test_model_is_found_if_all_parameters_are_known(known: RecordedKernel) -> None:
+    space = {"Xgemm": GEMM_SPACE, "convolution_kernel": CONVOLUTION_SPACE}[known.kernel]
+    assert find_recorded_kernel(known.kernel, space, (SIZE, SIZE)) is known
+    assert find_recorded_kernel(known.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is known
 
 
 @pytest.mark.parametrize(
@@ -220,14 +218,14 @@ def test_a_space_is_described_if_all_of_it_is_known(foreign: RecordedKernel) -> 
         ("dgemm", {}, (4096, 4096), "its kernel has no cost model; Xgemm and convolution_kernel have one"),
     ],
 )
-def test_what_is_not_known_is_not_described(
+def test_model_is_missing_for_unknown_values(
     kernel: str, changes: dict[str, tuple[Any, ...]], problem: tuple[int, ...], reason: str | None
 ) -> None:
-    told = find_recorded_kernel(kernel, GEMM_SPACE | changes, problem)
-    assert told == (reason or XGEMM)
+    counts = find_recorded_kernel(kernel, GEMM_SPACE | changes, problem)
+    assert counts == (reason or XGEMM)
 
 
-def test_a_parameter_that_must_be_there_is_named() -> None:
+def test_missing_required_parameter_is_named() -> None:
     space = {name: values for name, values in CONVOLUTION_SPACE.items() if name != "use_padding"}
     assert find_recorded_kernel("convolution_kernel", space, (SIZE, SIZE)) == (
         "the cost model of convolution_kernel needs the parameter use_padding"

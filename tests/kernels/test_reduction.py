@@ -1,4 +1,4 @@
-"""reduction: what it means, how far f32 may be off, and what its kernels owe beside that."""
+"""Reduction: definition, errors of f32, and properties of the kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.test_elementwise import drawn_of, meant, rounded
+from tests.support import needs_compiler
 from tunebench.device import local_cpu, representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.kernels.reduction import cuda_column, cuda_row, numba_cpu, numba_cuda
 from tunebench.measure.verify import worst_error
@@ -24,8 +25,6 @@ from tunebench.workload import Reference
 from tunebench.workloads import parse
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.reduction import Reduction
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 JOIN: dict[str, Any] = {"sum": math.fsum, "mean": lambda x: math.fsum(x) / len(x), "max": max, "min": min}
 F32 = np.float32
@@ -46,9 +45,7 @@ def drawn(workload: Reduction, seed: int = 0) -> tuple[dict[str, Any], dict[str,
 
 @pytest.mark.parametrize("axis", ["cols", "rows"])
 @pytest.mark.parametrize("reduce", JOIN)
-def test_the_reference_is_what_single_numbers_come_to(
-    reduce: str, axis: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reference_matches_scalar_evaluation(reduce: str, axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys.modules[ExpressionWorkload.__module__], "ELEMENTS_AT_ONCE", 11
     )  # two rows at a time
@@ -69,7 +66,7 @@ def test_the_reference_is_what_single_numbers_come_to(
         assert references["out"].value[result] == pytest.approx(expected, rel=1e-12)
 
 
-def test_names_of_the_result_are_one() -> None:
+def test_name_of_the_result_does_not_matter() -> None:
     one = reduction("rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(ms + 0.00001)")
     assert str(one) == "reduction:rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(x+1e-05)"
     assert parse(str(one)) == one
@@ -91,7 +88,7 @@ def test_names_of_the_result_are_one() -> None:
         ("expression=1000+x,reduce=sum", "the sum of 1000+x may divide by 0, leave the domain of log"),
     ],
 )
-def test_what_is_wrong_is_told(dimensions: str, says: str) -> None:
+def test_errors_name_the_fault(dimensions: str, says: str) -> None:
     with pytest.raises(InputError) as raised:
         parse(f"reduction:rows=100,cols=1000,dtype=f16,{dimensions}")
     assert says in str(raised.value)
@@ -102,7 +99,7 @@ def test_sums_that_would_overflow_are_drawn_from_less() -> None:
     inputs, references = drawn(w)
     assert 0.2 < np.abs(inputs["x"].astype(F32)).max() <= 0.25
     assert np.isfinite(references["out"].value.astype(np.float16)).all()
-    # A mean, or a result in f32, has no need of that.
+    # A mean, or a result in f32, needs no such range.
     for changed in (w.changed(reduce="mean"), w.changed(out="f32")):
         assert np.abs(changed.draw(np.random.default_rng(0))["x"].astype(F32)).max() > 3
 
@@ -111,7 +108,7 @@ def test_sums_that_would_overflow_are_drawn_from_less() -> None:
 
 
 def in_f32(w: Reduction, inputs: Any, *, order: Any = None, missing: int = 0) -> Any:
-    """Compute in f32, each operation rounded, a sum's terms one after the other."""
+    """Compute in f32 with each operation rounded, and the terms of a sum added sequentially."""
     spread = {name: x[:, None] if name in w.column_names else x for name, x in inputs.items()}
     elements = np.broadcast_to(rounded(w.tree, spread), (w.rows, w.cols))
     elements = elements if w.axis == "rows" else elements.T
@@ -143,18 +140,18 @@ def test_rounding_each_operation_is_within_the_error_analysis(text: str) -> None
 
 
 @pytest.mark.parametrize("text", ANALYSED)
-def test_what_is_slightly_wrong_is_not(text: str) -> None:
-    """A result of a term less, and one off by 400 units of f32's roundoff."""
+def test_slightly_wrong_results_exceed_the_error_analysis(text: str) -> None:
+    """A result without one term, and one that is off by 400 units of f32 roundoff."""
     w = reduction(text)
     inputs, references = drawn(w)
     got = in_f32(w, inputs)
     assert worst_error(w, {"out": got * (1 + 400 * 2.0**-24)}, references) > 1
-    # Of an extreme the term that is left out must be it, somewhere among 50.
+    # For an extreme, the missing term must be the extreme itself, somewhere among 50.
     least = in_f32(w, inputs, missing=1 if w.is_sum else 200)
     assert worst_error(w, {"out": least}, references) > 1
 
 
-def test_an_extreme_is_off_by_no_more_than_what_may_be_it() -> None:
+def test_error_of_an_extreme_is_that_of_its_candidates() -> None:
     w = reduction("rows=1,cols=2,dtype=f32,expression=exp(x),reduce=max")
     reference = w.reference({"x": np.array([[60.0, 0.0]])})["out"]
     alone = reduction("rows=1,cols=1,dtype=f32,expression=exp(x),reduce=max").reference(
@@ -167,7 +164,7 @@ def test_an_extreme_is_off_by_no_more_than_what_may_be_it() -> None:
 
 
 def on_processor(w: Reduction, config: Config, inputs: Any) -> Any:
-    """Run the kernel on f32 arrays and return what it writes."""
+    """Run the kernel on f32 arrays and return its output."""
     variant = numba_cpu.VARIANT
     arrays = {**inputs, "out": np.full(w.results, 7, F32)}
     arrays |= {t.name: np.full(t.shape, 7, F32) for t in variant.scratch(w, config)}
@@ -180,7 +177,7 @@ def on_processor(w: Reduction, config: Config, inputs: Any) -> Any:
 
 
 def broken(reduce: str, axis: str) -> tuple[Reduction, dict[str, Any], Any]:
-    """Return a problem with a NaN of either sign and an infinity in it, and its results."""
+    """Return a workload with NaN of either sign and an infinity, and its results."""
     shift = {"max": -20, "min": 20}[reduce]  # no extreme is beyond 0
     w = reduction(f"rows=70,cols=130,dtype=f32,expression=x+s,scalars=s,reduce={reduce},axis={axis}")
     x = w.draw(np.random.default_rng(0))["x"]
@@ -191,7 +188,7 @@ def broken(reduce: str, axis: str) -> tuple[Reduction, dict[str, Any], Any]:
 
 @pytest.mark.parametrize("axis", ["cols", "rows"])
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_what_is_no_number_stays_so_on_a_processor(reduce: str, axis: str) -> None:
+def test_nan_propagates_on_cpu(reduce: str, axis: str) -> None:
     w, inputs, expected = broken(reduce, axis)
     config = Config({"block": 64 if axis == "rows" else 4, "parts": 2, "unroll": 1, "functions": "poly"})
     np.testing.assert_allclose(on_processor(w, config, inputs), expected, rtol=1e-4, atol=1e-4)
@@ -199,7 +196,7 @@ def test_what_is_no_number_stays_so_on_a_processor(reduce: str, axis: str) -> No
 
 @needs_compiler
 @pytest.mark.parametrize("axis", ["cols", "rows"])
-def test_what_is_no_number_stays_so_in_cuda(axis: str) -> None:
+def test_nan_propagates_in_cuda(axis: str) -> None:
     variant = cuda_row.VARIANT if axis == "cols" else cuda_column.VARIANT
     for reduce in ("max", "min"):
         w, inputs, expected = broken(reduce, axis)
@@ -209,7 +206,7 @@ def test_what_is_no_number_stays_so_in_cuda(axis: str) -> None:
 
 
 @needs_compiler
-def test_results_of_many_parts_are_put_together() -> None:
+def test_results_of_many_parts_are_joined() -> None:
     rows = reduction("rows=2,cols=2600,dtype=f32,expression=square(x),reduce=sum")
     split = Config({"row_threads": 64, "rows": 1, "vector": 1, "unroll": 1, "split": 64})
     columns = reduction("rows=90,cols=5,dtype=f16,expression=square(x),reduce=sum,axis=rows,out=f32")
@@ -240,7 +237,7 @@ def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, 
             row = table.row(variant.default(w, device))
             assert row is not None
             costs = variant.costs(w, table, device)
-            # All blocks together do no more than there is, whatever the configuration.
+            # All blocks together do no more than the total work, for any configuration.
             elements = np.asarray(costs.accesses * costs.blocks)
             assert np.isfinite(elements).all()
             full = np.broadcast_to(np.asarray(costs.full_blocks), len(table))
@@ -265,7 +262,7 @@ def test_few_results_keep_the_device_busy() -> None:
     assert len(cuda_row.VARIANT.launches(many, cuda_row.VARIANT.default(many, device))) == 1
 
 
-def test_miniatures_keep_how_rows_begin_and_are_small() -> None:
+def test_emulation_workloads_keep_row_alignment_and_are_small() -> None:
     w = reduction("rows=1048576,cols=4104,dtype=f16,expression=x*b,vectors=b,reduce=sum")
     for variant, work in ((cuda_row.VARIANT, w), (cuda_column.VARIANT, w.changed(axis="rows"))):
         table = variant.configs(work, representative("sm_90"))

@@ -1,4 +1,4 @@
-"""Rows that are kept in registers stay there."""
+"""Rows that are kept in registers do not spill."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from tunebench.workloads import parse
         ("layernorm/cuda_block", "layernorm:rows=8,cols={cols},dtype=f16"),
     ],
 )
-def test_the_longest_rows_that_registers_may_hold_are_not_spilled(
-    key: str, text: str, architecture: str
-) -> None:
+def test_longest_rows_in_registers_do_not_spill(key: str, text: str, architecture: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     variant, device = kernels.variant(key), representative(architecture)

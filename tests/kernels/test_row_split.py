@@ -1,20 +1,20 @@
-"""Few and long rows are split among blocks, and parts put together again."""
+"""Few long rows: split among blocks, and parts merged."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.device import representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.measure.verify import InputSet
 from tunebench.space import Config
 from tunebench.variant import CudaVariant
 from tunebench.workloads import parse
 
 DEVICE = representative("sm_90")
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 
 def _split(key: str) -> CudaVariant[object]:
@@ -31,7 +31,7 @@ def _split(key: str) -> CudaVariant[object]:
         ("softmax:rows=1,cols=100000,dtype=f32,direction=backward", "supports direction=forward only"),
     ],
 )
-def test_rows_are_split_only_where_it_is_of_use(text: str, says: str) -> None:
+def test_split_refuses_many_and_short_rows(text: str, says: str) -> None:
     assert says in str(_split("softmax/cuda_split").refuses(parse(text), DEVICE))
 
 
@@ -57,8 +57,8 @@ def test_the_default_is_valid_and_fills_the_device(rows: int, cols: int) -> None
 @pytest.mark.parametrize(
     "text", ["softmax:rows=2,cols=3111,dtype=f32", "cross_entropy:rows=2,cols=3111,dtype=f32"]
 )
-def test_parts_far_apart_are_put_together(text: str) -> None:
-    """Whole parts that count for nothing beside others, and more parts than a warp has threads."""
+def test_parts_of_very_different_magnitude_are_merged(text: str) -> None:
+    """Use parts that contribute nothing next to others, and more parts than a warp has threads."""
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(1))
     inputs["x"][0, :2000] -= 300
@@ -68,7 +68,7 @@ def test_parts_far_apart_are_put_together(text: str) -> None:
         inputs["target"][1] = 3110
     config = Config({"split": 64, "threads": 64, "vector": 1, "unroll": 1})
     outputs = emulate(_split(f"{workload.operator}/cuda_split"), workload, config, inputs, sanitize=True)
-    with np.errstate(invalid="ignore"):  # in the scale of infinity
+    with np.errstate(invalid="ignore"):  # infinity in the scale of errors
         references = InputSet(workload=workload, seed=1, inputs=inputs).references
     for name, reference in references.items():
         np.testing.assert_allclose(outputs[name], reference.value, rtol=1e-5, atol=1e-6)

@@ -1,19 +1,20 @@
-"""Rows of one element, of two and of three: fewer than any group of threads, or than an access has."""
+"""Rows of one, two and three elements: fewer than a group of threads or an access."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.device import representative
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.variant import CudaVariant
 from tunebench.workloads import parse
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@needs_compiler
 @pytest.mark.parametrize(
     "text",
     [
@@ -25,7 +26,7 @@ from tunebench.workloads import parse
         "cross_entropy:rows=40,cols=3,dtype=f16,direction=backward",
     ],
 )
-def test_defaults_are_right(text: str) -> None:
+def test_defaults_are_correct_for_short_rows(text: str) -> None:
     workload, device = parse(text), representative("sm_90")
     inputs = workload.draw(np.random.default_rng(1))
     references = InputSet(workload=workload, seed=1, inputs=inputs).references

@@ -1,4 +1,4 @@
-"""What softmax on the CPU makes of inputs that are no ordinary numbers."""
+"""Softmax on the CPU with NaN and infinite inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKLOAD = parse("softmax:rows=4,cols=70,dtype=f32")
 
 @pytest.mark.parametrize("exp", ["poly", "libm"])
 @pytest.mark.parametrize("passes", [2, 3])
-def test_nan_spreads_over_its_row_and_infinity_does_not_hide(passes: int, exp: str) -> None:
+def test_nan_and_infinity_propagate_within_a_row(passes: int, exp: str) -> None:
     chosen = variant("softmax/numba_cpu")
     config = Config({**chosen.default(WORKLOAD, local_cpu()), "passes": passes, "exp": exp, "chunk": 16})
     softmax = load_numba_cpu(compile_numba_cpu(chosen, WORKLOAD, config), chosen, WORKLOAD, config)
@@ -30,7 +30,7 @@ def test_nan_spreads_over_its_row_and_infinity_does_not_hide(passes: int, exp: s
     np.testing.assert_allclose(y[[0, 2, 3]].sum(axis=1), 1, rtol=1e-5)
 
 
-def test_negative_nan_spreads_too() -> None:
+def test_negative_nan_propagates() -> None:
     chosen = variant("softmax/numba_cpu")
     config = chosen.default(WORKLOAD, local_cpu())
     softmax = load_numba_cpu(compile_numba_cpu(chosen, WORKLOAD, config), chosen, WORKLOAD, config)
@@ -42,7 +42,7 @@ def test_negative_nan_spreads_too() -> None:
     assert (y[:3] > 0).all()
 
 
-def test_the_logarithm_of_nothing_is_minus_infinity_and_nan_spreads() -> None:
+def test_log_softmax_of_masked_elements_is_minus_infinity() -> None:
     workload = parse("softmax:rows=3,cols=70,dtype=f32,log=true")
     chosen = variant("softmax/numba_cpu")
     config = Config({**chosen.default(workload, local_cpu()), "passes": 2, "chunk": 16})
@@ -57,7 +57,7 @@ def test_the_logarithm_of_nothing_is_minus_infinity_and_nan_spreads() -> None:
     np.testing.assert_allclose(np.exp(y[[0, 2]]).sum(axis=1), 1, rtol=1e-5)
 
 
-def test_parts_of_a_row_with_nothing_in_them_do_not_spoil_its_loss() -> None:
+def test_fully_masked_parts_do_not_change_the_loss() -> None:
     workload = parse("cross_entropy:rows=3,cols=70,dtype=f32")
     chosen = variant("cross_entropy/numba_cpu")
     config = Config({"chunk": 16, "parts": 4, "exp": "poly"})
