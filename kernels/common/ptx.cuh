@@ -273,8 +273,8 @@ __device__ __forceinline__ void ldmatrix_x2_trans(u32 (&d)[2], const void* row) 
 #endif
 }
 
-// ---- asynchronous copies from global to shared memory ----------------------------------------------------- Both
-// addresses are multiples of BYTES. The first `source_bytes` are copied and the rest of BYTES is zeroed; with 0,
+// ---- asynchronous copies from global to shared memory -----------------------------------------------------
+// Both addresses are multiples of BYTES. The first `source_bytes` are copied and the rest of BYTES is zeroed; with 0,
 // `source` is not read and may be any address of the right alignment. A copy is visible to its thread after
 // cp_async_wait of its group, and to other threads after a following barrier.
 

@@ -14,8 +14,8 @@ struct alignas(64) TensorMap {
 inline u32 shared_address(const void* pointer) { return emulated::shared_address(pointer); }
 #endif
 
-// ---- asynchronous barriers ("mbarrier") -------------------------------------------------------------------- A
-// barrier is 8 bytes of shared memory. It ends a phase after `count` arrivals when no expected bytes are outstanding,
+// ---- asynchronous barriers ("mbarrier") --------------------------------------------------------------------
+// A barrier is 8 bytes of shared memory. It ends a phase after `count` arrivals when no expected bytes are outstanding,
 // and then begins the next phase. Phases have parity 0, 1, 0, …; a wait for parity 1 of a new barrier returns
 // immediately.
 
@@ -373,9 +373,9 @@ __device__ __forceinline__ void wgmma_m64(float (&sums)[N / 8][4], u64 a, u64 b,
   }
 }
 
-// ---- registers ("setmaxnreg") ------------------------------------------------------------------------------- All
-// warps of a warpgroup call one of these. The kernel needs a register limit from __launch_bounds__, and the warps of a
-// block may hold no more registers than at launch: an increase waits until other warps have released theirs.
+// ---- registers ("setmaxnreg") -------------------------------------------------------------------------------
+// All warps of a warpgroup call one of these. The kernel needs a register limit from __launch_bounds__, and the warps
+// of a block may hold no more registers than at launch: an increase waits until other warps have released theirs.
 
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {

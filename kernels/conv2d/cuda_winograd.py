@@ -3,9 +3,9 @@
 There are three steps, which pass their results through memory. The first transforms the filters and the
 inputs of tiles of m x m outputs. The second is a batch of matrix products over channels, one per element of
 the (m + 2)^2, by `gemm/cuda_simt`, whose parameters the space has. The third transforms the sums back and
-applies the epilogue. There are
-2.25 (m = 2) or 4 (m = 4) times fewer products than in a direct convolution, but memory traffic is about 4 or
-2.25 times the images, twice. So the algorithm pays where there are many channels.
+applies the epilogue. Compared with a direct convolution, there are 4 times (m = 4) or 2.25 times (m = 2)
+fewer products, but memory traffic is about 2.25 or 4 times the images, twice. So the algorithm pays where
+there are many channels.
 
 With channels last, the products are of tiles by channels, else of channels by tiles, so that neighbouring
 threads access neighbouring elements in every step. dgrad is the same with mirrored filters and another
