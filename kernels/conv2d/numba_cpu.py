@@ -2,9 +2,9 @@
 
 Layout nhwc multiplies pixels by filters, layout nchw filters by pixels, so that results are written in the
 order in which they are stored. The gradient to the images (dgrad) is one product per residue of rows and
-columns modulo the
-stride: within one residue, every pixel meets the same taps of the filter, so that no products with zeros are
-computed. The gradient to the filters (wgrad) multiplies filters by patches, summed over pixels.
+columns modulo the stride: within one residue, every pixel meets the same taps of the filter, so that no
+products with zeros are computed. The gradient to the filters (wgrad) multiplies filters by patches, summed
+over pixels.
 
 A group of one filter fills one lane of a vector: depthwise convolutions of layout nhwc are left to
 `numba_cpu_depthwise`, except those with huge filters.
