@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tunebench.graph._precedence import Precedence, bits
 
-__all__ = ["Deadlock", "deadlocks", "waiting"]
+__all__ = ["Deadlock", "deadlocked", "deadlocks"]
 
 MAX_CYCLES = 64
 """Most groups from which a cycle is searched at a time."""
@@ -29,15 +29,31 @@ class Deadlock:
     pairs: tuple[int, ...]
 
 
-def waiting(precedence: Precedence, groups: Sequence[int]) -> list[int]:
-    """Return the places of groups (bit masks) that are on or between cycles; none if all can run."""
+def deadlocked(precedence: Precedence, groups: Sequence[int]) -> list[list[int]]:
+    """Return the sets of groups (bit masks) that wait for each other, by their places; none if all can run."""
     order, waits = precedence.order(groups)
     left = set(range(len(groups))) - set(order)
-    while True:
-        needed = left & {other for place in left for other in waits[place]}
-        if needed == left:
-            return sorted(left)
-        left = needed
+    readers: dict[int, set[int]] = {place: set() for place in left}
+    for place in left:
+        for other in waits[place] & left:
+            readers[other].add(place)
+    found = []
+    while left:
+        first = min(left)
+        component = _reached(first, waits, left) & _reached(first, readers, left)
+        left -= component
+        if len(component) > 1:
+            found.append(sorted(component))
+    return found
+
+
+def _reached(first: int, onward: Sequence[set[int]] | Mapping[int, set[int]], among: set[int]) -> set[int]:
+    reached, front = {first}, [first]
+    while front:
+        new = (onward[front.pop()] & among) - reached
+        reached |= new
+        front += new
+    return reached
 
 
 def deadlocks(precedence: Precedence, groups: Sequence[int], holding: Sequence[int]) -> set[Deadlock]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunebench.errors import InputError, MissingDependency
-from tunebench.graph._deadlock import Deadlock, deadlocks, waiting
+from tunebench.graph._deadlock import Deadlock, deadlocked, deadlocks
 from tunebench.graph._precedence import Precedence, bits
 
 __all__ = ["LIMIT_S", "Partition", "PartitionCandidate", "cheapest_partition"]
@@ -108,14 +108,15 @@ def cheapest_partition(
     while not is_optimal and time.monotonic() < deadline:
         chosen, bound_us, is_solved = cover.solve(deadline - time.monotonic())
         lower_us = max(lower_us, bound_us)
-        stuck = waiting(precedence, [group.nodes for group in chosen])
+        stuck = deadlocked(precedence, [group.nodes for group in chosen])
         best = min(best, _without_deadlocks(precedence, chosen, alone), key=_cost_us)
         if is_optimal := is_solved and not stuck:
             best, lower_us = chosen, _cost_us(chosen)
         elif not is_solved:
             break
-        for deadlock in deadlocks(precedence, [chosen[place].nodes for place in stuck], cover.holding):
-            cover.forbid(deadlock)
+        for places in stuck:
+            for deadlock in deadlocks(precedence, [chosen[place].nodes for place in places], cover.holding):
+                cover.forbid(deadlock)
     order, _ = precedence.order([group.nodes for group in best])
     return Partition(
         chosen=tuple(best[place].index for place in order),
@@ -192,13 +193,17 @@ def _share_bound(groups: Iterable[_Group], nodes: Iterable[int]) -> float:
 def _without_deadlocks(
     precedence: Precedence, chosen: list[_Group], alone: dict[int, _Group]
 ) -> list[_Group]:
-    """Split groups into single nodes until all can run: an eighth of the deadlocked ones at a time."""
-    while stuck := waiting(precedence, [group.nodes for group in chosen]):
-        several = [chosen[place] for place in stuck if chosen[place].nodes & (chosen[place].nodes - 1)]
-        several.sort(key=lambda group: _cost_us(alone[node] for node in bits(group.nodes)) - group.cost_us)
-        split = several[: max(1, len(several) // 8)]
-        chosen = [group for group in chosen if group not in split]
-        chosen += [alone[node] for group in split for node in bits(group.nodes)]
+    """Split groups into single nodes until all can run: an eighth of each deadlock at a time."""
+    while stuck := deadlocked(precedence, [group.nodes for group in chosen]):
+        split: set[_Group] = set()
+        for places in stuck:
+            several = [chosen[place] for place in places if chosen[place].nodes & (chosen[place].nodes - 1)]
+            several.sort(
+                key=lambda group: _cost_us(alone[node] for node in bits(group.nodes)) - group.cost_us
+            )
+            split.update(several[: max(1, len(several) // 8)])
+        parts = sorted(node for group in split for node in bits(group.nodes))
+        chosen = [group for group in chosen if group not in split] + [alone[node] for node in parts]
     return chosen
 
 
