@@ -334,8 +334,8 @@ def test_graph_without_nodes_has_empty_partition() -> None:
     ("graph", "candidates", "says"),
     [
         ([[], [0]], alone([1]), "node 1 has none"),
-        ([[1], [0]], alone([1, 1]), "acyclic graph, but node 0 waits"),
-        ([[0]], alone([1]), "acyclic graph, but node 0 waits"),
+        ([[1], [0]], alone([1, 1]), "acyclic graph, but node 0 is on a cycle"),
+        ([[0]], alone([1]), "acyclic graph, but node 0 is on a cycle"),
         ([[], [2]], alone([1, 1]), "node 1 has predecessor 2; nodes are 0 to 1"),
         ([[]], [*alone([1]), candidate(1)], "candidate 1 () must have nodes of the graph"),
         ([[]], [*alone([1]), candidate(1, 0, 1)], "must have nodes of the graph, which are 0 to 0"),
