@@ -329,7 +329,7 @@ def test_spaces_and_parameters(store: Store) -> None:
 
 
 def test_an_unknown_device_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="begin a run"):
+    with pytest.raises(InputError, match="call begin_run"):
         store.record(key(), Result(outcome=measured(10.0)))
 
 
