@@ -20,14 +20,7 @@ from tunebench.cache_file import LimitedFile, RejectedEntry, open_limited
 from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
 from tunebench.db.jsonl_codec import device_from_json, measurement_from_json, refuse_constant
 from tunebench.db.reader import Reader
-from tunebench.db.record import (
-    ImportResult,
-    MeasurementBatch,
-    NewMeasurement,
-    Record,
-    RunStart,
-    SpaceKey,
-)
+from tunebench.db.record import ImportResult, MeasurementBatch, NewMeasurement, Record, RunStart, SpaceKey
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import InputError

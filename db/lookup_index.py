@@ -28,15 +28,7 @@ from tunebench.errors import DatabaseError
 if TYPE_CHECKING:
     from tunebench.db.store import Store
 
-__all__ = [
-    "COLUMNS",
-    "REFRESH_S",
-    "export_index",
-    "index_path",
-    "refresh",
-    "refresh_due",
-    "replace_index",
-]
+__all__ = ["COLUMNS", "REFRESH_S", "export_index", "index_path", "refresh", "refresh_due", "replace_index"]
 
 REFRESH_S = 60.0
 """Age in seconds at which an index is compared with its server again."""

@@ -21,13 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tunebench.db.bulk import (
-    CHUNK,
-    BulkInsert,
-    ProgressCallback,
-    insert_trials,
-    new_measurements,
-)
+from tunebench.db.bulk import CHUNK, BulkInsert, ProgressCallback, insert_trials, new_measurements
 from tunebench.db.claim import CLAIM_S, claimable, lock_configs, release_dead, take_over_dead
 from tunebench.db.demand import add_demand
 from tunebench.db.location import locate

@@ -534,7 +534,8 @@ def test_records_of_other_processes_are_returned_soon(
     monkeypatch.setattr(_cache._cache, "due", 0.0)
     remember(SXM, 1, measured(9.0))
     assert ask(db) == (1, "measured here")
-    script = "import sys; sys.path.insert(0, sys.argv[2]); import tests.answer.test_answer as t; from tunebench.db import *\n"
+    script = "import sys; sys.path.insert(0, sys.argv[2])\n"
+    script += "import tests.answer.test_answer as t; from tunebench.db import *\n"
     script += "with open_store(sys.argv[1]) as s: t._record(s, t.SXM, 2, t.measured(1.0))"
     subprocess.run([sys.executable, "-c", script, db, str(Path(__file__).parents[2])], check=True)
     assert ask(db) == (1, "measured here")
