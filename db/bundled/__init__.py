@@ -106,16 +106,16 @@ def read(path: Path) -> BundledRecords:
                 raise DatabaseError(
                     f"{path} is skipped: it has format {head['format']}, and this version reads {FORMAT}"
                 )
-            shipped = BundledRecords(head["architecture"])
+            bundle = BundledRecords(head["architecture"])
             for line in file:
                 data = json.loads(line)
                 if data.pop("what") == "device":
-                    shipped.devices[data.pop("key")] = data
+                    bundle.devices[data.pop("key")] = data
                 else:
-                    shipped.add(data)
+                    bundle.add(data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatabaseError(f"{path} is skipped: it cannot be read: {error!r}") from error
-    return shipped
+    return bundle
 
 
 def index_of(path: Path) -> Path:
@@ -184,7 +184,7 @@ def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     Raises:
         DatabaseError: if an existing file cannot be read, or a file cannot be written.
     """
-    shipped: dict[str, BundledRecords] = {}
+    bundle: dict[str, BundledRecords] = {}
     answers = store.answers()
     said = {
         id_: (detail, comparison)
@@ -196,8 +196,8 @@ def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
             continue
         architecture = answer["architecture"]
         path = folder / f"{architecture}.jsonl"
-        if architecture not in shipped:
-            shipped[architecture] = read(path) if path.exists() else BundledRecords(architecture)
+        if architecture not in bundle:
+            bundle[architecture] = read(path) if path.exists() else BundledRecords(architecture)
         detail, comparison = said[answer["measurement_id"]]
         record = {name: answer[name] for name in _FIELDS}
         record |= {
@@ -205,9 +205,9 @@ def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
             "detail": detail,
             "comparison": comparison,
         }
-        shipped[architecture].add(record)
-        shipped[architecture].devices[answer["device"]] = dict(descriptors[answer["device"]])
-    return [(_write(each, folder), len(each.records)) for each in shipped.values()]
+        bundle[architecture].add(record)
+        bundle[architecture].devices[answer["device"]] = dict(descriptors[answer["device"]])
+    return [(_write(each, folder), len(each.records)) for each in bundle.values()]
 
 
 def _may_be_bundled(answer: Mapping[str, Any]) -> bool:
@@ -227,16 +227,16 @@ def _may_be_bundled(answer: Mapping[str, Any]) -> bool:
     return own and revision == answer["revision"]
 
 
-def _write(shipped: BundledRecords, folder: Path) -> Path:
+def _write(bundle: BundledRecords, folder: Path) -> Path:
     from tunebench.cache_file import replacing
 
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{shipped.architecture}.jsonl"
+    path = folder / f"{bundle.architecture}.jsonl"
     lines: list[dict[str, Any]] = [
-        {"what": "shipped", "format": FORMAT, "architecture": shipped.architecture}
+        {"what": "shipped", "format": FORMAT, "architecture": bundle.architecture}
     ]
-    lines += [{"what": "device", "key": key, **fields} for key, fields in sorted(shipped.devices.items())]
-    lines += [{"what": "answer", **record} for _, record in sorted(shipped.records.items())]
+    lines += [{"what": "device", "key": key, **fields} for key, fields in sorted(bundle.devices.items())]
+    lines += [{"what": "answer", **record} for _, record in sorted(bundle.records.items())]
     with replacing(path) as file:
         for line in lines:
             file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")

@@ -480,28 +480,28 @@ def test_a_database_of_another_program_is_named(db: str) -> None:
 
 
 @pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Bundle the records of a database."""
-    folder = tmp_path / "shipped"
+    folder = tmp_path / "bundled"
     monkeypatch.setattr(bundled, "FOLDER", folder)
 
-    def ship(db: str) -> None:
+    def export(db: str) -> None:
         with open_store(db) as store:
             bundled.export_bundled(store, folder)
         Path(db).unlink()
         later()
 
-    return ship
+    return export
 
 
 def test_bundled_records_rank_after_the_users_records(
-    db: str, remember: Remember, shipped: Callable[[str], None]
+    db: str, remember: Remember, bundle: Callable[[str], None]
 ) -> None:
     versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
     said = Verdict(comparison={"libraries": {"torch": versus}})
     remember(SXM, 1, measured(3.0), verdict=said)
     remember(A100, 2, measured(3.0))
-    shipped(db)
+    bundle(db)
     assert ask(db) == (1, "measured here")
     assert not Path(db).exists()
     assert lookup("softmax", **DIMENSIONS, device=SXM, db=db).baselines["torch"].faster

@@ -54,19 +54,19 @@ def record(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the package's own."""
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path / "shipped")
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path / "bundled")
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "shipped"
+    return tmp_path / "bundled"
 
 
-def ship(database: Path, folder: Path) -> list[tuple[Path, int]]:
+def export(database: Path, folder: Path) -> list[tuple[Path, int]]:
     with open_store(database, read_only=True) as store:
         return bundled.export_bundled(store, folder)
 
 
 def test_measured_answers_are_bundled_and_looked_up_from_an_index(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "a.db", 5.0)
-    assert ship(tmp_path / "a.db", folder) == [(folder / "sm_90.jsonl", 1)]
+    assert export(tmp_path / "a.db", folder) == [(folder / "sm_90.jsonl", 1)]
     before = (folder / "sm_90.jsonl").read_bytes()
     assert b"node7" not in before
     [path] = bundled.indexes("sm_90")
@@ -87,10 +87,10 @@ def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, 
     record(tmp_path / "old.db", 5.0)
     record(tmp_path / "new.db", 6.0)
     record(tmp_path / "new.db", 7.0, device=OTHER)
-    ship(tmp_path / "old.db", folder)
-    assert ship(tmp_path / "new.db", folder) == [(folder / "sm_90.jsonl", 2)]
+    export(tmp_path / "old.db", folder)
+    assert export(tmp_path / "new.db", folder) == [(folder / "sm_90.jsonl", 2)]
     text = (folder / "sm_90.jsonl").read_text()
-    ship(tmp_path / "old.db", folder)  # an older record does not replace a newer one
+    export(tmp_path / "old.db", folder)  # an older record does not replace a newer one
     assert (folder / "sm_90.jsonl").read_text() == text
     found = bundled.read(folder / "sm_90.jsonl")
     assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
@@ -108,7 +108,7 @@ def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_
         store.record(key, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
         own = dataclasses.replace(key, variant="softmax/mine")
         store.record(own, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
-    assert ship(tmp_path / "a.db", folder) == []
+    assert export(tmp_path / "a.db", folder) == []
     assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 2
     assert not folder.exists()
 
@@ -127,21 +127,21 @@ def test_unusable_bundled_file_is_skipped_and_reported_by_doctor(
     change: Any, said: str, folder: Path, tmp_path: Path
 ) -> None:
     record(tmp_path / "a.db", 5.0)
-    [(path, _)] = ship(tmp_path / "a.db", folder)
+    [(path, _)] = export(tmp_path / "a.db", folder)
     path.write_text(change(path.read_text()))
     with pytest.raises(DatabaseError, match=said):
         bundled.index_of(path)
     assert bundled.indexes("sm_90") == []
-    [check] = [check for check in checks() if check.subject == "shipped records"]
+    [check] = [check for check in checks() if check.subject == "bundled records"]
     assert (check.status, said in check.found) == ("absent", True)
 
 
 def test_doctor_counts_bundled_records(folder: Path, tmp_path: Path) -> None:
-    [check] = [check for check in checks() if check.subject == "shipped records"]
+    [check] = [check for check in checks() if check.subject == "bundled records"]
     assert (check.status, check.found) == ("ok", "none come with this version")
     record(tmp_path / "a.db", 5.0)
     assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 0
-    [check] = [check for check in checks() if check.subject == "shipped records"]
+    [check] = [check for check in checks() if check.subject == "bundled records"]
     assert (check.status, check.found) == ("ok", "1 of sm_90")
 
 

@@ -216,7 +216,7 @@ def _shipped() -> EnvironmentCheck:
     from tunebench.db import bundled
     from tunebench.errors import DatabaseError
 
-    subject, found, passed_over = "shipped records", [], []
+    subject, found, passed_over = "bundled records", [], []
     for path in bundled.files():
         try:
             bundled.index_of(path)
