@@ -232,9 +232,7 @@ def _write(bundle: BundledRecords, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{bundle.architecture}.jsonl"
-    lines: list[dict[str, Any]] = [
-        {"what": "shipped", "format": FORMAT, "architecture": bundle.architecture}
-    ]
+    lines: list[dict[str, Any]] = [{"what": "shipped", "format": FORMAT, "architecture": bundle.architecture}]
     lines += [{"what": "device", "key": key, **fields} for key, fields in sorted(bundle.devices.items())]
     lines += [{"what": "answer", **record} for _, record in sorted(bundle.records.items())]
     with replacing(path) as file:
