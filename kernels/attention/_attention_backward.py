@@ -50,7 +50,7 @@ AFFORDABLE_FMA = 10_000_000
 """Multiply-adds that emulation computes in a fraction of a second."""
 
 
-# -- what blocks meet ----------------------------------------------------------------------------------------
+# -- loop counts of blocks -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +191,8 @@ class PassWork:
 
     def total(self, name: str) -> Any:
         """Return the costs of all blocks in one field."""
-        besides = self.of_all.get(name, self.met.blocks * self.of_block.get(name, 0.0))
-        return self.met.steps * self.of_step.get(name, 0.0) + besides
+        further = self.of_all.get(name, self.met.blocks * self.of_block.get(name, 0.0))
+        return self.met.steps * self.of_step.get(name, 0.0) + further
 
 
 def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:

@@ -216,7 +216,7 @@ def _combine(workload: Attention, parts: int) -> Launch:
     )
 
 
-# -- how much there is to do --------------------------------------------------------------------------------
+# -- work of blocks -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

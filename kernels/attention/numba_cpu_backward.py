@@ -252,7 +252,7 @@ def _block(
     own, own_too = (1, 2) if of_keys else (0, 3)
     pack, widen = packer(workload.dtype, head_dim, config["nr"], fastmath), _widen(workload, fastmath)
     clear, write, keep_terms = clearer(fastmath), _write(workload, fastmath), _keep_terms(fastmath)
-    meet = _meet(workload, config, of_keys, adds_dq, fastmath)
+    accumulate = _accumulate(workload, config, of_keys, adds_dq, fastmath)
 
     @jitted(fastmath)
     def block(arrays: Any, sizes: Any, head: int, first: int, used: int, buffer: Any) -> None:
@@ -275,7 +275,7 @@ def _block(
         shared = head * group if of_keys else head // group
         for other in range(shared, shared + (group if of_keys else 1)):
             for at in range(start, end, others):
-                meet(arrays, sizes, other, at, min(others, end - at), first, used, buffer)
+                accumulate(arrays, sizes, other, at, min(others, end - at), first, used, buffer)
         if of_keys:
             write(buffer, of_p, arrays[8], begin * head_dim, used, unit)
         write(buffer, of_ds, arrays[7] if of_keys else arrays[6], begin * head_dim, used, scale)
@@ -283,7 +283,7 @@ def _block(
     return block
 
 
-def _meet(
+def _accumulate(
     workload: Attention, config: Config, of_keys: bool, adds_dq: bool, fastmath: frozenset[str]
 ) -> Callable[..., None]:
     """Return the jitted function that adds the contribution of some rows of the other side."""
@@ -294,7 +294,7 @@ def _meet(
     widen, exponentiate = _widen(workload, fastmath), _exponentiate(workload, config, of_keys, fastmath)
 
     @jitted(fastmath)
-    def meet(
+    def accumulate(
         arrays: Any, sizes: Any, head: int, at: int, count: int, first: int, used: int, buffer: Any
     ) -> None:
         begin = head * (sizes[0] if of_keys else sizes[1]) + at
@@ -309,7 +309,7 @@ def _meet(
         if adds_dq:
             add_shares(buffer, ds, x, arrays[9], (head * sizes[3] + at) * pitch, count, used)
 
-    return meet
+    return accumulate
 
 
 def _products(
@@ -429,7 +429,7 @@ def _line_of_key(workload: Attention, config: Config, fastmath: frozenset[str]) 
     return line
 
 
-# -- rows in and out -----------------------------------------------------------------------------------------
+# -- loads and stores of rows --------------------------------------------------------------------------------
 
 
 def _delta(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:

@@ -25,7 +25,7 @@ from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 LEAST_PART = 64
 """Least rows of a part."""
-BESIDE = 64
+LEAST_COLUMNS = 64
 """Least columns of a task; fewer columns would waste fetched bytes."""
 AT_FIRST, AT_ONCE = 8, 64
 """Rows whose differences are relative to the first row, and then to one mean; enough to hide its update."""
@@ -44,7 +44,7 @@ SPACE = Space(
     ),
     (
         lambda parts, workload: (parts == 1) | (parts * LEAST_PART <= workload.rows),
-        lambda block, workload: (block == BESIDE) | (block < 2 * workload.cols),
+        lambda block, workload: (block == LEAST_COLUMNS) | (block < 2 * workload.cols),
         # More rows of several matrices would need more overlap checks than LLVM generates.
         lambda unroll, workload: (unroll == 1) | (unroll <= min(workload.rows, _most_rows(workload))),
     ),
@@ -102,7 +102,7 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
         """Return up to 1024 columns per task, parts if tasks are fewer than 16, and several short rows."""
-        block = max(b for b in (64, 256, 1024) if b == BESIDE or b < 2 * workload.cols)
+        block = max(b for b in (64, 256, 1024) if b == LEAST_COLUMNS or b < 2 * workload.cols)
         blocks, parts = -(-workload.cols // block), 1
         while parts < 1024 and parts * blocks < 16 and 8 * parts * LEAST_PART <= workload.rows:
             parts *= 2

@@ -86,8 +86,8 @@ def default_config(space: Space, workload: Columns, device: Device) -> Config:
     row_threads = max(64 // col_threads, 1)
     while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= workload.rows:
         row_threads *= 2
-    beside = along(workload, col_threads, vector)
-    split = max(s for s in SPLITS if s == 1 or s * beside <= 2 * device.sm_count)
+    blocks = along(workload, col_threads, vector)
+    split = max(s for s in SPLITS if s == 1 or s * blocks <= 2 * device.sm_count)
     common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
     splits = (s for s in reversed(SPLITS) if s <= split)
     choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))

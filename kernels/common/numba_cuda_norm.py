@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tunebench.kernels.common.numba_cuda_rows import row_reduction
+from tunebench.kernels.common.numba_cuda_rows import device_function, row_reduction
 from tunebench.variant import Argument
 from tunebench.workloads.operators._norm import Norm
 
@@ -23,7 +23,9 @@ def arguments(workload: Norm) -> tuple[Argument, ...]:
     return tuple(name if name in there else others[name] for name in names)
 
 
-def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..., None]:  # noqa: C901 - may call nothing
+def kernel(  # noqa: C901 - one kernel for all prologues
+    workload: Norm, threads: int, rows: int, online: bool
+) -> Callable[..., None]:
     """Return the kernel that takes `arguments`.
 
     Args:
@@ -42,7 +44,16 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
     has_bias, has_residual = workload.has_bias, workload.has_residual
     zero, one, eps = np.float32(0), np.float32(1), np.float32(workload.eps)
 
-    def norm(  # noqa: C901 - likewise
+    @device_function
+    def value_of(x: Any, bias: Any, residual: Any, i: int, j: int) -> Any:
+        value = np.float32(x[i, j])
+        if has_bias:
+            value += np.float32(bias[j])
+        if has_residual:
+            value += np.float32(residual[i, j])
+        return value
+
+    def norm(
         x: Any, gamma: Any, beta: Any, bias: Any, residual: Any, y: Any, z: Any, mean_of: Any, rstd_of: Any
     ) -> None:
         shared = cuda.shared.array((rows, threads), float32)
@@ -52,11 +63,8 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
         cols = x.shape[1] if i < x.shape[0] else 0
         seen, total, squares, mine, mean = zero, zero, zero, zero, zero
         for j in range(t, cols, threads):
-            value = np.float32(x[i, j])
-            if has_bias:
-                value += np.float32(bias[j])
+            value = value_of(x, bias, residual, i, j)
             if has_residual:
-                value += np.float32(residual[i, j])
                 z[i, j] = value
             seen += one
             if not centred:
@@ -75,11 +83,7 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
                 squares += seen * (mine - mean) * (mine - mean)
             else:
                 for j in range(t, cols, threads):
-                    value = np.float32(x[i, j])
-                    if has_bias:
-                        value += np.float32(bias[j])
-                    if has_residual:
-                        value += np.float32(residual[i, j])
+                    value = value_of(x, bias, residual, i, j)
                     squares += (value - mean) * (value - mean)
 
         squares = total_of(shared, r, t, squares)
@@ -90,11 +94,7 @@ def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..
                 mean_of[i] = mean
 
         for j in range(t, cols, threads):
-            value = np.float32(x[i, j])
-            if has_bias:
-                value += np.float32(bias[j])
-            if has_residual:
-                value += np.float32(residual[i, j])
+            value = value_of(x, bias, residual, i, j)
             scaled = (value - mean) * rstd * np.float32(gamma[j])
             if centred:
                 scaled += np.float32(beta[j])

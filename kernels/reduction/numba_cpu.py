@@ -35,7 +35,7 @@ from tunebench.workloads.operators.reduction import Reduction
 
 LEAST_PART = 64
 """Least elements of a part."""
-BESIDE = 64
+LEAST_COLUMNS = 64
 """Least columns of a task; fewer columns would waste fetched bytes."""
 
 
@@ -55,7 +55,7 @@ SPACE = Space(
         lambda block, workload: (
             ((block == 1) | ((block * 2 <= workload.rows) & (block <= 512)))
             if _over_cols(workload)
-            else ((block >= BESIDE) & ((block == BESIDE) | (block < 2 * workload.cols)))
+            else ((block >= LEAST_COLUMNS) & ((block == LEAST_COLUMNS) | (block < 2 * workload.cols)))
         ),
         lambda unroll, workload: (unroll == 1) | ((not _over_cols(workload)) & (unroll <= workload.rows)),
         lambda functions, workload: (functions == "poly") | has_two_forms(workload),
@@ -163,7 +163,7 @@ class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
                 b for b in (2**n for n in range(10)) if b == 1 or (b * 16 <= workload.rows and b <= most)
             )
         else:
-            block = max(b for b in (64, 256, 1024, 4096) if b == BESIDE or b < 2 * workload.cols)
+            block = max(b for b in (64, 256, 1024, 4096) if b == LEAST_COLUMNS or b < 2 * workload.cols)
         blocks = -(-workload.results // block)
         parts = 1
         while parts < 1024 and parts * blocks < tasks and 2 * parts * 4 * LEAST_PART <= workload.terms:

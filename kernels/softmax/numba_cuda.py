@@ -15,6 +15,7 @@ from tunebench.kernels.common.numba_cuda_rows import (
     CONSTRAINTS,
     PARAMETERS,
     NumbaCudaRows,
+    device_function,
     row_costs,
     row_reduction,
 )
@@ -49,7 +50,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
             reductions=2,
         )
 
-    def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
+    def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
         """Return the kernel `(x, scale, mask, y)` for the workload's prologue."""
         import math
 
@@ -61,7 +62,14 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
         online, log = config["passes"] == 2, workload.log
         lowest, zero, one = np.float32(np.finfo(np.float32).min), np.float32(0), np.float32(1)
 
-        def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:  # noqa: C901 - likewise
+        @device_function
+        def argument(x: Any, scale: Any, mask: Any, i: int, j: int) -> Any:
+            z = np.float32(x[i, j]) * scale
+            if masked:
+                z += np.float32(mask[i, j])
+            return z
+
+        def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:
             shared = cuda.shared.array((rows, threads), float32)
             t, r = cuda.threadIdx.x, cuda.threadIdx.y
             i = cuda.blockIdx.x * rows + r
@@ -69,9 +77,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
             cols = x.shape[1] if i < x.shape[0] else 0
             top, total = lowest, zero
             for j in range(t, cols, threads):
-                z = np.float32(x[i, j]) * scale
-                if masked:
-                    z += np.float32(mask[i, j])
+                z = argument(x, scale, mask, i, j)
                 higher = max(top, z)
                 if online:
                     total = total * math.exp(top - higher) + math.exp(z - higher)
@@ -85,9 +91,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
                 total *= math.exp(mine - top)
             else:
                 for j in range(t, cols, threads):
-                    z = np.float32(x[i, j]) * scale
-                    if masked:
-                        z += np.float32(mask[i, j])
+                    z = argument(x, scale, mask, i, j)
                     total += math.exp(z - top)
 
             total = total_of(shared, r, t, total)
@@ -97,9 +101,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
                 lse += math.log(total)
 
             for j in range(t, cols, threads):
-                z = np.float32(x[i, j]) * scale
-                if masked:
-                    z += np.float32(mask[i, j])
+                z = argument(x, scale, mask, i, j)
                 if log:
                     y[i, j] = np.float32(z - lse)
                 else:

@@ -52,7 +52,7 @@ def shares(w: BatchNormStats, inputs: dict[str, Array], outputs: dict[str, Array
     return found
 
 
-# -- what it means -------------------------------------------------------------------------------------------
+# -- definition ---------------------------------------------------------------------------------------------
 
 
 def test_forward_reference_matches_loops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_forecast_treats_statistics_as_a_memory_pass() -> None:
     assert "as an elementwise operation of as many bytes" in found.because
 
 
-# -- which ways to a variance pass ---------------------------------------------------------------------------
+# -- accepted algorithms for the variance --------------------------------------------------------------------
 
 
 def added(values: Array) -> Array:

@@ -49,7 +49,7 @@ def drawn_of(workload: ExpressionWorkload, seed: int) -> tuple[dict[str, Any], d
     return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
 
 
-# -- one number after the other, by rules of this module's own ----------------------------------------------
+# -- scalar evaluation, independent of the package ----------------------------------------------------------
 
 MEANINGS: dict[str, Callable[..., float]] = {
     "neg": lambda x: -x,

@@ -40,7 +40,7 @@ def drawn(workload: Reduction, seed: int = 0) -> tuple[dict[str, Any], dict[str,
     return drawn_of(workload, seed)
 
 
-# -- what it means -------------------------------------------------------------------------------------------
+# -- definition ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", ["cols", "rows"])
@@ -104,7 +104,7 @@ def test_sums_that_would_overflow_are_drawn_from_less() -> None:
         assert np.abs(changed.draw(np.random.default_rng(0))["x"].astype(F32)).max() > 3
 
 
-# -- how far f32 may be off ----------------------------------------------------------------------------------
+# -- errors of f32 -------------------------------------------------------------------------------------------
 
 
 def in_f32(w: Reduction, inputs: Any, *, order: Any = None, missing: int = 0) -> Any:
