@@ -1,19 +1,19 @@
-"""Models as groups of operations: what is covered, what fusing saves, whether all is right, and the times.
+"""Models as fused groups: coverage, predicted savings, correctness, and measured times.
 
     python -m benchmarks.models predicted [--model resnet50]
     python -m benchmarks.models right [--model gpt2]
     python -m benchmarks.models measured [--model gpt2] [--rounds 20] [--training] [--device cuda]
 
-- `predicted`: a step of inference and one of training in f16 on A100 and H100, which need not be here: how
-  much of torch's time is in operators of tunebench, and what groups save.
-- `right`: outputs and gradients in float32 on this processor, with a kernel of ours wherever one can, against
-  float64; torch's own errors beside. Kernels are compiled on their first use: minutes.
-- `measured`: a step of inference, or of training, on this processor, by eager torch, by torch.compile and by
-  tunebench.torch.compile, in turn; the last runs kernels of ours where the database knows them to be faster,
-  and where they also were inside the model, over its first calls. With `--device cuda` in f16 (batch
-  normalisations in f32), and of the sizes of `predicted`.
+- `predicted`: an inference step and a training step in f16 on A100 and H100, which need not be in this
+  machine: fraction of torch's time in operators of tunebench, and savings by fusion.
+- `right`: errors of outputs and gradients in float32 on this CPU against float64, with tuned kernels wherever
+  possible, and torch's errors for comparison. Compiling kernels for the first time takes minutes.
+- `measured`: an inference or training step on this CPU, by eager torch, by torch.compile and by
+  tunebench.torch.compile, alternately. Tuned kernels run where the database has them as faster, and where
+  they were also faster inside the model over its first calls. With `--device cuda` in f16 (batch
+  normalisations in f32), with the sizes of `predicted`.
 
-Each is a table in Markdown, written as it goes.
+Each part writes a Markdown table, row by row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import tunebench.torch as served
-from benchmarks.patched_models import AT_KINKS, SLACK, Step, step
+from benchmarks.patched_models import AT_KINKS, SLACK, StepResult, step
 from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan
@@ -41,15 +41,15 @@ LAST = torch.channels_last
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model, and what it is called with.
+class ModelCase:
+    """A model and its inputs.
 
     Attributes:
-        make: The model, with random weights.
-        large: What it is called with on a GPU.
-        small: On a processor.
-        words: How many words there are, for models of text; 0 for images.
-        gradient_limit: What relative error gradients may have in any case.
+        make: Returns the model with random weights.
+        large: Input on a GPU.
+        small: Shape of the input on a CPU.
+        words: Size of the vocabulary of a text model; 0 for images.
+        gradient_limit: Relative error that gradients may always have.
     """
 
     make: Callable[[], nn.Module]
@@ -59,13 +59,13 @@ class Case:
     gradient_limit: float = 0.0
 
     def model(self) -> nn.Module:
-        """Return the model on this processor, images with channels last."""
+        """Return the model on the CPU, channels last for images."""
         torch.manual_seed(SEED)
         made = self.make()
         return made if self.words else made.to(memory_format=LAST)
 
     def on_gpu(self) -> tuple[nn.Module, Tensor]:
-        """Return the model in f16 on a GPU, and what it is called with: random, as are its weights."""
+        """Return the model in f16 on a GPU, and a random input."""
         spec = InputSpec.parse(self.large)
         drawn = torch.randint(0, self.words, spec.shape) if self.words else torch.randn(spec.shape).half()
         if not self.words:
@@ -77,7 +77,7 @@ class Case:
         return model.cuda(), drawn.cuda()
 
     def inputs(self) -> Tensor:
-        """Return what it is called with on this processor."""
+        """Return a random input on the CPU."""
         torch.manual_seed(SEED)
         if self.words:
             return torch.randint(0, self.words, self.small)
@@ -86,21 +86,21 @@ class Case:
 
 BERT = Size(words=30522, longest=512)
 CASES = {
-    "resnet50": Case(
+    "resnet50": ModelCase(
         make=Resnet,
         large="32x3x224x224:f16:channels_last",
         small=(1, 3, 224, 224),
         gradient_limit=AT_KINKS,
     ),
-    "mobilenet-v2": Case(
+    "mobilenet-v2": ModelCase(
         make=MobileNetV2,
         large="32x3x224x224:f16:channels_last",
         small=(1, 3, 224, 224),
         gradient_limit=AT_KINKS,
     ),
-    "bert-base": Case(make=lambda: Bert(BERT), large="8x512:i64", small=(1, 128), words=BERT.words),
-    "gpt2": Case(make=lambda: Gpt2(Size()), large="8x512:i64", small=(1, 128), words=Size().words),
-    "unet": Case(
+    "bert-base": ModelCase(make=lambda: Bert(BERT), large="8x512:i64", small=(1, 128), words=BERT.words),
+    "gpt2": ModelCase(make=lambda: Gpt2(Size()), large="8x512:i64", small=(1, 128), words=Size().words),
+    "unet": ModelCase(
         make=lambda: UNet(width=32),
         large="8x3x256x256:f16:channels_last",
         small=(1, 3, 128, 128),
@@ -117,7 +117,7 @@ PREDICTED = (
 )
 
 
-def predicted(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
+def predicted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
     """Yield a row for each step on each device."""
     spec = InputSpec.parse(case.large)
     for training in (False, True):
@@ -145,13 +145,13 @@ def predicted(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
 # -- right ---------------------------------------------------------------------------------------------------
 
 RIGHT = (
-    "| model | step | run by | error of outputs | error of the worst gradient | by our kernels "
-    "| left to torch |\n|---|---|---|---|---|---|---|"
+    "| model | step | run by | error of outputs | error of the worst gradient | calls by tuned kernels "
+    "| calls by torch |\n|---|---|---|---|---|---|---|"
 )
 
 
 class _Compiled(nn.Module):
-    """A compiled model whose parameters and state are those of the model."""
+    """A compiled model that shares the parameters and buffers of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class _Compiled(nn.Module):
         return self.run(*inputs)
 
 
-def right(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
-    """Yield a row for each step by each way; raises if ours errs more than rounding explains."""
+def right(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
+    """Yield a row for each step and implementation; exit if an error exceeds what rounding explains."""
     for training in (False, True):
         model, inputs = _without_chance(case.model()).train(training), case.inputs()
         if not training:
@@ -190,15 +190,15 @@ def right(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
 
 
 def _without_chance(model: nn.Module) -> nn.Module:
-    """Let nothing be dropped: no two runs would be alike."""
+    """Disable dropout, so that runs are reproducible."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
 
 
-def _settle(model: nn.Module, inputs: Tensor, case: Case) -> None:
-    """Give running statistics values that are not those of a fresh network."""
+def _settle(model: nn.Module, inputs: Tensor, case: ModelCase) -> None:
+    """Update running statistics, which are trivial in a new network."""
     if not case.words:
         model.train()
         with torch.no_grad():
@@ -213,21 +213,22 @@ def _targets(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
     return (shape[0], *shape[2:])
 
 
-def _renamed(found: Step) -> Step:
+def _renamed(found: StepResult) -> StepResult:
     names = {name.removeprefix("model."): gradient for name, gradient in found.gradients.items()}
-    return Step(outputs=found.outputs, gradients=names, served=found.served)
+    return StepResult(outputs=found.outputs, gradients=names, served=found.served)
 
 
 # -- measured ------------------------------------------------------------------------------------------------
 
 MEASURED = (
-    "| model | step | eager | torch.compile | tunebench | to eager | to torch.compile "
-    "| groups planned for our kernels | by them in the end |\n|---|---|---|---|---|---|---|---|---|"
+    "| model | step | eager | torch.compile | tunebench | time of eager over tunebench "
+    "| time of torch.compile over tunebench | groups planned for tuned kernels | groups run by them "
+    "|\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
-def measured(name: str, case: Case, given: argparse.Namespace) -> Iterator[str]:
-    """Yield a row: medians of rounds in which all ways run in turn."""
+def measured(name: str, case: ModelCase, given: argparse.Namespace) -> Iterator[str]:
+    """Yield a row: medians over rounds in which the implementations alternate."""
     torch._dynamo.reset()
     model, inputs = case.on_gpu() if given.device == "cuda" else (case.model(), case.inputs())
     times = served.time_model(
@@ -244,7 +245,7 @@ def measured(name: str, case: Case, given: argparse.Namespace) -> Iterator[str]:
     yield f"| {' | '.join(map(str, cells))} |"
 
 
-PARTS: dict[str, tuple[str, Callable[[str, Case, argparse.Namespace], Iterator[str]]]] = {
+PARTS: dict[str, tuple[str, Callable[[str, ModelCase, argparse.Namespace], Iterator[str]]]] = {
     "predicted": (PREDICTED, predicted),
     "right": (RIGHT, right),
     "measured": (MEASURED, measured),
@@ -255,11 +256,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a part of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--model", action="append", choices=list(CASES), help="only this one; repeatable")
+    parser.add_argument(
+        "--model", action="append", choices=list(CASES), help="run only this model; repeatable"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of `measured`")
-    parser.add_argument("--training", action="store_true", help="`measured` times training steps")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where `measured` runs")
-    parser.add_argument("--out", type=Path, help="where the table is written, too")
+    parser.add_argument("--training", action="store_true", help="time training steps in `measured`")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of `measured`")
+    parser.add_argument("--out", type=Path, help="file for the table")
     given = parser.parse_args(arguments)
     header, run = PARTS[given.part]
     lines = [header]

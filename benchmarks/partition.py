@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tunebench.graph._precedence import Precedence
 from tunebench.graph.partition import LIMIT_S, Partition, PartitionCandidate, cheapest_partition
 
-__all__ = ["KINDS", "Case", "case", "grown_group", "neighbours", "row"]
+__all__ = ["KINDS", "PartitionCase", "case", "grown_group", "neighbours", "row"]
 
 Graph = list[list[int]]
 """Immediate predecessors of nodes 0, 1, …"""
@@ -130,14 +130,14 @@ KINDS: dict[str, Callable[[int], Graph]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PartitionCase:
     """A graph and its candidates."""
 
     predecessors: Graph
     candidates: tuple[PartitionCandidate, ...]
 
 
-def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> Case:
+def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> PartitionCase:
     """Return a synthetic graph with random candidates.
 
     Args:
@@ -158,7 +158,9 @@ def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> 
             group = grown_group(near, node, draw.randint(2, largest), draw)
             if precedence.between(sum(1 << member for member in group)) is None:
                 found[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
-    return Case(graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items()))
+    return PartitionCase(
+        graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items())
+    )
 
 
 def neighbours(graph: Graph, *, across: bool) -> list[set[int]]:
@@ -185,7 +187,7 @@ def grown_group(near: Sequence[set[int]], node: int, size: int, draw: random.Ran
     return frozenset(group)
 
 
-def captured() -> Iterator[tuple[str, Case]]:
+def captured() -> Iterator[tuple[str, PartitionCase]]:
     """Yield models of full depth and small width with all their legal groups, at random costs."""
     import torch
 
@@ -206,7 +208,7 @@ def captured() -> Iterator[tuple[str, Case]]:
             for step in capture(model, (given,), training=training):
                 legal = [frozenset(group.nodes) for group in groups(step.graph)]
                 graph = [list(before) for before in step.graph.predecessors]
-                yield f"{name}, {step.graph.phase}", Case(graph, _priced(legal, len(graph)))
+                yield f"{name}, {step.graph.phase}", PartitionCase(graph, _priced(legal, len(graph)))
 
 
 def _priced(legal: Sequence[frozenset[int]], count: int) -> tuple[PartitionCandidate, ...]:
@@ -242,7 +244,7 @@ def main() -> None:
             )
 
 
-def row(name: str, cases: Sequence[Case], limit_s: float) -> str:
+def row(name: str, cases: Sequence[PartitionCase], limit_s: float) -> str:
     """Return the table row of some graphs."""
     found: list[Partition] = []
     took_s = []

@@ -1,17 +1,17 @@
-"""ResNet-50, BERT-base and GPT-2 before and after `patch`: outputs and gradients, held against float64.
+"""ResNet-50, BERT-base and GPT-2 before and after `patch`: errors of outputs and gradients against float64.
 
     python -m benchmarks.patched_models [--model resnet50 ...] [--layers N] [--out FILE.md]
 
-Random weights, small inputs: four images of 96 x 96, or one text of 64 words. Each model runs a training
-step, and the network of images besides one in eval mode, where batch normalisation is a scale and a shift:
+Weights are random and inputs small: four images of 96 x 96, or one text of 64 words. Each model runs a
+training step, ResNet-50 also in eval mode, where batch normalisation is a scale and a shift:
 
-- in float64 by torch, to hold the others against;
-- in float32 by torch;
-- patched, with `prefer("tunebench")`, so that a kernel of ours runs wherever one can;
-- patched, as it would be served: by whoever is known to be faster;
-- given back, which must be what it was to the last bit.
+- in float64 by torch, as the reference
+- in float32 by torch
+- patched, with `prefer("tunebench")`: tuned kernels wherever possible
+- patched, with the default preference: the faster implementation
+- restored: equal to the original to the last bit
 
-Kernels are counted, and compiled on their first use: minutes on few cores, seconds when it is run again.
+Compiling kernels for the first time takes minutes on few cores.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ from tunebench.torch import patch, patched_calls, prefer, watching
 
 SEED = 7
 WORDS = 64
-"""Length of a text."""
+"""Words of a text."""
 SLACK = 16.0
-"""How many times torch's own error in float32 ours may be: sums are taken in another order."""
+"""Largest error as a multiple of torch's error in float32; tuned kernels sum in another order."""
 AT_KINKS = 0.05
-"""Relative error that gradients of ReLU networks may have in any case, torch's have it, too: where rounding
-moves a sum across 0, a whole term of the gradient comes or goes."""
+"""Relative error that gradients of ReLU networks may always have, also torch's: where rounding moves a sum
+across 0, a term of the gradient appears or disappears.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """What a step gives.
+class StepResult:
+    """Results of a step.
 
     Attributes:
         outputs: Logits.
-        gradients: Of each parameter, by name.
-        served: How many calls each side ran, by who and operator.
+        gradients: Gradient of each parameter, by name.
+        served: Number of calls by implementation and operator.
     """
 
     outputs: Tensor
     gradients: dict[str, Tensor]
     served: Counter[tuple[str, str]]
 
-    def error(self, truth: Step) -> tuple[float, float, str]:
-        """Return the relative errors of the outputs and of the worst gradient, and which that is."""
+    def error(self, truth: StepResult) -> tuple[float, float, str]:
+        """Return the relative errors of the outputs and of the worst gradient, and that gradient's name."""
         errors = {
             name: relative_error(gradient, truth.gradients[name])
             for name, gradient in self.gradients.items()
@@ -68,17 +69,17 @@ class Step:
         return relative_error(self.outputs, truth.outputs), errors[worst], worst
 
 
-def _largest(truth: Step) -> float:
+def _largest(truth: StepResult) -> float:
     return max(float(gradient.norm()) for gradient in truth.gradients.values())
 
 
 def relative_error(found: Tensor, truth: Tensor) -> float:
-    """Return the norm of the difference over that of the truth."""
+    """Return the norm of the difference divided by the norm of the truth."""
     return float((found.double() - truth.double()).norm() / truth.double().norm())
 
 
-def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
-    """Run a model forwards and backwards; its state is as it was afterwards."""
+def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> StepResult:
+    """Run a model forward and backward, and restore its state."""
     before = copy.deepcopy(model.state_dict())
     served: Counter[tuple[str, str]] = Counter()
 
@@ -86,18 +87,18 @@ def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         served[call.by, call.function] += 1
 
     model.zero_grad(set_to_none=True)
-    torch.set_num_threads(1)  # more of them, or fewer than before, add up in another order
+    torch.set_num_threads(1)  # another number of threads changes the order of sums
     with watching(count):
         outputs = model(inputs)
         nn.functional.cross_entropy(outputs, targets).backward()
     gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
     model.load_state_dict(before)
-    return Step(outputs=outputs.detach(), gradients=gradients, served=served)
+    return StepResult(outputs=outputs.detach(), gradients=gradients, served=served)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model with what it is given, and what error its gradients may have in any case."""
+class PatchedModelCase:
+    """A model with its inputs, and the relative error that its gradients may always have."""
 
     name: str
     model: nn.Module
@@ -105,8 +106,8 @@ class Case:
     targets: Tensor
     gradient_limit: float = 0.0
 
-    def run(self, *, kernels: bool = True) -> Iterator[tuple[str, Step]]:
-        """Run the steps one after the other, each with its name; without `kernels`, not the one by ours."""
+    def run(self, *, kernels: bool = True) -> Iterator[tuple[str, StepResult]]:
+        """Run the steps in order, each with its name; without `kernels`, skip the one by tuned kernels."""
         double = copy.deepcopy(self.model).double()
         inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         yield "float64", step(double, inputs, self.targets)
@@ -122,40 +123,40 @@ class Case:
         yield "given back", step(self.model, self.inputs, self.targets)
 
 
-def cases(names: list[str], layers: int | None) -> Iterator[Case]:
-    """Return what is to be run, made when its turn has come."""
+def cases(names: list[str], layers: int | None) -> Iterator[PatchedModelCase]:
+    """Yield the cases; each model is made when it is needed."""
     for name in names:
         torch.manual_seed(SEED)
         yield from CASES[name](layers)
 
 
-def _resnet(layers: int | None) -> Iterator[Case]:
+def _resnet(layers: int | None) -> Iterator[PatchedModelCase]:
     model = Resnet(blocks=(3, 4, 6, 3)[:layers])
     images, targets = torch.randn(4, 3, 96, 96), torch.randint(0, 1000, (4,))
     given: dict[str, Any] = {"inputs": images, "targets": targets, "gradient_limit": AT_KINKS}
-    yield Case(name="ResNet-50, training", model=model.train(), **given)
+    yield PatchedModelCase(name="ResNet-50, training", model=model.train(), **given)
     with torch.no_grad():
         for _ in range(10):
-            model(images)  # running statistics that are not those of a fresh network
-    yield Case(name="ResNet-50, eval mode", model=model.eval(), **given)
+            model(images)  # updates running statistics, which are trivial in a new network
+    yield PatchedModelCase(name="ResNet-50, eval mode", model=model.eval(), **given)
 
 
-def _text(name: str, make: Callable[[Size], nn.Module], size: Size) -> Iterator[Case]:
+def _text(name: str, make: Callable[[Size], nn.Module], size: Size) -> Iterator[PatchedModelCase]:
     words = torch.randint(0, size.words, (1, WORDS))
     targets = torch.randint(0, size.words, (WORDS,))
-    yield Case(name=name, model=make(size), inputs=words, targets=targets)
+    yield PatchedModelCase(name=name, model=make(size), inputs=words, targets=targets)
 
 
-CASES: dict[str, Callable[[int | None], Iterator[Case]]] = {
+CASES: dict[str, Callable[[int | None], Iterator[PatchedModelCase]]] = {
     "resnet50": _resnet,
     "bert-base": lambda layers: _text("BERT-base", Bert, Size(layers=layers or 12, words=30522, longest=512)),
     "gpt2": lambda layers: _text("GPT-2", Gpt2, Size(layers=layers or 12)),
 }
 
 
-def judged(case: Case) -> tuple[list[str], bool]:
-    """Run a case; return the rows of its table, and whether all is as it should be."""
-    steps: dict[str, Step] = {}
+def check_case(case: PatchedModelCase) -> tuple[list[str], bool]:
+    """Run a case; return its rows of the table, and whether all errors are within the limits."""
+    steps: dict[str, StepResult] = {}
     rows, right = [], True
     for name, found in case.run():
         steps[name] = found
@@ -175,26 +176,28 @@ def judged(case: Case) -> tuple[list[str], bool]:
     return rows, right and same and _ran(steps["tunebench"])
 
 
-def _ran(found: Step) -> bool:
+def _ran(found: StepResult) -> bool:
     return any(by == "tunebench" for by, _ in found.served)
 
 
 HEADER = (
-    "| model | run by | error of outputs | error of the worst gradient | by our kernels | left to torch |\n"
-    "|---|---|---|---|---|---|"
+    "| model | run by | error of outputs | error of the worst gradient | calls by tuned kernels "
+    "| calls by torch |\n|---|---|---|---|---|---|"
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; the exit code tells whether outputs and gradients are right."""
+    """Run the benchmark; the exit code is 0 if all errors are within the limits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", action="append", choices=list(CASES), help="only this one; repeatable")
-    parser.add_argument("--layers", type=int, help="stages or layers, fewer than there are")
-    parser.add_argument("--out", type=Path, help="where the table is written")
+    parser.add_argument(
+        "--model", action="append", choices=list(CASES), help="run only this model; repeatable"
+    )
+    parser.add_argument("--layers", type=int, help="number of stages or layers, to run smaller models")
+    parser.add_argument("--out", type=Path, help="file for the table")
     given = parser.parse_args(arguments)
     began, rows, right = time.monotonic(), [], True
     for case in cases(given.model or list(CASES), given.layers):
-        found, fine = judged(case)
+        found, fine = check_case(case)
         rows += found
         right &= fine
         print(f"{case.name}: {'right' if fine else 'WRONG'}, {time.monotonic() - began:.0f} s", flush=True)

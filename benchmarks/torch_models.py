@@ -1,10 +1,9 @@
 """ResNet, MobileNetV2, U-Net, BERT and GPT-2 in torch, as published; of any size, with random weights.
 
 Sources: He et al., "Deep residual learning for image recognition", 2015 (with the stride in the 3 x 3
-convolution, as torchvision has it); Sandler et al., "MobileNetV2: inverted
-residuals and linear bottlenecks", 2018; Ronneberger et al., "U-Net", 2015 (padded and with norms, as is usual
-since); Devlin et al., "BERT", 2018; Radford et al., "Language models are
-unsupervised multitask learners", 2019.
+    convolution, as in torchvision); Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks",
+    2018; Ronneberger et al., "U-Net", 2015 (padded, with normalisation); Devlin et al., "BERT", 2018; Radford
+    et al., "Language models are unsupervised multitask learners", 2019.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["Bert", "Gpt2", "MobileNetV2", "Resnet", "Size", "UNet"]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around which the input is added."""
+    """A residual block of three convolutions."""
 
     def __init__(self, channels: int, width: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class Bottleneck(nn.Module):
 
 
 class Resnet(nn.Module):
-    """A residual network of bottlenecks: by default ResNet-50."""
+    """A residual network of bottlenecks; by default ResNet-50."""
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class Resnet(nn.Module):
 
 
 def _conv(channels: int, out: int, size: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """Return a convolution that keeps the image's size but for its stride, and its norm."""
+    """Return a convolution with "same" padding and its normalisation."""
     conv = nn.Conv2d(channels, out, size, stride, size // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(out)]
 
 
 class InvertedResidual(nn.Module):
-    """A wide convolution by channels between two narrow products; the input is added if shapes agree."""
+    """A depthwise convolution between two 1 x 1 convolutions; the input is added if shapes agree."""
 
     def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """By default the network of the paper's table 2; stages are expansion, channels, blocks and stride."""
+    """MobileNetV2, by default table 2 of the paper; stages are expansion, channels, blocks and stride."""
 
     STAGES = (
         (1, 16, 1, 1),
@@ -133,7 +132,7 @@ class MobileNetV2(nn.Module):
 
 
 class UNet(nn.Module):
-    """Double convolutions, ever smaller and wider, then back with what was there on the way down."""
+    """Double convolutions on a contracting and an expanding path, with concatenated skip connections."""
 
     def __init__(self, width: int = 64, levels: int = 4, channels: int = 3, classes: int = 2) -> None:
         super().__init__()
@@ -164,7 +163,7 @@ def _double(channels: int, out: int) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a transformer: layers, width, heads, width of the feed-forward layer, words, and longest text."""
+    """Sizes of a transformer: layers, width, heads, feed-forward width, vocabulary, and longest text."""
 
     layers: int = 12
     width: int = 768
@@ -175,7 +174,7 @@ class Size:
 
 
 class Attention(nn.Module):
-    """Attention by heads, with one projection for each of queries, keys and values, or one for all."""
+    """Multi-head attention with separate projections of queries, keys and values, or one for all."""
 
     def __init__(self, size: Size, *, causal: bool) -> None:
         super().__init__()
@@ -192,14 +191,14 @@ class Attention(nn.Module):
 
 
 def feed_forward(size: Size, gelu: str) -> nn.Sequential:
-    """Return the two layers that each position goes through."""
+    """Return the two feed-forward layers."""
     return nn.Sequential(
         nn.Linear(size.width, size.inner), nn.GELU(approximate=gelu), nn.Linear(size.inner, size.width)
     )
 
 
 class Gpt2Layer(nn.Module):
-    """A layer that normalises before it attends."""
+    """A transformer layer that normalises before attention."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -213,7 +212,7 @@ class Gpt2Layer(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """By default GPT-2 small; its last layer has the weights of the embedding."""
+    """GPT-2, by default small; its last layer shares the weights of the embedding."""
 
     def __init__(self, size: Size | None = None) -> None:
         super().__init__()
@@ -233,7 +232,7 @@ class Gpt2(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """A layer that normalises after it has attended."""
+    """A transformer layer that normalises after attention."""
 
     def __init__(self, size: Size, eps: float) -> None:
         super().__init__()
@@ -247,7 +246,7 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """By default BERT-base, with a layer that tells masked words; its norms have BERT's own eps."""
+    """BERT, by default base, with a masked-word head; its normalisations have BERT's eps."""
 
     def __init__(self, size: Size | None = None, eps: float = 1e-12) -> None:
         super().__init__()
@@ -266,6 +265,6 @@ class Bert(nn.Module):
 
 
 def _draw(module: nn.Module) -> None:
-    """Draw weights as both papers' authors do: normal, of deviation 0.02."""
+    """Initialise weights as in both papers: normal with standard deviation 0.02."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)

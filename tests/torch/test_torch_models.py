@@ -46,7 +46,7 @@ def test_unet_uses_its_skip_connections() -> None:
 def test_models_benchmark_has_one_row_per_step_and_device() -> None:
 
     tiny = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
-    case = models.Case(make=lambda: Gpt2(tiny), large="2x8:i64", small=(1, 8), words=50)
+    case = models.ModelCase(make=lambda: Gpt2(tiny), large="2x8:i64", small=(1, 8), words=50)
     rows = [row.split("|")[1:-1] for row in models.predicted("tiny", case, argparse.Namespace())]
     columns = models.PREDICTED.splitlines()[0].split("|")[1:-1]
     assert [(row[1].strip(), row[2].strip()) for row in rows] == [

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from benchmarks.patched_models import Case  # noqa: E402
+from benchmarks.patched_models import PatchedModelCase  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
@@ -370,7 +370,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "weights": (lambda: nn.CrossEntropyLoss(weight=torch.ones(3)), "classes have weights"),
     "smoothing": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), "smoothed"),
     "keys": (lambda: nn.MultiheadAttention(8, 2, kdim=4), "different sizes than its queries"),
-    "added": (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "adds keys"),
+    "added": (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "adds a bias or zeros"),
     "elsewhere": (lambda: nn.BatchNorm2d(4), "no kernel of tunebench"),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2), "set_fastpath_enabled"),
 }
@@ -390,7 +390,7 @@ def test_unchanged_modules_are_reported_with_reasons(name: str) -> None:
 
 
 def test_patch_refuses_what_is_not_a_module() -> None:
-    with pytest.raises(InputError, match="not list"):
+    with pytest.raises(InputError, match="got list"):
         patch([nn.Linear(2, 2)])
 
 
@@ -473,10 +473,10 @@ def _case(name: str) -> Case:
     torch.manual_seed(5)
     if name == "resnet":
         model = Resnet(blocks=(1, 1), width=8, expansion=2, classes=8, stem=3)
-        return Case(name=name, model=model, inputs=_x(2, 3, 16, 16), targets=torch.tensor([1, 5]))
+        return PatchedModelCase(name=name, model=model, inputs=_x(2, 3, 16, 16), targets=torch.tensor([1, 5]))
     words = torch.arange(16).reshape(1, 16)
     model = Bert(TINY) if name == "bert" else Gpt2(TINY)
-    return Case(name=name, model=model, inputs=words, targets=torch.arange(16))
+    return PatchedModelCase(name=name, model=model, inputs=words, targets=torch.arange(16))
 
 
 @pytest.mark.parametrize("name", ["resnet", "bert", "gpt2"])
