@@ -469,7 +469,7 @@ def test_patched_model_has_the_same_profile(name: str) -> None:
 # -- whole models ----------------------------------------------------------------------------------
 
 
-def _case(name: str) -> Case:
+def _case(name: str) -> PatchedModelCase:
     torch.manual_seed(5)
     if name == "resnet":
         model = Resnet(blocks=(1, 1), width=8, expansion=2, classes=8, stem=3)
