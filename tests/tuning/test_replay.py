@@ -194,8 +194,8 @@ def test_what_is_told_wrong_is_refused(
     ("changes", "reason"),
     [
         ({"device": "AMD Instinct MI250X"}, "AMD Instinct MI250X is not described"),
-        ({"device": "mi210"}, "Xgemm is not described for gfx90a"),
-        ({"device": "Tesla P100-PCIE-16GB"}, "Xgemm is not described for sm_60"),
+        ({"device": "mi210"}, "the cost model of Xgemm does not cover gfx90a"),
+        ({"device": "Tesla P100-PCIE-16GB"}, "the cost model of Xgemm does not cover sm_60"),
         ({"problem": (64, 64)}, "Xgemm has a cost model for problem size 4096x4096, not 64x64"),
         ({"kernel": "mine"}, "its kernel has no cost model; Xgemm and convolution_kernel have one"),
     ],

@@ -61,7 +61,7 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     if device and described is None and product_name(device) not in devices.described():
         raise UnknownName("device", device, devices.described())
     if kernel and kernel not in (known := {recorded.kernel for recorded in RECORDED_KERNELS}):
-        raise UnknownName("described kernel", kernel, known)
+        raise UnknownName("recorded kernel", kernel, known)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
     told = "" if described is not None else device
     return Space.of(read(path).completed(kernel=kernel, device=told, problem=sizes), described)

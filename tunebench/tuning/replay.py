@@ -70,7 +70,7 @@ class Space:
         if device is None or device.compute_capability < known.minimum_cc:
             missing = f"{recording.device or 'its device'} is not described"
             if device is not None:
-                missing = f"{known.kernel} is not described for {device.architecture}"
+                missing = f"the cost model of {known.kernel} does not cover {device.architecture}"
             return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
         bounds = bound(costs, known.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
