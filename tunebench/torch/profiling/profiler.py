@@ -5,7 +5,7 @@
     print(profile)
 
 The profiler observes every operator below autograd, backward ones included, in the thread that entered and in
-autograd's threads. Calls and times go to the database, from which `tunebench tune --recorded` tunes the
+autograd's threads. Calls and times go to the database, from which `tunebench tune --from-profile` tunes the
 workloads with the most time first.
 
 Not observed: other threads, forked processes, kernels that a compiler fused (library calls between them are
