@@ -154,7 +154,7 @@ BAD_ENTRIES = {
     "no number": ({"b": float("nan"), "m": "x", "time": 1.0}, "numbers or text"),
     "a huge number": ({"b": 10**30, "m": "x", "time": 1.0}, "numbers or text"),
     "a comma": ({"b": 8, "m": "x,b=9", "time": 1.0}, "without commas"),
-    "half a character": ({"b": 8, "m": "\ud800", "time": 1.0}, "numbers or text"),
+    "a surrogate": ({"b": 8, "m": "\ud800", "time": 1.0}, "numbers or text"),
     "a long text": ({"b": 8, "m": "x" * 2000, "time": 1.0}, "numbers or text"),
     "time zero": ({"b": 8, "m": "x", "time": 0}, "must be positive"),
     "infinite": ({"b": 8, "m": "x", "time": float("inf")}, "must be positive"),

@@ -88,7 +88,7 @@ def _together(works: list[Callable[[], None]]) -> None:
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began"
+    not Path("/proc/self/stat").exists(), reason="this system does not report the start of processes"
 )
 def test_reused_process_number_does_not_keep_a_dead_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = new_owner()
@@ -374,7 +374,7 @@ def test_commits_survive_simulated_power_cuts(tmp_path: Path, how: dict[str, Any
     try:
         found = power_cuts.cuts(tmp_path, 12, trials=40, **how)
     except subprocess.CalledProcessError:
-        pytest.skip("strace may not trace here")
+        pytest.skip("strace is not allowed here")
     assert (found["kills"], found["duplicates"], found["damaged"]) == (12, 0, 0)
     assert found["journalled"] > 12
     assert (found["lost"] > 0) is ("synchronous" in how)

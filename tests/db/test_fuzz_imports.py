@@ -69,30 +69,30 @@ def _lines(**changes: Any) -> list[dict[str, Any]]:
 
 
 BAD_LINES: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "a rate that no float holds": (_lines(device={"dram_gb_s": 10**40}), "plain data"),
-    "an integer that is none": (_lines(device={"sm_count": 132.0}), "device fields must be numbers"),
-    "a true figure": (_lines(device={"l2_bytes": True}), "device fields must be numbers"),
-    "half a character in a rate's name": (
+    "a rate beyond the range of floats": (_lines(device={"dram_gb_s": 10**40}), "plain JSON data"),
+    "a float for an integer": (_lines(device={"sm_count": 132.0}), "device fields must be numbers"),
+    "true for an integer": (_lines(device={"l2_bytes": True}), "device fields must be numbers"),
+    "a surrogate in the name of a rate": (
         _lines(device={"mma_flop_per_clock": {"\ud800": 1.0}}),
-        "plain data",
+        "plain JSON data",
     ),
-    "an infinite condition": (_lines(conditions={"clock_mhz": 1e400}), "plain data"),
-    "a huge condition": (_lines(conditions={"clock_mhz": 10**400}), "plain data"),
-    "half a character in a condition": (_lines(conditions={"host": "\ud800"}), "plain data"),
-    "a NUL in a comparison": (_lines(comparison={"a": "\0"}), "plain data"),
-    "a deep condition": (_lines(conditions=json.loads('{"a":' * 100 + "1" + "}" * 100)), "plain data"),
-    "a moment before all": (_lines(recorded_at="0001-01-01T00:00:00+14:00"), "between 1970 and now"),
-    "a moment ahead": (_lines(recorded_at="2999-01-01T00:00:00+00:00"), "between 1970 and now"),
-    "a workload in another order": (
+    "an infinite condition": (_lines(conditions={"clock_mhz": 1e400}), "plain JSON data"),
+    "a huge condition": (_lines(conditions={"clock_mhz": 10**400}), "plain JSON data"),
+    "a surrogate in a condition": (_lines(conditions={"host": "\ud800"}), "plain JSON data"),
+    "a NUL in a comparison": (_lines(comparison={"a": "\0"}), "plain JSON data"),
+    "a deep condition": (_lines(conditions=json.loads('{"a":' * 100 + "1" + "}" * 100)), "plain JSON data"),
+    "a time before 1970": (_lines(recorded_at="0001-01-01T00:00:00+14:00"), "between 1970 and now"),
+    "a time in the future": (_lines(recorded_at="2999-01-01T00:00:00+00:00"), "between 1970 and now"),
+    "a workload that is not canonical": (
         _lines(workload="softmax:cols=64,rows=64,dtype=f32"),
         "must be written as softmax:rows=64",
     ),
-    "a workload that cannot be": (_lines(workload="softmax:rows=0,cols=64,dtype=f32"), "rows"),
-    "an expression without end": (
+    "an invalid workload": (_lines(workload="softmax:rows=0,cols=64,dtype=f32"), "rows"),
+    "a deeply nested expression": (
         _lines(workload="elementwise:rows=1,cols=1,dtype=f32,expression=" + "-" * 1500 + "x"),
         "",
     ),
-    "an interval that ends before it begins": (
+    "a descending interval": (
         _lines(outcome=files.good("jsonl")[1]["outcome"] | {"ci_us": [2.0, 1.0]}),
         "in ascending order",
     ),
@@ -126,11 +126,11 @@ def test_configuration_outside_the_installed_space_is_stale(store: Store, tmp_pa
 
 MANY = {
     "blank lines": (files.written(files.good("jsonl")) + b"\n" * 200_000, "blank or unusable"),
-    "lines of nothing": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
-    "one that expands": (b'{"results": [' + b" " * (60 << 20), "times its size"),
-    "a value without end": (b'{"results": ["' + b"x" * (5 << 20), "longer than 4 Mi"),
-    "names without end": (b'{"cache": {"' + b"x" * (5 << 20), "longer than 4 Mi"),
-    "lists without end": (b'{"results": [' + b"[" * 200_000, "nested too deeply"),
+    "blank lines": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
+    "a decompression bomb": (b'{"results": [' + b" " * (60 << 20), "times its size"),
+    "an endless value": (b'{"results": ["' + b"x" * (5 << 20), "longer than 4 Mi"),
+    "an endless name": (b'{"cache": {"' + b"x" * (5 << 20), "longer than 4 Mi"),
+    "endless lists": (b'{"results": [' + b"[" * 200_000, "nested too deeply"),
 }
 
 

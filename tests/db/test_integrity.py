@@ -76,55 +76,55 @@ FIRST_KINDS: dict[str, tuple[str, str, str]] = {
         "bound",
         "measurement 2",
     ),
-    "another fastest sample": (
+    "a wrong fastest sample": (
         "UPDATE measurement SET fastest_us = 3 WHERE id = 2",
         "figure",
         "measurement 2",
     ),
-    "an interval that ends before it begins": (
+    "a descending interval": (
         "UPDATE measurement SET ci_low_us = 1000 WHERE id = 2",
         "figure",
         "measurement 2",
     ),
-    "an outcome with half of its fields": (
+    "an outcome without its fields": (
         "UPDATE measurement SET detail = '{}' WHERE id = 2",
         "unreadable",
         "measurement 2",
     ),
-    "resources that there are none of": (
+    "unknown resources": (
         """UPDATE measurement SET resources = '{"wheels": 4}' WHERE id = 2""",
         "unreadable",
         "measurement 2",
     ),
-    "another text of a configuration": (
+    "a text that differs from the values": (
         "UPDATE trial SET config = 'tile=7' WHERE id = 2",
         "config",
         "trial 2",
     ),
-    "values that are no values": (
+    "values of a wrong type": (
         """UPDATE trial SET config_values = '{"tile": [1]}' WHERE id = 2""",
         "unreadable",
         "trial 2",
     ),
-    "a workload in another order": (
+    "a workload that is not canonical": (
         "UPDATE run SET workload = 'softmax:cols=64,rows=64,dtype=f32'",
         "workload",
         "run ",
     ),
-    "a workload that cannot be": ("UPDATE demand SET workload = 'softmax:rows=0'", "workload", "demand 1"),
-    "a device under another key": (
+    "an invalid workload": ("UPDATE demand SET workload = 'softmax:rows=0'", "workload", "demand 1"),
+    "a device with another key": (
         "UPDATE device SET key = 'sm_90:b100,sm=1' WHERE id = 2",
         "device",
         "device 2",
     ),
     "a device of another size": ("UPDATE device SET sm_count = 3 WHERE id = 2", "device", "device 2"),
-    "a device that cannot be made": (
+    "a device without description": (
         "UPDATE device SET descriptor = '{}' WHERE id = 2",
         "unreadable",
         "device 2",
     ),
     "a trial without a measurement": ("DELETE FROM measurement WHERE id = 2", "reference", "trial 2"),
-    "the same again": (
+    "a duplicate measurement": (
         "INSERT INTO measurement SELECT {columns} FROM measurement WHERE id = 2",
         "duplicate",
         "measurement 77",
@@ -153,7 +153,7 @@ def _measurement_columns() -> Any:
 
 def test_constraint_violations_are_found(filled: str) -> None:
     if locate(filled).path is None:
-        pytest.skip("PostgreSQL lets none pass")
+        pytest.skip("PostgreSQL enforces all constraints")
     change(
         filled,
         "UPDATE measurement SET kind = 'lucky' WHERE id = 2",
@@ -180,7 +180,7 @@ def test_constraint_violations_are_found(filled: str) -> None:
 def test_damaged_file_is_reported_without_row_checks(filled: str) -> None:
     path = locate(filled).path
     if path is None:
-        pytest.skip("a server looks after its own files")
+        pytest.skip("servers check their own files")
     change(filled, "PRAGMA wal_checkpoint(TRUNCATE)")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_trial_workload'"

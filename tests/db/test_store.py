@@ -154,7 +154,7 @@ def test_the_default_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("TUNEBENCH_DB")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "not" / "yet"))
     if sys.platform != "linux":
-        pytest.skip("only Linux names the folder by a variable")
+        pytest.skip("only Linux has a variable for the folder")
     filled(default_path())
     assert len(open_store().history(WORKLOAD)) == 3
     assert default_path().is_relative_to(tmp_path)

@@ -307,7 +307,7 @@ def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(os.name == "nt", reason="this system has no such limits")
+@pytest.mark.skipif(os.name == "nt", reason="this system has no limits on file sizes")
 def test_tuner_on_a_full_disk_keeps_records_and_resumes(tmp_path: Path) -> None:
     ended = _tune_within(900_000, tmp_path)
     assert "run the command again" in ended.stderr.strip().splitlines()[-1], ended.stderr
