@@ -126,7 +126,7 @@ def test_configuration_outside_the_installed_space_is_stale(store: Store, tmp_pa
 
 MANY = {
     "blank lines": (files.written(files.good("jsonl")) + b"\n" * 200_000, "blank or unusable"),
-    "blank lines": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
+    "unusable lines": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
     "a decompression bomb": (b'{"results": [' + b" " * (60 << 20), "times its size"),
     "an endless value": (b'{"results": ["' + b"x" * (5 << 20), "longer than 4 Mi"),
     "an endless name": (b'{"cache": {"' + b"x" * (5 << 20), "longer than 4 Mi"),
