@@ -9,7 +9,12 @@ __all__ = ["kept", "mma_refusal", "padded"]
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
-    """Return head_dim padded with zeros to a multiple."""
+    """Return head_dim padded with zeros to a multiple.
+
+    Args:
+        workload: The workload.
+        multiple: Multiple that head_dim is padded to.
+    """
     return int(ceil_div(workload.head_dim, multiple) * multiple)
 
 
@@ -29,5 +34,11 @@ def mma_refusal(workload: Attention, key: str, most: int) -> str | None:
 
 
 def kept(extent: int, tile: int, tiles: int) -> int:
-    """Return the length that an emulation workload keeps: `tiles` full tiles and the partial one."""
+    """Return the length that an emulation workload keeps: `tiles` full tiles and the partial one.
+
+    Args:
+        extent: Length in the full workload.
+        tile: Length of a tile.
+        tiles: Full tiles to keep.
+    """
     return min(extent, tile * tiles + extent % tile)

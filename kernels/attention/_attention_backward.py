@@ -87,7 +87,13 @@ def heads_of(workload: Attention, side: Side) -> int:
 
 
 def blocks(workload: Attention, side: Side, tile: Any) -> Any:
-    """Return the number of tiles of `tile` rows (a number or a column) on a side."""
+    """Return the number of tiles of `tile` rows (a number or a column) on a side.
+
+    Args:
+        workload: The workload.
+        side: Side whose rows the blocks own.
+        tile: Rows of a tile, a number or a column.
+    """
     return heads_of(workload, side) * ceil_div(rows_of(workload, side), tile)
 
 
@@ -158,7 +164,14 @@ def is_useful(workload: Attention, tile: Any, least: int) -> Any:
 
 
 def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tiling, ...]:
-    """Return the tiles of both sequences for blocks of keys, and the tile of head_dim in products."""
+    """Return the tiles of both sequences for blocks of keys, and the tile of head_dim in products.
+
+    Args:
+        workload: The workload.
+        keys: Keys of a block.
+        queries: Queries of an iteration.
+        head: Elements of head_dim that products process.
+    """
     return (
         Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
         Tiling(dimension="seq_q", extent=workload.seq_q, tile=queries),
@@ -299,7 +312,12 @@ def pass_launch(
 
 
 def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
-    """Return memory for the results of `attention_terms`; the queries of a head are padded to a multiple."""
+    """Return memory for the results of `attention_terms`; the queries of a head are padded to a multiple.
+
+    Args:
+        workload: The workload.
+        multiple: Multiple that the queries of a head are padded to.
+    """
     pitch = ceil_div(workload.seq_q, multiple) * multiple
     return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
 
@@ -329,7 +347,13 @@ def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
 
 
 def shrink(workload: Attention, tile_q: int, tile_k: int) -> Attention:
-    """Return a small workload with two heads, and two full tiles and the partial tile of either side."""
+    """Return a small workload with two heads, and two full tiles and the partial tile of either side.
+
+    Args:
+        workload: The full workload.
+        tile_q: Queries of a tile.
+        tile_k: Keys of a tile.
+    """
     small = workload
     for tiles in (2, 1):
         seq_q = kept(workload.seq_q, tile_q, tiles)

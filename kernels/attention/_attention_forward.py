@@ -92,7 +92,15 @@ def scalars(workload: Attention) -> tuple[Scalar, ...]:
 
 
 def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int) -> tuple[Tiling, ...]:
-    """Return the tiles of rows, keys and head_dim."""
+    """Return the tiles of rows, keys and head_dim.
+
+    Args:
+        workload: The workload.
+        bm: Rows of a tile.
+        bn: Keys of a tile.
+        pack_heads: Whether heads that share keys are rows of one tile.
+        dim_step: Elements of head_dim that a product or an access processes.
+    """
     return (
         Tiling(
             dimension="seq_q*group" if pack_heads else "seq_q",
@@ -167,7 +175,15 @@ def workload_constants(workload: Attention, config: Config) -> dict[str, str | b
 def launches(
     workload: Attention, config: Config, entry: str, threads: int, smem_bytes: int
 ) -> tuple[Launch, ...]:
-    """Return the launch of a kernel with `PARAMETERS`, and of the merge if keys are split."""
+    """Return the launch of a kernel with `PARAMETERS`, and of the merge if keys are split.
+
+    Args:
+        workload: The workload.
+        config: The configuration.
+        entry: Entry of the attention kernel.
+        threads: Threads of a block.
+        smem_bytes: Shared memory of a block.
+    """
     bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
     sizes = (
         Scalar("int", int(ceil_div(rows(workload, pack), bm))),
@@ -239,7 +255,15 @@ class ForwardWork:
 
 
 def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> ForwardWork:
-    """Return the work of the blocks for columns of configurations."""
+    """Return the work of the blocks for columns of configurations.
+
+    Args:
+        workload: The workload.
+        bm: Rows of a tile.
+        bn: Keys of a tile.
+        pack_heads: Whether heads that share keys are rows of one tile.
+        split: Blocks that share the keys of a row tile.
+    """
     bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
     count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
     all_tiles, row_tiles = ceil_div(workload.seq_k, bn), ceil_div(count, bm)
@@ -275,7 +299,15 @@ def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tup
 
 
 def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
-    """Return a small workload with few row and key tiles, the same partial tiles, and one group of heads."""
+    """Return a small workload with few row and key tiles, the same partial tiles, and one group of heads.
+
+    Args:
+        workload: The full workload.
+        bm: Rows of a tile.
+        bn: Keys of a tile.
+        pack_heads: Whether heads that share keys are rows of one tile.
+        key_tiles: Key tiles to keep.
+    """
     group = workload.group
     tall = max(1, ceil_div(bm, group)) if pack_heads else bm
     seq_q = kept(workload.seq_q, tall, 1)

@@ -67,7 +67,13 @@ def registers_suffice(workload: Attention, bn: Any, consumers: Any, kept: Any) -
 
 
 def time_of_busiest(blocks: int, consumers: int, device: Device) -> float:
-    """Return the time of the busiest SM, in any unit; two or three warpgroups hide each other's waits."""
+    """Return the time of the busiest SM, in any unit; two or three warpgroups hide each other's waits.
+
+    Args:
+        blocks: Number of blocks.
+        consumers: Warpgroups of a block that multiply.
+        device: The device, for its number of SMs.
+    """
     return float(ceil_div(blocks, device.sm_count) * (consumers + (1.0 if consumers == 1 else 0.2)))
 
 
@@ -92,7 +98,13 @@ def choices(workload: Attention, config: Config) -> dict[str, str | bool | int]:
 
 
 def tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
-    """Return the tensor map for tiles of `lines` lines of an input; all heads are one batch."""
+    """Return the tensor map for tiles of `lines` lines of an input; all heads are one batch.
+
+    Args:
+        workload: The workload.
+        name: Name of the input.
+        lines: Lines of a tile.
+    """
     (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
     batch, heads, *matrix = tensor.shape
     of_heads = dataclasses.replace(tensor, shape=(batch * heads, *matrix))

@@ -29,7 +29,12 @@ N = TypeVar("N", bound=Norm)
 
 
 def rows_of(workload: N, rows: int) -> N:
-    """Return the workload with at most `rows` rows."""
+    """Return the workload with at most `rows` rows.
+
+    Args:
+        workload: The workload.
+        rows: Most rows of the result.
+    """
     return dataclasses.replace(workload, rows=min(workload.rows, rows))
 
 

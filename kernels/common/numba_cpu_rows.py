@@ -52,7 +52,12 @@ def default_chunk(workload: _Matrix) -> int:
 
 
 def default_row_block(workload: _Matrix, most: int) -> int:
-    """Return the largest power of two, up to `most`, that leaves two tasks or more."""
+    """Return the largest power of two, up to `most`, that leaves two tasks or more.
+
+    Args:
+        workload: The workload.
+        most: Most rows of a task.
+    """
     return max(b for b in (1, 2, 4, 8, 16, 32, 64) if b == 1 or (b <= most and b * 2 <= workload.rows))
 
 

@@ -211,7 +211,13 @@ def _first(workload: Norm, config: Config, fastmath: Fastmath, square: bool) -> 
 
 
 def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return the function that sums the squares of a row; its mean counts as 0."""
+    """Return the function that sums the squares of a row; its mean counts as 0.
+
+    Args:
+        workload: The workload.
+        config: The configuration, for `chunk` and `keep`.
+        fastmath: LLVM fast-math flags.
+    """
     import numpy as np
 
     first, chunk, zero = _first(workload, config, fastmath, square=True), config["chunk"], np.float32(0)
@@ -227,7 +233,13 @@ def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[...,
 
 
 def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return the function that computes the mean of a row, then its sum of squared deviations."""
+    """Return the function that computes the mean of a row, then its sum of squared deviations.
+
+    Args:
+        workload: The workload.
+        config: The configuration, for `chunk` and `keep`.
+        fastmath: LLVM fast-math flags.
+    """
     import numpy as np
 
     first, again = _first(workload, config, fastmath, square=False), _again(workload, config)
@@ -265,6 +277,11 @@ def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., 
     from the chunk's, digits of the chunk's squares cancel, but the distance contributes as much to the
     squares of the row. For the first chunk, the squares relative to the mean of its leading part are at most
     `LEADING` + 1 times its own.
+
+    Args:
+        workload: The workload.
+        config: The configuration, for `chunk` and `keep`.
+        fastmath: LLVM fast-math flags.
     """
     import numpy as np
 

@@ -40,7 +40,12 @@ _JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}
 
 
 def source(workload: Reduction, kernels: str) -> str:
-    """Return the source of kernels that call `chain` and `finish`, with the headers they need."""
+    """Return the source of kernels that call `chain` and `finish`, with the headers they need.
+
+    Args:
+        workload: The workload, whose expressions become `chain` and `finish`.
+        kernels: Source of the kernels.
+    """
     made = function(workload) + function_of(workload.end, ("x",), "finish")
     return helpers("types", "reduce", "row_block", "epilogue") + made + helpers("reduction") + kernels
 
@@ -114,7 +119,15 @@ class CudaReduction(CudaVariant[Reduction]):
 
 
 def fit(workload: Reduction, threads: Any, elements: Any, others: Any, device: Device) -> Any:
-    """Return whether `elements` loaded elements and `others` f32 fit in a thread's registers."""
+    """Return whether `elements` loaded elements and `others` f32 fit in a thread's registers.
+
+    Args:
+        workload: The workload.
+        threads: Threads of a block.
+        elements: Loaded elements that a thread holds.
+        others: Further f32 values that a thread holds.
+        device: The device, for its registers.
+    """
     words = ceil_div(elements * itemsize(workload.dtype), 4) + others
     return words + OTHER_REGISTERS <= np.minimum(255, device.registers_per_sm // threads)
 

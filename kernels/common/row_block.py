@@ -74,7 +74,13 @@ def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
 
 
 def most_held(threads: Any, vector: Any, device: Device) -> Any:
-    """Return the elements that a thread can keep without spilling, in a block of `threads` threads."""
+    """Return the elements that a thread can keep without spilling, in a block of `threads` threads.
+
+    Args:
+        threads: Threads of a block.
+        vector: Elements of an access.
+        device: The device, for its registers.
+    """
     others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
     return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
 
@@ -180,7 +186,13 @@ def batch(workload: Rows, config: Config) -> int:
 
 
 def smem_bytes(workload: Rows, config: Config, kept: Kept = _one) -> int:
-    """Return the dynamic shared memory of a block in bytes; rows are kept as f32."""
+    """Return the dynamic shared memory of a block in bytes; rows are kept as f32.
+
+    Args:
+        workload: The workload.
+        config: The configuration.
+        kept: Function to the elements that are kept for each element of a row.
+    """
     return int(4 * kept(workload) * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
 
 

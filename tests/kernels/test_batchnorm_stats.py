@@ -151,7 +151,7 @@ def test_every_kind_of_column_is_drawn() -> None:
 def test_forecast_treats_statistics_as_a_memory_pass() -> None:
     found = predict(batchnorm("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
     assert found.time_us > found.bound_us > 0
-    assert "as an elementwise operation of as many bytes" in found.because
+    assert "as an elementwise operation with the same bytes" in found.because
 
 
 # -- accepted algorithms for the variance --------------------------------------------------------------------
