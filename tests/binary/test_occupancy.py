@@ -117,7 +117,7 @@ def test_it_never_exceeds_what_the_bound_allows() -> None:
 
 
 def test_a_processor_has_none() -> None:
-    with pytest.raises(InputError, match="what its SMs hold is not described"):
+    with pytest.raises(InputError, match="occupancy needs threads_per_sm"):
         occupancy(local_cpu(), threads=32, registers=16, smem_bytes=0)
 
 

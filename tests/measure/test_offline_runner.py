@@ -183,7 +183,7 @@ def test_what_the_simulator_lacks_is_not_the_kernel_s_fault(
 def test_a_wrong_simulated_result_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "simulate", lambda *a, **k: {"y": np.zeros((2, 40), np.float32)})
     variant, workload = softmax()
-    monkeypatch.setattr(type(variant), "miniature", lambda self, w, c: w)
+    monkeypatch.setattr(type(variant), "emulation_workload", lambda self, w, c: w)
     outcome = run(variant, workload, variant.default(workload, H100))
     assert isinstance(outcome, WrongResult)
     assert outcome.reason.startswith(f"simulated on {workload}: ")
@@ -199,5 +199,5 @@ def test_a_task_without_a_predicted_time_is_refused() -> None:
 
 def test_a_variant_for_no_gpu_is_refused() -> None:
     workload = parse("softmax:rows=2,cols=40,dtype=f32")
-    with pytest.raises(InputError, match="runs on no GPU"):
+    with pytest.raises(InputError, match="does not run on a GPU"):
         run(kernels.variant("softmax/numba_cpu"), workload, Config({}))

@@ -2,7 +2,8 @@
 
 Shared memory must be common to all threads, filled with a poison before every block, and guarded at both
 ends, also if a template declares it. A static variable is not: compilers guard and place those of templates
-as they like. Therefore every declaration becomes a reference to memory of the emulator. Line numbers do not change.
+as they like. Therefore every declaration becomes a reference to memory of the emulator. Line numbers are
+unchanged.
 """
 
 from __future__ import annotations

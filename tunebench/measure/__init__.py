@@ -1,1 +1,1 @@
-"""Runs compiled configurations: proves them right, then times them, in a process of its own."""
+"""Runners: verification and timing of compiled configurations, in a worker process."""

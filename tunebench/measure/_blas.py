@@ -1,7 +1,7 @@
-"""NumPy's products in one thread, for processes that verify while others compile.
+"""Single-threaded NumPy products, for processes that verify while others compile.
 
-OpenBLAS lets its threads spin while they wait for each other. Beside busy processes that is ruinous: with
-two threads on two busy cores a block of `tunebench.measure.sampled` took 0.2 to 0.35 s, and 6 ms with one.
+OpenBLAS threads spin while they wait for each other, which is slow next to busy processes: with two threads
+on two busy cores a block of `tunebench.measure.sampled` took 0.2 to 0.35 s, and 6 ms with one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_one_thread() -> None:
 
 
 def _loaded() -> set[str]:
-    """Return the OpenBLAS libraries this process has, where the system tells (on Linux)."""
+    """Return the OpenBLAS libraries loaded in this process (on Linux; empty elsewhere)."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

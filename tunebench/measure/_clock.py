@@ -1,4 +1,4 @@
-"""Clocks, throttling and power of a GPU, read beside measuring; what cannot be read is said, not guessed."""
+"""Clocks, throttling and power of a GPU during measurement; missing readings are reported, not guessed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["Clock"]
 
-# Source: nvml.h, nvmlClocksEventReasons; the idle bit is left out, since it is set between samples.
+# Source: nvml.h, nvmlClocksEventReasons; the idle bit is omitted, because it is set between samples.
 _REASONS = {
     0x002: "application clocks",
     0x004: "software power cap",
@@ -20,10 +20,10 @@ _REASONS = {
 
 
 class Clock:
-    """Reads one GPU through NVML, if that is there.
+    """Readings of one GPU through NVML, if NVML is available.
 
     Args:
-        pci_bus_id: Which GPU.
+        pci_bus_id: Bus address of the GPU.
 
     Attributes:
         problem: Why nothing can be read, or None.
@@ -47,18 +47,18 @@ class Clock:
         self._nvml = pynvml
 
     def sm_mhz(self) -> float | None:
-        """Return the present clock of the SMs, or None where it is not told."""
+        """Return the current clock of the SMs in MHz, or None if it cannot be read."""
         if self._nvml is None:
             return None
         return self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
 
     def throttled_by(self) -> frozenset[str]:
-        """Return what holds the clock down at present."""
+        """Return the reasons that currently lower the clock."""
         mask = int(self._read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0)
         return frozenset(reason for bit, reason in _REASONS.items() if mask & bit)
 
     def surroundings(self) -> dict[str, Any]:
-        """Return power limit and draw (W) and temperature (degrees Celsius), as far as they are told."""
+        """Return power limit and draw (W) and temperature (degrees Celsius), where they can be read."""
         if self._nvml is None:
             return {"clocks": f"not read: {self.problem}"}
         limit_mw = self._read("nvmlDeviceGetEnforcedPowerLimit")
@@ -79,7 +79,7 @@ class Clock:
         return version.decode() if isinstance(version, bytes) else str(version)
 
     def _read(self, name: str, *arguments: Any) -> float | None:
-        """Return one reading of NVML, or None where this GPU does not support it."""
+        """Return one reading of NVML, or None if this GPU does not support it."""
         if self._nvml is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Arrays on a GPU: what kernels read, and what they write between poison and guard."""
+"""Tensors on a GPU; those that kernels write are poisoned and followed by a guard."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["DeviceMemory"]
 POISON = 0xFF
 """A byte that reads as NaN in every floating-point type if repeated, and as -1 in integers."""
 GUARD_BYTES = 4096
-"""Bytes behind what kernels write that must stay poisoned: who writes there writes out of bounds."""
+"""Guard bytes after each written tensor, which must stay poisoned: a change means an out-of-bounds write."""
 
 
 class DeviceMemory:
-    """Tensors on the device, each in an allocation of its size, kept as long as the next run needs the same.
+    """Tensors on the device, each in a separate allocation, kept while the next run needs the same tensors.
 
     Args:
-        gpu: Where.
+        gpu: The GPU.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -37,10 +37,14 @@ class DeviceMemory:
         self._uploaded: InputSet | None = None
 
     def hold(self, read: Iterable[Tensor], written: Iterable[Tensor]) -> dict[str, int]:
-        """Have room for the tensors that kernels read and write, and for no others.
+        """Allocate the tensors that kernels read and write, and free all others.
+
+        Args:
+            read: Tensors that kernels read.
+            written: Tensors that kernels write; each is followed by a guard.
 
         Returns:
-            Their addresses by name, of those that have a shape.
+            Addresses by name, for tensors with a shape.
         """
         sizes = {tensor: tensor.nbytes for tensor in read if tensor.shape}
         sizes |= {tensor: tensor.nbytes + GUARD_BYTES for tensor in written}
@@ -62,11 +66,11 @@ class DeviceMemory:
         self._uploaded = inputs
 
     def forget_inputs(self) -> None:
-        """Upload inputs again before the next run: a kernel that failed may have overwritten them."""
+        """Upload inputs again before the next run: a failed kernel may have overwritten them."""
         self._uploaded = None
 
     def poison(self, written: Iterable[Tensor]) -> None:
-        """Overwrite tensors, and what lies behind them."""
+        """Overwrite tensors and their guards with poison."""
         for tensor in written:
             self._gpu.fill(self._addresses[tensor], POISON, tensor.nbytes + GUARD_BYTES)
 

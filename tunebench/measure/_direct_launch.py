@@ -1,4 +1,4 @@
-"""Launches that go to the driver directly: cuda.core passes no tensor map that it has not made itself."""
+"""Launches through the driver API: cuda.core accepts only tensor maps that it has created itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DirectLaunch", "MappedTensor", "encode"]
 
 _MAP_BYTES = 128
 _ALIGNMENT = 128
-"""Of a tensor map, encoded or among parameters. Source: `CUtensorMap` of cuda.h (64 before 13.0)."""
+"""Alignment of a tensor map, also among parameters. Source: `CUtensorMap` of cuda.h (64 before 13.0)."""
 _SINCE_CUDA = 12000
 
 _HEAD: tuple[Any, ...] = (
@@ -33,7 +33,7 @@ _ENCODE_IM2COL = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
-    """A tensor map, and the address of the tensor: a parameter of a launch."""
+    """A parameter of a launch: a tensor map with the address of its tensor."""
 
     nbytes: ClassVar[int] = _MAP_BYTES
 
@@ -42,17 +42,17 @@ class MappedTensor:
 
 
 def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
-    """Have the driver encode a tensor map.
+    """Encode a tensor map with the driver.
 
-    The driver wants it at an aligned address, which the bindings' own `cuTensorMapEncodeTiled` does not give
-    it: the function is called as the driver exports it.
+    The driver requires an aligned address for the result, which `cuTensorMapEncodeTiled` of the bindings does
+    not provide: the function is called as the driver exports it.
 
     Args:
         driver: `cuda.bindings.driver`.
-        mapped: What to encode; its address is a multiple of 16.
+        mapped: The map; its address is a multiple of 16.
 
     Returns:
-        The driver's status, and the `CUtensorMap` if that is a success.
+        The driver's status, and the `CUtensorMap` if the call succeeded.
     """
     wanted, rank = mapped.tensor_map, len(mapped.tensor_map.extents)
     name, prototype, form, strides = _form(wanted)
@@ -73,7 +73,7 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
         (ctypes.c_uint32 * rank)(*strides),
         int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
         int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}")),
-        # Tiles are read line by line: what follows a line's 128 bytes is the next tile's.
+        # Tiles are read line by line: the bytes after a line's 128 belong to the next tile.
         int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
         int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )
@@ -83,7 +83,7 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
 
 
 def _form(wanted: TensorMap) -> tuple[str, Any, tuple[Any, ...], tuple[int, ...]]:
-    """Return the driver's function, its prototype, what it alone is told, and strides between elements."""
+    """Return the driver's function, its prototype, its own arguments, and the strides between elements."""
     rank, pixels = len(wanted.extents), wanted.pixel_box
     if pixels is None:
         box = (ctypes.c_uint32 * rank)(*wanted.box)
@@ -94,18 +94,18 @@ def _form(wanted: TensorMap) -> tuple[str, Any, tuple[Any, ...], tuple[int, ...]
 
 
 def _aligned(nbytes: int) -> tuple[Any, int]:
-    """Return memory, and the aligned address in it from which on it has so many bytes."""
+    """Return a buffer, and an aligned address in it that is followed by `nbytes` bytes."""
     memory = ctypes.create_string_buffer(nbytes + _ALIGNMENT)
     return memory, -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
 
 
 class DirectLaunch:
-    """A launch as `cuLaunchKernelEx` takes it, with the bytes of all parameters.
+    """A launch by `cuLaunchKernelEx`, with the bytes of all parameters.
 
     Args:
         driver: `cuda.bindings.driver`.
         kernel: Handle of the kernel.
-        launch: Its block, shared memory and cluster.
+        launch: Block, shared memory and cluster.
         grid: Blocks in x, y, z.
         parameters: The bytes of each parameter, in order.
     """
@@ -132,11 +132,16 @@ class DirectLaunch:
         self._bytes, self._pointers = _packed(parameters)
 
     def replace(self, index: int, parameter: bytes) -> None:
-        """Pass other bytes for a parameter, as many, from the next launch on."""
+        """Replace the bytes of a parameter from the next launch on.
+
+        Args:
+            index: Position of the parameter.
+            parameter: Its new bytes, of the same size.
+        """
         ctypes.memmove(self._pointers[index], parameter, len(parameter))
 
     def __call__(self, stream: int) -> Any:
-        """Enqueue it on a stream, by its handle, and return the driver's status."""
+        """Enqueue the launch on a stream, given by its handle, and return the driver's status."""
         self._config.hStream = self._driver.CUstream(stream)
         (status,) = self._driver.cuLaunchKernelEx(
             self._config, self._kernel, ctypes.addressof(self._pointers), 0
@@ -145,7 +150,7 @@ class DirectLaunch:
 
 
 def _packed(parameters: Sequence[bytes]) -> tuple[Any, Any]:
-    """Return memory that holds the parameters, each aligned as a tensor map is, and pointers to them."""
+    """Return a buffer with the parameters, each aligned like a tensor map, and pointers to them."""
     sizes = [-(-len(parameter) // _ALIGNMENT) * _ALIGNMENT for parameter in parameters]
     memory, at = _aligned(sum(sizes))
     addresses = []

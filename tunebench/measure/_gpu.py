@@ -1,8 +1,8 @@
-"""The driver's boundary: memory, kernels, a stream and events of one GPU, and nothing that knows of tuning.
+"""Memory, stream, events and launches of one GPU; nothing here depends on tuning.
 
-Kernels, launches, events and graphs go through cuda.core; memory goes through the driver's bindings, as plain
-allocations: each is then of its own, so that memory checkers see an access past its end. So do launches with
-tensor maps or clusters (see `_direct_launch`).
+Kernels, launches, events and graphs use cuda.core. Memory uses the driver's bindings, one allocation per
+tensor, so that memory checkers detect accesses past its end. Launches with tensor maps or clusters use the
+bindings, too (see `_direct_launch`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Gpu", "LaunchGraph", "Prepared", "open_gpu"]
 
 
 class Prepared(NamedTuple):
-    """A launch with all that cuda.core asks for."""
+    """A launch with the arguments of cuda.core."""
 
     kernel: Any
     config: Any
@@ -38,7 +38,7 @@ AnyPrepared = Prepared | DirectLaunch
 
 
 class LaunchGraph(NamedTuple):
-    """Launches that the device starts by itself, one after the other."""
+    """Launches that the device runs one after the other without the host."""
 
     executable: Any
     repeats: int
@@ -48,8 +48,8 @@ def open_gpu(device: Device) -> Gpu:
     """Open the first GPU of this machine that is `device`.
 
     Raises:
-        DeviceError: if this machine has no such GPU.
-        MissingDependency: if cuda-core is not installed.
+        DeviceError: This machine has no such GPU.
+        MissingDependency: cuda-core is not installed.
     """
     require_cuda_core()
     present = [(gpu.architecture, gpu.name, gpu.sm_count) for gpu in local_gpus()]
@@ -66,13 +66,13 @@ def _launch_error(said: str) -> CudaError:
 
 
 class Gpu(KernelLoader):
-    """One GPU, its primary context, and one stream on which everything happens.
+    """One GPU, its primary context, and the one stream that all operations use.
 
     Args:
         ordinal: Position in the driver's order.
 
     Raises:
-        CudaError: from here and from every method, if a CUDA call fails.
+        CudaError: From the constructor and every method, if a CUDA call fails.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -89,17 +89,17 @@ class Gpu(KernelLoader):
             self._begin, self._end = self._device.create_event(timing), self._device.create_event(timing)
         self._stream_handle = self._stream.handle
 
-    # -- what it is ----------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------
 
     @property
     def pci_bus_id(self) -> str:
-        """Where it is plugged in: identifies it to other libraries."""
+        """PCI bus address, which identifies the GPU to other libraries."""
         text: bytes = self._call("cuDeviceGetPCIBusId", 32, self._ordinal)
         return text.split(b"\0")[0].decode()
 
     @property
     def name(self) -> str:
-        """What the driver calls it."""
+        """Name of the GPU in the driver."""
         return str(self._device.name)
 
     def driver_version(self) -> str:
@@ -108,7 +108,7 @@ class Gpu(KernelLoader):
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def lost(self) -> str | None:
-        """Return the error that leaves this process without its device, or None if it still works."""
+        """Return the error that makes the device unusable for this process, or None if it still works."""
         (status,) = self._driver.cuCtxSynchronize()
         return str(status.name) if int(status) else None
 
@@ -119,21 +119,27 @@ class Gpu(KernelLoader):
         return int(self._call("cuMemAlloc", nbytes))
 
     def free(self, address: int) -> None:
-        """Give memory back."""
+        """Free memory."""
         self._call("cuMemFree", address)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Enqueue filling memory with a byte."""
+        """Enqueue filling memory with a byte.
+
+        Args:
+            address: Address of the memory.
+            byte: Value of every byte.
+            nbytes: Size in bytes.
+        """
         self._call("cuMemsetD8Async", address, byte, nbytes, self._stream_handle)
 
     def upload(self, address: int, array: Array) -> None:
-        """Copy a C-contiguous array to the device, and wait for it."""
+        """Copy a C-contiguous array to the device, and wait until it is there."""
         assert array.flags.c_contiguous
         self._call("cuMemcpyHtoDAsync", address, array.ctypes.data, array.nbytes, self._stream_handle)
         self.synchronize()
 
     def download(self, address: int, array: Array) -> None:
-        """Fill a C-contiguous array from the device, after all that was enqueued."""
+        """Copy from the device into a C-contiguous array, after all enqueued work."""
         assert array.flags.c_contiguous
         self._call("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes, self._stream_handle)
         self.synchronize()
@@ -141,17 +147,17 @@ class Gpu(KernelLoader):
     # -- kernels -------------------------------------------------------------------------------
 
     def prepare(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> AnyPrepared:
-        """Make a launch ready.
+        """Prepare a launch.
 
         Args:
             kernel: From `load`.
-            launch: Its grid, block and shared memory.
-            arguments: One for each parameter: Python integers (64 bits: addresses, sizes), NumPy scalars,
-                and tensors that are passed by a map.
+            launch: Grid, block and shared memory.
+            arguments: One per parameter: Python integers (64 bits: addresses, sizes), NumPy scalars, or
+                `MappedTensor`.
 
         Raises:
-            CudaError: if the arguments are not of the sizes that the kernel takes, the device has not
-                enough shared memory, or a tensor map is refused.
+            CudaError: The sizes of the arguments differ from the kernel's parameters, the device has not
+                enough shared memory, or a tensor map is invalid.
         """
         from cuda.core import LaunchConfig
 
@@ -169,7 +175,7 @@ class Gpu(KernelLoader):
         self._launch_on(self._stream, launches)
 
     def _launch_on(self, stream: Any, launches: Sequence[AnyPrepared]) -> None:
-        """Enqueue launches on a stream, or in the graph that is being recorded."""
+        """Enqueue launches on a stream, or in the graph that is being captured."""
         try:
             for prepared in launches:
                 if isinstance(prepared, Prepared):
@@ -180,7 +186,7 @@ class Gpu(KernelLoader):
             raise _launch_error(str(error)) from error
 
     def graph(self, launches: Sequence[AnyPrepared], count: int) -> LaunchGraph:
-        """Record launches `count` times over, for the device to start without the host."""
+        """Capture launches `count` times in a graph, which the device runs without the host."""
         with translated("recording a graph"):
             builder = self._device.create_graph_builder()
             builder.begin_building()
@@ -200,7 +206,7 @@ class Gpu(KernelLoader):
     # -- time ----------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait for all that was enqueued."""
+        """Wait for all enqueued work."""
         with translated("waiting for the device"):
             self._stream.sync()
 
@@ -208,9 +214,9 @@ class Gpu(KernelLoader):
         """Time work on the device.
 
         Args:
-            before: Enqueues what is not timed but keeps the device busy while the host enqueues `work`;
-                otherwise the device would wait for the host, and the wait would be timed.
-            work: Enqueues what is timed.
+            before: Enqueues untimed work that keeps the device busy while the host enqueues `work`. Otherwise
+                the device would wait for the host, and that wait would be timed.
+            work: Enqueues the work to time.
         """
         before()
         with translated("timing"):

@@ -1,12 +1,13 @@
-"""Samples of one configuration on a GPU: the flush, the cover, batches, and the clock.
+"""Samples of one configuration on a GPU: cache flush, latency cover, batches, and clock checks.
 
-A sample is the time between two events around the launches of one run. Before it the last-level cache is
-overwritten (cold), or the same launches run without being timed (warm). Either keeps the device busy while
-the host enqueues what is timed: otherwise the device would wait for the host, and the wait would be timed.
-Runs of a few microseconds are timed in batches where the cache may be warm; a batch cannot be flushed.
+A sample is the time between two events around the launches of one run. Before it, either the last-level cache
+is overwritten (cold), or the same launches run without being timed (warm). Both keep the device busy while
+the host enqueues the timed work: otherwise the device would wait for the host, and that wait would be timed.
+With a warm cache, runs of a few microseconds are timed in batches; within a batch the cache cannot be
+flushed.
 
-Source: the rules follow NVBench (NVIDIA, "NVBench: benchmark options"): the flush, the batches, and the
-discarding of samples taken at a low clock.
+Source: flush, batches and discarding of samples at a low clock follow NVBench (NVIDIA, "NVBench: benchmark
+options").
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from tunebench.measure._clock import Clock
 __all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler", "Timing"]
 
 FLUSHED_CACHES = 2
-"""Times the last-level cache that is overwritten before a cold sample."""
+"""Bytes overwritten before a cold sample, as a multiple of the last-level cache."""
 
 SHORT_US = 20.0
-"""Runs shorter than this are near the resolution of events: batched if the cache is warm, noted if cold."""
+"""Runs shorter than this, in microseconds, are near the resolution of events: batched, or noted if cold."""
 BATCH_US = 400.0
-"""How long a batch of short runs takes."""
+"""Duration of a batch of short runs, in microseconds."""
 MOST_IN_BATCH = 1000
 RESOLUTION_US = 0.5
 """Source: CUDA Driver API, cuEventElapsedTime: "a resolution of approximately 0.5 microseconds"."""
 LOWEST_CLOCK = 0.75
-"""Samples taken below this share of the highest clock are discarded."""
+"""Samples taken below this fraction of the highest clock are discarded."""
 RECOVERY_S = 0.05
-"""Pause for a clock that heat or power holds down; one that is low without a reason needs work, not rest."""
+"""Pause if heat or power lowers the clock; a clock that is low without a reason needs work, not rest."""
 MOST_DISCARDED = 20
-"""So many samples of one configuration are discarded; then the clock is taken as it is, and that is told."""
+"""Maximum number of discarded samples per configuration; later samples at a low clock are kept and noted."""
 MOST_COVERS = 64
-"""Most repetitions of what keeps the device busy while the host enqueues."""
+"""Maximum number of repetitions of the work that keeps the device busy while the host enqueues."""
 
 
 class Flush(NamedTuple):
@@ -49,11 +50,11 @@ class Flush(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """How long work took.
+    """Duration of work.
 
     Attributes:
-        device_us: Between the events around it, on the device.
-        host_us: To enqueue it, events included, on the host.
+        device_us: Time between the events around it, on the device.
+        host_us: Time to enqueue it, events included, on the host.
     """
 
     device_us: float
@@ -61,13 +62,13 @@ class Timing(NamedTuple):
 
 
 class Launcher(Protocol):
-    """What can be asked of a device; `tunebench.measure._gpu.Gpu` says what each method does."""
+    """Operations that a sampler needs of a device; see `tunebench.measure._gpu.Gpu` for each method."""
 
     def launch(self, launches: Sequence[Any]) -> None:
         """Enqueue launches."""
 
     def graph(self, launches: Sequence[Any], count: int) -> Any:
-        """Record launches `count` times over."""
+        """Capture launches `count` times in a graph."""
 
     def replay(self, graph: Any) -> None:
         """Enqueue a graph."""
@@ -80,13 +81,13 @@ class Launcher(Protocol):
 
 
 class Sampler:
-    """Takes samples of one run, made of one or several launches.
+    """Samples of one run, which consists of one or several launches.
 
     Args:
-        gpu: Where it runs.
+        gpu: The device.
         clock: Clocks of that GPU.
         launches: One run.
-        flush: What to overwrite before each sample; None leaves the cache warm.
+        flush: Memory to overwrite before each sample; None leaves the cache warm.
         max_clock_mhz: Highest clock of the device.
     """
 
@@ -126,7 +127,7 @@ class Sampler:
             self._before()
 
     def sample_us(self) -> float:
-        """Return the time of one run, in microseconds, taken at a sufficient clock if the device has one."""
+        """Return the time of one run in microseconds, taken at a sufficient clock if possible."""
         while True:
             sample = self._gpu.time(self._cover, self._work).device_us / self._runs
             mhz, reasons = self._clock.sm_mhz(), self._clock.throttled_by()
@@ -143,7 +144,11 @@ class Sampler:
         return sample
 
     def conditions(self, samples_us: tuple[float, ...]) -> dict[str, Any]:
-        """Return what else is to be known: clocks, what held them down, power, resolution, batches."""
+        """Return the conditions of the samples: clocks, throttling, power, resolution, batches.
+
+        Args:
+            samples_us: The samples, in microseconds.
+        """
         facts: dict[str, Any] = self._clock.surroundings()
         if self._clocks_mhz:
             facts["clock_mhz"] = statistics.median(self._clocks_mhz)

@@ -1,4 +1,4 @@
-"""torch on a GPU, timed by the same sampler as our own kernels: the same flush, cover, batches and clocks."""
+"""torch on a GPU, timed by the same sampler as variants: same flush, cover, batches and clocks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BaselineCall = Callable[[], object]
 
 
 class TorchGpu:
-    """One GPU as torch has it, with what `Sampler` asks of a device.
+    """One GPU used through torch, with the operations that `Sampler` needs.
 
     Args:
         device: A GPU of this machine.
 
     Raises:
-        MissingDependency: if torch or cuda-core is not installed.
-        DeviceError: if torch sees no such GPU.
+        MissingDependency: torch or cuda-core is not installed.
+        DeviceError: torch cannot use this GPU.
     """
 
     def __init__(self, device: Device) -> None:
@@ -54,7 +54,7 @@ class TorchGpu:
         self._overwritten = torch.empty(self._flush_bytes, dtype=torch.uint8, device=self.device)
 
     def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Return inputs on the device; those of shape `()` as numbers."""
+        """Return inputs as tensors on the device; those of shape `()` as numbers."""
         return {name: self._tensor(np.asarray(value)) for name, value in inputs.items()}
 
     def _tensor(self, value: Array) -> Any:
@@ -67,9 +67,9 @@ class TorchGpu:
         return self._torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
 
     def allow_for(self, workload: Workload) -> None:
-        """Let the libraries compute as the workload says: f32 in full, tf32 where it is asked for.
+        """Set the precision that the workload requests: full f32, or tf32 where it says so.
 
-        cuDNN searches among its algorithms at the first call, as its users let it.
+        cuDNN chooses among its algorithms at the first call (`cudnn.benchmark`).
         """
         torch, in_tf32 = self._torch, workload.dtype == "tf32"
         torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
@@ -77,7 +77,12 @@ class TorchGpu:
         torch.backends.cudnn.benchmark = True
 
     def sampler(self, call: BaselineCall, protocol: Protocol) -> Sampler:
-        """Return what takes samples of a call, after it has run once."""
+        """Run a call once, and return a sampler of it.
+
+        Args:
+            call: Enqueues one run.
+            protocol: Whether to flush the cache before each sample.
+        """
 
         def without_gradients() -> None:
             with self._torch.inference_mode():
@@ -89,7 +94,7 @@ class TorchGpu:
         mhz = self._described.max_clock_mhz
         return Sampler(self, self._clock, (without_gradients,), flush=flush, max_clock_mhz=mhz)
 
-    # -- what a sampler asks for ---------------------------------------------------------------
+    # -- operations for the sampler ------------------------------------------------------------
 
     def launch(self, launches: Sequence[BaselineCall]) -> None:
         """Enqueue calls."""
@@ -97,11 +102,11 @@ class TorchGpu:
             call()
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Overwrite the memory that flushes the cache; there is no other here."""
+        """Overwrite the memory that flushes the cache; `address` and `nbytes` are ignored."""
         self._overwritten.fill_(byte)
 
     def graph(self, launches: Sequence[BaselineCall], count: int) -> Any:
-        """Record calls `count` times over."""
+        """Capture calls `count` times in a graph."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             for _ in range(count):

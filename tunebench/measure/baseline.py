@@ -1,8 +1,8 @@
-"""What a library would take for the same problem: NumPy and torch on a CPU, torch on a GPU.
+"""Timing of baselines: NumPy and torch on a CPU, torch (with cuBLAS and cuDNN) on a GPU.
 
-Baselines run in a process of their own, under the same protocol and on inputs drawn the same way as
-variants, so that the two compare. torch is used where it is installed and never required. On a GPU torch
-stands for cuBLAS and cuDNN, which it calls. What they are asked for is in `tunebench.measure.baselines`.
+Baselines run in a separate process, under the same protocol and on inputs drawn in the same way as variants,
+so that the times are comparable. torch is used if it is installed, and never required. The programs are in
+`tunebench.measure.baselines`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ CallsOf = Callable[[Workload, Tensors], Mapping[str, baselines.BaselineCall]]
 SamplerOf = Callable[[baselines.BaselineCall], Callable[[], float]]
 
 LONGEST_REASON = 500
-"""Characters of a reason that are kept: some libraries tell all that is on their stack."""
+"""Maximum length of a stored reason, in characters: some libraries print their stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """How long a library takes.
+    """Time of a baseline.
 
     Attributes:
-        name: Which library, such as ``"numpy"``.
+        name: Name of the baseline, such as ``"numpy"``.
         median_us: Median time of one run.
         ci_us: 95 % confidence interval of the median.
-        samples_us: Every sample, in the order taken.
+        samples_us: All samples, in the order taken.
     """
 
     name: str
@@ -54,18 +54,23 @@ class Baseline:
 
     @classmethod
     def of(cls, name: str, samples_us: Sequence[float]) -> Baseline:
-        """Return what samples say."""
+        """Return the baseline with the median and confidence interval of samples.
+
+        Args:
+            name: Name of the baseline.
+            samples_us: Samples in microseconds.
+        """
         median_us, ci_us = median_interval(samples_us)
         return cls(name=name, median_us=median_us, ci_us=ci_us, samples_us=tuple(samples_us))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineFailed:
-    """A library that could not be timed: it refuses the problem, or failed at it.
+    """A baseline that could not be timed: the library rejects the workload, or failed.
 
     Attributes:
-        name: Which library.
-        reason: Why, as it said.
+        name: Name of the baseline.
+        reason: The library's error.
     """
 
     name: str
@@ -75,10 +80,16 @@ class BaselineFailed:
 def measure_baselines(
     workload: Workload, device: Device, protocol: Protocol, seed: int
 ) -> list[Baseline | BaselineFailed]:
-    """Time every library that does this workload; none for an operator that libraries lack.
+    """Time every baseline of a workload.
+
+    Args:
+        workload: The workload.
+        device: This machine's processor, or one of its GPUs.
+        protocol: How samples are taken.
+        seed: Seed of the inputs.
 
     Returns:
-        Those that were timed, fastest first, then those that failed, which end nothing.
+        Timed baselines, fastest first, then those that failed; empty if no library has the operator.
     """
     inputs = workload.draw(np.random.default_rng(seed))
     found: list[Baseline | BaselineFailed] = []
@@ -95,7 +106,7 @@ def measure_baselines(
 def _libraries(
     workload: Workload, device: Device, protocol: Protocol
 ) -> Iterator[tuple[str, CallsOf, SamplerOf]]:
-    """Yield each library with what gives its programs by name, and what makes one ready to be sampled."""
+    """Yield each library, a function that returns its programs, and one that returns a program's sampler."""
     if device.kind == "cpu":
         from tunebench.measure.cpu import CpuTimer
 
@@ -124,7 +135,9 @@ def _libraries(
 def _or_failed(name: str, do: Callable[[], T]) -> T | BaselineFailed:
     try:
         return do()
-    except Exception as error:  # libraries may raise anything; the reason is kept, and the others go on
+    except (
+        Exception
+    ) as error:  # libraries may raise anything; the reason is kept, and the other baselines still run
         return BaselineFailed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
@@ -132,17 +145,27 @@ def _time(name: str, sampler_of: SamplerOf, call: baselines.BaselineCall, protoc
     return Baseline.of(name, collect(sampler_of(call), protocol).samples_us)
 
 
-# -- on a processor ----------------------------------------------------------------------------------
+# -- CPU ---------------------------------------------------------------------------------------------
 
 
 def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
-    """Return NumPy's program for a workload, if there is one."""
+    """Return NumPy's program for a workload, if there is one, as ``{"numpy": program}``.
+
+    Args:
+        workload: The workload.
+        inputs: Inputs by name.
+    """
     call = baselines.numpy_call(workload, inputs)
     return {} if call is None else {"numpy": call}
 
 
 def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
-    """Return torch's programs for a workload on this processor; none where torch is not installed."""
+    """Return torch's programs for a workload on this processor; empty if torch is not installed.
+
+    Args:
+        workload: The workload.
+        inputs: Inputs by name.
+    """
     try:
         import torch
     except ImportError:

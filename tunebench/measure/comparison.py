@@ -1,12 +1,11 @@
-"""Whether one configuration is faster than another beyond noise, from rounds in which both were timed.
+"""Comparison of two configurations from rounds in which both were timed: is one faster beyond noise?
 
-Each round gives one ratio of medians, so that a drift of the machine from one round to the next meets both
-alike. What varies from round to round is the noise that counts, not what varies from sample to sample within
-one: a hundred samples taken in a row share the mood of the machine. The interval of the ratio is therefore
-Student's, over the logarithms of the rounds' ratios.
+Each round yields one ratio of medians, so that a drift of the machine between rounds affects both alike. The
+relevant noise is the variation between rounds, not between samples of one round: samples taken in a row share
+the state of the machine. The confidence interval is therefore Student's, over the logarithms of the ratios.
 
 Source: Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013 (repeat on the level that
-varies, and tell ratios with intervals); Student's distribution for whole degrees of freedom by Abramowitz and
+varies, report ratios with intervals); Student's distribution for integer degrees of freedom by Abramowitz and
 Stegun, "Handbook of mathematical functions", 26.7.3 and 26.7.4.
 """
 
@@ -27,12 +26,12 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How one configuration stands to another.
+    """Speed of this configuration relative to another.
 
     Attributes:
         ratio: Time of the other over time of this one: above 1, this one is faster.
-        low: Lower end of its 95 % interval; 0 where one round alone tells nothing of noise.
-        high: Upper end; infinite likewise.
+        low: Lower end of the 95 % confidence interval; 0 with a single round, which has no noise estimate.
+        high: Upper end; infinite with a single round.
         probability: Confidence that this one is faster.
     """
 
@@ -52,22 +51,24 @@ class Comparison:
         return self.low <= 1 <= self.high
 
     def to_json(self) -> dict[str, float | None]:
-        """Return it as plain data; an upper end that is not known is None."""
+        """Return the comparison as JSON data; an infinite upper end is None."""
         return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
 
 def compare(this: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Comparison:
-    """Compare two configurations by the samples of the rounds in which both were timed.
+    """Compare two configurations by samples from rounds in which both were timed.
 
     Args:
         this: Samples of each round, in microseconds.
         other: Samples of the same rounds, in the same order.
 
     Raises:
-        InputError: if there is no round, or a round lacks samples of one of them.
+        InputError: There is no round, or a round lacks samples of one configuration.
     """
     if not this or len(this) != len(other) or not all(map(len, (*this, *other))):
-        raise InputError(f"both must be timed in every round, got {len(this)} and {len(other)} rounds")
+        raise InputError(
+            f"expected samples of both configurations in every round, got {len(this)} and {len(other)} rounds"
+        )
     medians = [(statistics.median(a), statistics.median(b)) for a, b in zip(this, other, strict=True)]
     logs = [math.log(b / a) for a, b in medians]
     mean = statistics.fmean(logs)
@@ -84,7 +85,7 @@ def compare(this: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -
 
 
 def _probability(mean: float, error: float, freedom: int) -> float:
-    """Return the confidence that a mean is above 0; where nothing varies it is certain, or a tie."""
+    """Return the confidence that a mean is above 0; without variation it is certain, or a tie."""
     if error == 0:
         return 0.5 if mean == 0 else float(mean > 0)
     return _student(mean / error, freedom)
@@ -104,7 +105,7 @@ def _student(t: float, freedom: int) -> float:
 
 @functools.cache
 def _student_quantile(probability: float, freedom: int) -> float:
-    """Return where Student's distribution reaches a probability above one half."""
+    """Return the quantile of Student's distribution for a probability above one half."""
     low, high = 0.0, 1e6
     for _ in range(100):
         middle = (low + high) / 2

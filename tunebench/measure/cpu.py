@@ -1,4 +1,4 @@
-"""Runs Numba CPU variants on this machine's processor."""
+"""Runner of Numba CPU variants on this machine's processor."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _CTYPES = {"int": "int32", "long long": "int64", "float": "float32"}
 
 
 class CpuTimer:
-    """Times calls on the processor, with caches flushed before each if asked.
+    """Timing of calls on the processor, with caches flushed before each call if the protocol says so.
 
     Args:
-        device: Whose last-level cache is to be flushed.
-        protocol: Says whether to flush.
+        device: The processor, for the size of its last-level cache.
+        protocol: Whether to flush.
     """
 
     def __init__(self, device: Device, protocol: Protocol) -> None:
@@ -50,7 +50,7 @@ class CpuTimer:
 
 
 class CpuRunner(Runner):
-    """Verifies on the real problem, then times with a monotonic clock.
+    """Verification on the full workload, then timing with a monotonic clock.
 
     Args:
         protocol: How samples are taken.
@@ -60,7 +60,7 @@ class CpuRunner(Runner):
     def __init__(self, protocol: Protocol, device: Device) -> None:
         super().__init__(protocol)
         self._stopwatch = CpuTimer(device, protocol)
-        self._conditions = _conditions()  # imports Numba now, not on the time of the first configuration
+        self._conditions = _conditions()  # imports Numba now, not in the time of the first configuration
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
         """Verify and time one configuration."""
@@ -97,7 +97,7 @@ class CpuRunner(Runner):
         return outcome, Effort(verify_s=verified - start, measure_s=measured - verified)
 
     def conditions(self) -> Mapping[str, Any]:
-        """Return the versions of what compiled and ran the kernels."""
+        """Return the versions of the compilers and libraries in use."""
         return self._conditions
 
 
@@ -114,7 +114,7 @@ def _conditions() -> Mapping[str, Any]:
 
 
 def _argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
-    """Return what the kernel takes: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
+    """Return a kernel's argument: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
     if isinstance(argument, Scalar):
         return np.array(argument.value, dtype=_CTYPES[argument.ctype])[()]
     array = arrays[argument]

@@ -1,4 +1,4 @@
-"""Runs CUDA C++ and Numba-CUDA variants on a GPU of this machine."""
+"""Runner of CUDA C++ and Numba-CUDA variants on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["CudaRunner", "kernel_arguments", "require_cuda_core"]
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The device, as one process has it."""
+    """The GPU as opened by this process."""
 
     gpu: Gpu
     memory: DeviceMemory
@@ -46,16 +46,16 @@ class _Opened:
 
 
 class CudaRunner(Runner):
-    """Verifies on the real problem, then times between events.
+    """Verification on the full workload, then timing between events.
 
-    The device is opened at the first task, not before: a worker that cannot start tells nobody why.
+    The device is opened at the first task: a worker that fails at its start cannot report why.
 
     Args:
         protocol: How samples are taken.
         device: A GPU of this machine.
 
     Raises:
-        MissingDependency: if cuda-core is not installed.
+        MissingDependency: cuda-core is not installed.
     """
 
     def __init__(self, protocol: Protocol, device: Device) -> None:
@@ -68,9 +68,9 @@ class CudaRunner(Runner):
         """Verify and time one configuration.
 
         Raises:
-            CudaError: if a CUDA call failed; the next task may go on.
-            DeviceLost: if a fault took the device from this process.
-            DeviceError: if the device is not on this machine.
+            CudaError: A CUDA call failed; the next task may run.
+            DeviceLost: A fault made the device unusable for this process.
+            DeviceError: The device is not on this machine.
         """
         on = self._open()
         with _watched(on, task):
@@ -104,7 +104,7 @@ class CudaRunner(Runner):
         samples = collect(sampler.sample_us, self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
         detail = check.detail
-        if task.thorough:  # what is right once may be right by chance
+        if task.thorough:  # a correct result may be correct by chance
             again, wrong = _verify(on, task, check, launches)
             worst, detail = max(worst, again), f"{detail}; before and after timing"
         verify_s = verified - begun + time.perf_counter() - measured
@@ -121,7 +121,7 @@ class CudaRunner(Runner):
         return outcome, effort
 
     def conditions(self) -> Mapping[str, Any]:
-        """Return the device, its driver, and the versions of what compiled and launched the kernels."""
+        """Return the device, its driver, and the versions of the compilers and launchers in use."""
         packages = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numba-cuda", "numpy")
         facts: dict[str, Any] = versions(*packages)
         if self._opened is not None:
@@ -132,7 +132,7 @@ class CudaRunner(Runner):
 
 @contextlib.contextmanager
 def _watched(on: _Opened, task: Task) -> Iterator[None]:
-    """Tell a fault that outlives the task from one that does not."""
+    """Raise `DeviceLost` for a fault that outlives the task, and other errors unchanged."""
     try:
         yield
     except CudaError as error:
@@ -145,7 +145,7 @@ def _watched(on: _Opened, task: Task) -> Iterator[None]:
 
 
 def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple[AnyPrepared, ...]:
-    """Make one run ready: memory, kernels, parameters."""
+    """Prepare one run: memory, kernels, parameters."""
     workload, variant = task.workload, task.variant
     assert isinstance(variant, GpuVariant), variant
     read, written = workload.inputs(), _written(task)
@@ -178,7 +178,7 @@ def _verify(
     worst = check.worst(outputs)
     wrong = [] if worst <= 1 else [check.describe(outputs, worst)]
     if (name := on.memory.overrun(written)) is not None:
-        wrong.insert(0, f"it wrote past the end of {name}")
+        wrong.insert(0, f"the kernel wrote past the end of {name}")
     if wrong:
         on.memory.forget_inputs()
     return worst, "; ".join(wrong) or None
@@ -194,11 +194,11 @@ def kernel_arguments(
     """Return the parameters of a launch: addresses as Python integers, numbers as NumPy scalars, tensor maps.
 
     Args:
-        variant: Says by its language how an array is passed: as its address, or in Numba's way.
-        arguments: As the launch names them.
+        variant: The variant; its language decides whether an array is an address or Numba's parameters.
+        arguments: Arguments as the launch names them.
         tensors: Every tensor by name.
-        addresses: Where those with a shape are on the device.
-        inputs: Where the values of those without a shape come from; half types are passed as their bits.
+        addresses: Device addresses of tensors with a shape.
+        inputs: Values of tensors without a shape; half types are passed as their bits.
     """
     scalars: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
     in_numba_abi = isinstance(variant, NumbaCudaVariant)

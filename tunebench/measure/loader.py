@@ -1,4 +1,4 @@
-"""Kernels of a cubin, made ready to be launched on one GPU."""
+"""Loading of cubins on one GPU, and preparation of launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunebench.variant import Launch
 __all__ = ["CudaError", "CudaRefused", "KernelLoader", "require_cuda_core", "translated"]
 
 SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
-"""Shared memory a block may have before its kernel is allowed more.
+"""Shared memory per block that needs no opt-in of the kernel, in bytes.
 
 Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
@@ -26,14 +26,14 @@ class CudaError(DeviceError):
 
 
 class CudaRefused(CudaError, LaunchRefused):
-    """A launch asks for more than the device has."""
+    """A launch requests more than the device has."""
 
 
 def require_cuda_core() -> None:
-    """Check that kernels can be launched as far as packages are concerned.
+    """Raise an error unless the packages that launch kernels are installed.
 
     Raises:
-        MissingDependency: if cuda-core, or the version of it that has what is used here, is not installed.
+        MissingDependency: cuda-core is missing, or too old.
     """
     try:
         from cuda.bindings import driver  # noqa: F401
@@ -44,7 +44,11 @@ def require_cuda_core() -> None:
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise errors of cuda.core as ours, with what was being done."""
+    """Translate errors of cuda.core to `CudaError`.
+
+    Args:
+        doing: The operation, for the message.
+    """
     from cuda.core._utils.cuda_utils import CUDAError  # it has no public name
 
     try:
@@ -54,13 +58,13 @@ def translated(doing: str) -> Iterator[None]:
 
 
 class KernelLoader:
-    """Kernels of one GPU, made ready to be launched; nothing is enqueued, and no context is made current.
+    """Loaded kernels of one GPU; enqueues nothing and makes no context current.
 
     Args:
         ordinal: Position in the driver's order.
 
     Raises:
-        CudaError: from every method, if a CUDA call fails.
+        CudaError: From every method, if a CUDA call fails.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -69,7 +73,12 @@ class KernelLoader:
         self._driver, self._ordinal = driver, ordinal
 
     def load(self, cubin: bytes, symbols: Sequence[str]) -> tuple[Any, ...]:
-        """Return the kernels of a cubin; it is unloaded when the last of them is dropped."""
+        """Return the kernels of a cubin, which is unloaded when the last of them is dropped.
+
+        Args:
+            cubin: Machine code.
+            symbols: Symbols of the kernels.
+        """
         from cuda.core import ObjectCode
 
         with translated(f"loading {', '.join(dict.fromkeys(symbols))}"):
@@ -78,7 +87,13 @@ class KernelLoader:
         return tuple(kernels[symbol] for symbol in symbols)
 
     def direct(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> DirectLaunch:
-        """Make a launch ready that goes to the driver directly (see `Gpu.prepare`)."""
+        """Prepare a launch through the driver API.
+
+        Args:
+            kernel: From `load`.
+            launch: Grid, block and shared memory.
+            arguments: One per parameter (see `Gpu.prepare`).
+        """
         self._check_parameters(kernel, launch, arguments)
         self._allow_smem(kernel, launch.smem_bytes)
         parameters = [self.parameter_bytes(argument) for argument in arguments]
@@ -91,7 +106,7 @@ class KernelLoader:
         return launch.grid_on(int(self._call("cuDeviceGetAttribute", count, self._ordinal)))
 
     def parameter_bytes(self, argument: Any) -> bytes:
-        """Return what the driver copies for a parameter; maps are encoded."""
+        """Return the bytes of a parameter; tensor maps are encoded."""
         if isinstance(argument, int):
             return struct.pack("<Q", argument)
         if not isinstance(argument, MappedTensor):
@@ -103,19 +118,19 @@ class KernelLoader:
         return encoded
 
     def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
-        """Refuse a launch whose arguments would be read as something else."""
+        """Raise an error if the arguments differ in size from the kernel's parameters."""
         try:
             with translated("reading the kernel's parameters"):
                 takes = [int(parameter.size) for parameter in kernel.arguments_info]
-        except NotImplementedError:  # a driver before 12.4 does not tell
+        except NotImplementedError:  # not supported by drivers before 12.4
             return
         passed = [8 if isinstance(argument, int) else int(argument.nbytes) for argument in arguments]
         if takes != passed:
             name = launch.entry or "the kernel"
-            raise CudaError(f"{name} takes parameters of {takes} bytes, and the launch passes {passed}")
+            raise CudaError(f"{name} has parameters of {takes} bytes, but the launch passes {passed}")
 
     def _allow_smem(self, kernel: Any, dynamic_bytes: int) -> None:
-        """Let a kernel have as much dynamic shared memory as it asks for."""
+        """Allow a kernel the dynamic shared memory that it requests."""
         attributes = self._driver.CUfunction_attribute
         handle = self._driver.CUkernel(int(kernel.handle))
         static_bytes = int(
@@ -129,12 +144,12 @@ class KernelLoader:
         limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
         if static_bytes + dynamic_bytes > limit:
             asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
-            raise CudaRefused(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
+            raise CudaRefused(f"a block requests {asked}, static and dynamic; the device allows {limit}")
         largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver and return what it gives besides its status."""
+        """Call a function of the driver, and return its result without the status."""
         status, *values = getattr(self._driver, name)(*arguments)
         if int(status):
             _, words = self._driver.cuGetErrorString(status)

@@ -1,4 +1,4 @@
-"""Verifies on the host what was compiled for a GPU that is not here; its time is the model's belief."""
+"""Runner for GPUs that are not on this machine: verifies on the host, and returns a predicted time."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 __all__ = ["OfflineRunner"]
 
 EMULATION_TIMEOUT_S = 15.0
-"""Longest run of one order of threads; three of them, and compiling, must fit the time of a task."""
+"""Time limit per order of threads, in seconds; three orders and compiling must fit a task's time limit."""
 SIMULATION_TIMEOUT_S = 45.0
 
-# Numba's simulator lacks parts of Numba-CUDA and says so by these; other errors are the kernel's own.
+# Errors by which Numba's simulator reports features that it lacks; other errors are the kernel's.
 _LACKING = ("AttributeError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
 
 
 class OfflineRunner(Runner):
-    """Runs a miniature of the problem on the host, which takes the same tile, stage and edge paths.
+    """Verification of a small workload on the host that uses the same tile, stage and edge paths.
 
-    CUDA C++ is emulated with its threads in forward, reverse and random order: where threads race, or a
-    barrier is missing, the orders disagree. Numba-CUDA runs in Numba's simulator. What cannot be run is
-    `not verified`, with the reason, and never taken for right or wrong.
+    CUDA C++ is emulated with its threads in forward, reverse and random order: if threads race, or a barrier
+    is missing, the results differ. Numba-CUDA runs in Numba's simulator. A kernel that cannot be run is `not
+    verified`, with the reason, and counts neither as correct nor as wrong.
 
     Args:
-        protocol: Of no effect, since nothing is timed.
+        protocol: Unused, since nothing is timed.
     """
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
-        """Verify one configuration; return what the model believes of its time.
+        """Verify one configuration and return its predicted time.
 
         Raises:
-            InputError: if the task comes without a predicted time, or its variant is for no GPU.
+            InputError: The task has no predicted time, or its variant is not for GPUs.
         """
         begun = time.perf_counter()
         if task.predicted_us is None:
-            raise InputError(f"{task.variant.key}: a task for a device that is not here needs predicted_us")
+            raise InputError(
+                f"{task.variant.key}: a task for a device that is not on this machine needs predicted_us"
+            )
         verified = self._verify(task)
         effort = Effort(verify_s=time.perf_counter() - begun)
         if isinstance(verified, WrongResult):
@@ -72,7 +74,7 @@ class OfflineRunner(Runner):
             if error.timed_out or lacking:
                 return Verification(how="not verified", detail=error.reason)
             return WrongResult(reason=error.reason)
-        raise InputError(f"{variant.key} is written in {variant.language}, which runs on no GPU")
+        raise InputError(f"{variant.key} is written in {variant.language}, which does not run on a GPU")
 
     def _emulate(self, variant: CudaVariant[Any], task: Task) -> Verification | WrongResult:
         small = variant.emulation_workload(task.workload, task.config)
@@ -107,5 +109,5 @@ class OfflineRunner(Runner):
         return Verification(how="simulated", detail=f"{check.detail} of {small}", worst=worst)
 
     def conditions(self) -> Mapping[str, Any]:
-        """Return the versions of what compiled and simulated the kernels."""
+        """Return the versions of the compilers and simulators in use."""
         return versions("nvidia-cuda-nvrtc", "numba", "numba-cuda", "numpy")

@@ -1,4 +1,4 @@
-"""What runs compiled configurations on one kind of device."""
+"""Base class of runners: each runs compiled configurations on one kind of device."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tunebench.workload import Workload
 __all__ = ["THOROUGH", "Runner", "judge"]
 
 INPUT_SET_LIFE = 16
-"""Configurations verified on one set of inputs before a fresh one is drawn."""
+"""Configurations verified on one set of inputs before a new set is drawn."""
 
 THOROUGH: dict[str, Any] = {"min_samples": 30, "max_samples": 100, "max_s": 1.0}
-"""How a thorough task differs from the protocol in force; finalists are several, a round each."""
+"""Changes of the protocol for a thorough task; each finalist is timed in several rounds."""
 
 
 class Runner(ABC):
-    """Runs one compiled configuration at a time; lives in a worker process of its own.
+    """Runner of one compiled configuration at a time, in a worker process.
 
-    A runner keeps inputs and references between tasks, never results. What it raises beyond
-    `TunebenchError` ends as `LaunchFailed` at the process boundary.
+    A runner keeps inputs and references between tasks, never results. Exceptions other than `TunebenchError`
+    become `LaunchFailed` at the process boundary.
 
     Args:
         protocol: How samples are taken.
@@ -44,14 +44,28 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
-        """Verify and time one configuration."""
+        """Verify and time one configuration.
+
+        Args:
+            task: Variant, workload, configuration and device.
+            binary: The compiled configuration.
+            abort_above_us: Median of the incumbent in microseconds; None never aborts.
+
+        Returns:
+            The outcome, and the time that verifying and timing took.
+        """
 
     def conditions(self) -> Mapping[str, Any]:
-        """Return what results were obtained under: versions, driver, host (override)."""
+        """Return the conditions of the results: versions, driver, host (override)."""
         return {}
 
     def input_set(self, workload: Workload, seed: int) -> InputSet:
-        """Return inputs and their reference, drawn afresh every `INPUT_SET_LIFE` configurations."""
+        """Return inputs and their reference; a new set is drawn every `INPUT_SET_LIFE` configurations.
+
+        Args:
+            workload: The workload.
+            seed: Seed of the inputs.
+        """
         generation = self._uses // INPUT_SET_LIFE
         self._uses += 1
         if self._inputs is None or self._inputs[:2] != (workload, generation):
@@ -59,7 +73,7 @@ class Runner(ABC):
         return self._inputs[2]
 
     def check(self, inputs: InputSet) -> OutputCheck:
-        """Return what outputs computed from `inputs` are held against; in parts where they are large."""
+        """Return the check of outputs computed from `inputs`; large outputs are checked in parts."""
         if self._check is None or self._check[0] is not inputs:
             self._check = (inputs, check_of(inputs))
         return self._check[1]
@@ -77,7 +91,15 @@ def judge(
     abort_above_us: float | None,
     conditions: Mapping[str, Any],
 ) -> Outcome:
-    """Turn samples into `Measured`, or `Aborted` if they were hopeless."""
+    """Return `Measured`, or `Aborted` if the samples were hopeless.
+
+    Args:
+        samples: The samples.
+        cache: State of the cache before each sample.
+        verification: How the result was verified.
+        abort_above_us: Median of the incumbent in microseconds.
+        conditions: Conditions of the measurement, to record.
+    """
     if samples.hopeless:
         return Aborted(samples_us=samples.samples_us, above_us=abort_above_us or 0.0)
     median_us, ci_us = median_interval(samples.samples_us)

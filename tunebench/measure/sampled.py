@@ -1,17 +1,17 @@
-"""Checking a result too large to compute twice: every edge, sampled blocks, and sums that miss no element.
+"""Check of results too large to compute twice: edges, sampled blocks, and sums of all elements.
 
-Three nets of different mesh. The last rows and columns, and blocks spread so that each band of rows and of
-columns holds at least one, are held to the tolerance of each element: they catch what is wrong everywhere a
-little, and what is wrong at edges. Sums of short runs of elements with random signs are compared with the
-same sums of the right answer, which linearity makes cheap: every element is in one of them, so that a single
-element that is grossly wrong, or was never written, is caught wherever it lies.
+Three checks complement each other. The last rows and columns, and blocks spread so that each band of rows and
+of columns contains at least one, are compared element by element: they detect small errors everywhere, and
+errors at edges. Sums of short runs of elements with random signs are compared with the same sums of the
+reference, which linearity makes cheap. Every element is part of one sum, so that a single element that is
+grossly wrong, or was never written, is detected.
 
-Operators offer the parts by two optional methods: `reference_block(inputs, batch_index, rows, cols)`, and
-`reference_sums(inputs, batch_index, signs, width)`, which returns None where the operator is not linear. The
+Operators provide the parts by two optional methods: `reference_block(inputs, batch_index, rows, cols)`, and
+`reference_sums(inputs, batch_index, signs, width)`, which returns None if the operator is not linear. The
 output is (batch, rows, columns), or (rows, columns), which counts as a batch of one.
 
-Others fall into independent parts (`Workload.part`: images, heads), of which the first, the last and some
-between are checked in full.
+Other operators consist of independent parts (`Workload.part`: images, heads). The first, the last and some
+parts between are checked in full.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 __all__ = ["AFFORDABLE_FLOPS", "Sampled", "SampledParts", "check_of", "is_sampled"]
 
 AFFORDABLE_FLOPS = 2e10
-"""Up to this many the whole reference is computed: about a second of float64 products on two cores."""
+"""FLOPs up to which the whole reference is computed: about a second of float64 products on two cores."""
 
 EDGE = 16
 """Rows and columns checked at the end of the output: each edge tile has some of them."""
 BAND = 64
-"""At least one block lies in each band of so many rows, and of so many columns."""
+"""Size of the bands of rows and of columns that each contain at least one block."""
 BLOCK_ROWS = 8
 """Rows of a sampled block; it has `BAND` columns."""
 WITHOUT_SUMS = 4
-"""Times as many blocks are taken where there are no sums to cover the rest."""
+"""Factor by which more blocks are sampled if there are no sums."""
 BATCHES = 4
-"""Products of a batch of which blocks are taken, the first and the last among them."""
+"""Products of a batch from which blocks are sampled, the first and the last among them."""
 RUN = 128
-"""Columns of a signed sum: the fewer, the smaller the error of one element that shows."""
+"""Columns per signed sum: the fewer, the smaller the detectable error of one element."""
 MISTAKEN = 1e-9
-"""Probability that a right result fails because of its signed sums."""
+"""Probability that a correct result fails because of its signed sums."""
 FEWEST_PARTS = 4
-"""Independent parts that are checked in full, at least."""
+"""Minimum number of independent parts that are checked in full."""
 PARTS_FLOPS = 1e11
-"""As many parts are checked as have about so many together; the others are only seen to be written."""
+"""FLOPs of all parts checked in full together; the other parts are only checked to be written."""
 ROWS_AT_ONCE = 1024
 """Rows of the output converted to float64 at a time."""
 
@@ -78,7 +78,7 @@ class _SignedSums:
 
 
 def is_sampled(workload: Workload) -> bool:
-    """Tell whether a workload's result is checked in pieces: it is large, and its operator offers them."""
+    """Return whether a workload's result is checked in pieces: it is large, and its operator supports it."""
     if _has_blocks(workload):
         return workload.flops() > AFFORDABLE_FLOPS
     return _affordable_parts(workload) < workload.part_count()
@@ -94,17 +94,17 @@ def _has_blocks(workload: Workload) -> bool:
 
 
 def check_of(inputs: InputSet) -> OutputCheck:
-    """Return what outputs computed from `inputs` are held against."""
+    """Return the check of outputs computed from `inputs`."""
     if not is_sampled(inputs.workload):
         return EveryElement(inputs)
     return Sampled(inputs) if _has_blocks(inputs.workload) else SampledParts(inputs)
 
 
 class SampledParts(OutputCheck):
-    """Holds every element of some independent parts to its tolerance; all elements must have been written.
+    """Check of every element of some independent parts; all other elements must have been written.
 
     Args:
-        inputs: What the outputs were computed from.
+        inputs: Inputs of the outputs to check.
     """
 
     def __init__(self, inputs: InputSet) -> None:
@@ -126,7 +126,7 @@ class SampledParts(OutputCheck):
         return max(check.worst(part.of(outputs)) for check, part in self._each())
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
-        """Return what was not written, or the most wrong element of the worst part, and which that is."""
+        """Return the first unwritten element, or the worst element of the worst part, with its position."""
         if missing := _missing(outputs):
             return missing
         check, part = max(self._each(), key=lambda pair: pair[0].worst(pair[1].of(outputs)))
@@ -143,23 +143,23 @@ def _text(place: slice) -> str:
 
 
 def _missing(outputs: Mapping[str, Array]) -> str:
-    """Return the first element of an output that is NaN, with what that means; nothing if there is none."""
+    """Return the first element of an output that is NaN, with an explanation; empty if there is none."""
     for name, output in outputs.items():
         absent = np.isnan(output)
         if absent.any():
             at = ",".join(str(int(i)) for i in np.unravel_index(int(np.argmax(absent)), output.shape))
-            return f"{name}[{at}] is NaN: it was not written, or computed from what was not"
+            return f"{name}[{at}] is NaN: it was not written, or computed from unwritten values"
     return ""
 
 
 class Sampled(OutputCheck):
-    """Holds edges and sampled blocks to the tolerance of each element, and signed sums to theirs.
+    """Check of edges and sampled blocks element by element, and of all elements in signed sums.
 
-    The signs are drawn independently of the errors e_j, so that the sum of these exceeds ``t`` with a
-    probability of at most ``2 exp(-t^2 / (2 sum e_j^2))``; `MISTAKEN` fixes t.
+    The signs are drawn independently of the errors e_j, so that their sum exceeds ``t`` with a probability of
+    at most ``2 exp(-t^2 / (2 sum e_j^2))``; `MISTAKEN` determines t.
 
     Args:
-        inputs: What the outputs were computed from.
+        inputs: Inputs of the outputs to check.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables", 1963, theorem 2.
     """
@@ -176,7 +176,7 @@ class Sampled(OutputCheck):
             _Block(place, workload.reference_block(exact, *place))
             for place in _places(self._shape, rng, 1 if self._sums else WITHOUT_SUMS)
         )
-        # Each sum is one chance to fail by accident.
+        # Each sum is one chance of a false alarm.
         chances = sum(sums.reference.value.size for sums in self._sums)
         self._deviations = math.sqrt(2 * math.log(2 * max(1, chances) / MISTAKEN))
         self.detail = (
@@ -199,7 +199,7 @@ class Sampled(OutputCheck):
         return outputs[self._name].reshape(self._shape)
 
     def _shares(self, output: Array) -> Iterator[tuple[float, str]]:
-        """Yield the largest share of what is allowed in each part, and where it is."""
+        """Yield the largest error of each part as a share of the tolerance, and its position."""
         if missing := _missing({"": output}):
             yield math.inf, missing
         for block in self._blocks:
@@ -223,7 +223,7 @@ class Sampled(OutputCheck):
         right = sums.reference.value[rows]
         with np.errstate(invalid="ignore", over="ignore"):  # infinities of a wrong output: NaN never passes
             error = np.abs(np.add.reduceat(got * sums.signs, starts, axis=1) - right)
-            # What is rounded is the right value; that it is near the one found is what is being tested.
+            # Rounding is relative to the correct value, which is near the value found if the result is right.
             rounded = 1.05 * np.sqrt(np.add.reduceat(np.square(got), starts, axis=1))
             allowed = self._tolerance.eps_out * rounded + self._tolerance.eps_acc * sums.reference.scale[rows]
             share = share_of(error, self._deviations * allowed)
@@ -238,7 +238,7 @@ def _as_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator) -> tuple[_SignedSums, ...]:
-    """Return the right signed sums of each product of the batch; none where they cannot be had."""
+    """Return the reference's signed sums of each product of the batch; empty if they are not available."""
     compute = getattr(workload, "reference_sums", None)
     batch, _, columns = _as_batch(workload.outputs()[0].shape)
     found = []
@@ -263,7 +263,7 @@ def _places(shape: tuple[int, ...], rng: numpy.random.Generator, repeats: int) -
 
 
 def _spread(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterator[_Place]:
-    """Yield blocks so that each band of rows and each band of columns holds at least one."""
+    """Yield blocks so that each band of rows and each band of columns contains at least one."""
     row_bands, col_bands = -(-rows // BAND), -(-cols // BAND)
     count = max(row_bands, col_bands)
     pairs = zip(_each_once(row_bands, count, rng), _each_once(col_bands, count, rng), strict=True)
@@ -275,7 +275,7 @@ def _spread(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterat
 
 
 def _each_once(bands: int, count: int, rng: numpy.random.Generator) -> list[int]:
-    """Return `count` bands in random order, none twice before each was there once."""
+    """Return `count` bands in random order, each once before any is repeated."""
     order = [rng.permutation(bands) for _ in range(-(-count // bands))]
     return [int(band) for band in np.concatenate(order)[:count]]
 

@@ -1,4 +1,4 @@
-"""When to stop sampling, and what the samples say.
+"""Sampling of run times: when to stop.
 
 Source: the stopping rules follow NVBench (NVIDIA, "NVBench: benchmark options", criterion `stdrel`): a
 minimum of samples, then until the relative standard error has settled or time is up.
@@ -25,11 +25,11 @@ class Protocol:
     Attributes:
         cache: Whether the last-level cache is flushed before each sample.
         warmups: Runs before the first sample.
-        min_samples: Fewest samples.
-        max_samples: Most samples.
-        max_s: No further sample is begun after so many seconds.
-        relative_error: Standard error of the mean, relative to it, that is good enough.
-        abort_after: Samples after which a hopeless configuration is given up.
+        min_samples: Minimum number of samples.
+        max_samples: Maximum number of samples.
+        max_s: Time in seconds after which no further sample is started.
+        relative_error: Standard error of the mean, relative to the mean, at which sampling stops.
+        abort_after: Number of samples after which a hopeless configuration is aborted.
         abort_factor: A configuration is hopeless if its fastest sample exceeds this many times the incumbent.
     """
 
@@ -44,14 +44,21 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_samples <= self.max_samples:
-            raise InputError(f"samples: 1 <= {self.min_samples} <= {self.max_samples} must hold")
+            raise InputError(
+                f"expected 1 <= min_samples <= max_samples, got {self.min_samples} and {self.max_samples}"
+            )
         if self.abort_factor < 1 or self.abort_after < 1:
             raise InputError("abort_factor and abort_after must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples taken, in microseconds, and whether the configuration was given up as hopeless."""
+    """Samples of one configuration.
+
+    Attributes:
+        samples_us: Times of single runs, in microseconds.
+        hopeless: Whether sampling was aborted because the incumbent is much faster.
+    """
 
     samples_us: tuple[float, ...]
     hopeless: bool = False
@@ -60,12 +67,12 @@ class Samples:
 def collect(
     sample_us: Callable[[], float], protocol: Protocol, *, abort_above_us: float | None = None
 ) -> Samples:
-    """Take samples until they suffice.
+    """Take samples until the protocol's stopping rule holds.
 
     Args:
         sample_us: Runs once and returns its time in microseconds.
         protocol: When to stop.
-        abort_above_us: Median of the incumbent; None never aborts.
+        abort_above_us: Median of the incumbent in microseconds; None never aborts.
     """
     for _ in range(protocol.warmups):
         sample_us()

@@ -1,7 +1,7 @@
-"""Is the result right? Random inputs, a float64 reference, and a tolerance for every single element.
+"""Verification of results: random inputs, a float64 reference, and a tolerance for every element.
 
-A norm hides one wrong element among millions, so every element is held to its own tolerance; outputs are
-poisoned before each run, so that an element nobody wrote is NaN, which never passes.
+A norm hides one wrong element among millions, so every element is compared with its own tolerance. Outputs
+are poisoned before each run, so that an unwritten element is NaN, which never passes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class InputSet:
-    """Random inputs of a workload, and what comes of them.
+    """Random inputs of a workload, and their reference.
 
     Attributes:
-        workload: The problem.
-        seed: What the inputs were drawn with.
+        workload: The workload.
+        seed: Seed of the inputs.
         inputs: One C-contiguous array for each tensor of `Workload.inputs()`, in its stored type.
     """
 
@@ -49,44 +49,49 @@ class InputSet:
     inputs: Mapping[str, Array]
 
     def exact(self) -> dict[str, Array]:
-        """Return the inputs in float64, which references are computed from (not kept: they are large)."""
+        """Return the inputs in float64, from which references are computed (not kept: they are large)."""
         return {name: np.asarray(value, dtype=np.float64) for name, value in self.inputs.items()}
 
     @functools.cached_property
     def references(self) -> Mapping[str, Reference]:
-        """Reference of each output, every element of it; computed at the first use."""
+        """Reference of every element of each output; computed at the first use."""
         return self.workload.reference(self.exact())
 
 
 def draw(workload: Workload, seed: int) -> InputSet:
-    """Draw inputs; their reference is computed when it is first asked for."""
+    """Draw inputs; their reference is computed at its first use.
+
+    Args:
+        workload: The workload.
+        seed: Seed of the inputs.
+    """
     inputs = workload.draw(np.random.default_rng(seed))
     return InputSet(workload=workload, seed=seed, inputs=inputs)
 
 
 class OutputCheck(ABC):
-    """What outputs are held against; made once for an input set, used for every configuration.
+    """Check of outputs; created once per input set, used for every configuration.
 
     Attributes:
-        detail: What is covered, for `Verification.detail`.
+        detail: The elements that are covered, for `Verification.detail`.
     """
 
     detail: str
 
     @abstractmethod
     def worst(self, outputs: Mapping[str, Array]) -> float:
-        """Return the largest error as a share of what is allowed; up to 1 the result is right."""
+        """Return the largest error as a share of the tolerance; a result is correct up to 1."""
 
     @abstractmethod
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
-        """Return where outputs are most wrong, for the reason of a `WrongResult`."""
+        """Return the position and values of the worst errors, for the reason of a `WrongResult`."""
 
 
 class EveryElement(OutputCheck):
-    """Holds every element of every output to its own tolerance.
+    """Check of every element of every output.
 
     Args:
-        inputs: What the outputs were computed from.
+        inputs: Inputs of the outputs to check.
     """
 
     detail = "every element"
@@ -119,9 +124,14 @@ def poisoned(workload: Workload) -> dict[str, Array]:
 def worst_error(
     workload: Workload, outputs: Mapping[str, Array], references: Mapping[str, Reference]
 ) -> float:
-    """Return the largest error over all elements as a share of what the tolerance allows.
+    """Return the largest error over all elements as a share of the tolerance.
 
-    Up to 1 the result is right. An element that is NaN where the reference is not makes it infinite.
+    A result is correct up to 1. An element that is NaN where the reference is not makes the error infinite.
+
+    Args:
+        workload: The workload, for its tolerance.
+        outputs: Computed outputs by name.
+        references: Their references by name.
     """
     tolerance = workload.tolerance()
     worst = 0.0
@@ -135,14 +145,20 @@ def worst_error(
 def share_of(error: Array, allowed: Array) -> Array:
     """Return `error / allowed`, elementwise; NaN counts as infinite.
 
-    Where nothing is allowed, only an error of zero is right.
+    If nothing is allowed, only an error of zero is correct.
     """
     share = np.divide(error, allowed, out=np.where(error == 0, 0.0, np.inf), where=allowed > 0)
     return np.nan_to_num(share, nan=np.inf, posinf=np.inf)
 
 
 def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Reference], worst: float) -> str:
-    """Return where the result is most wrong, for the reason of a `WrongResult`."""
+    """Return the position and values of the worst error of each output, for the reason of a `WrongResult`.
+
+    Args:
+        outputs: Computed outputs by name.
+        references: Their references by name.
+        worst: From `worst_error`.
+    """
     parts = []
     for name, reference in references.items():
         got = outputs[name].astype(np.float64)

@@ -1,7 +1,7 @@
-"""The process that measures: the one place where any exception becomes an outcome.
+"""Worker process that measures: the only place where any exception becomes an outcome.
 
-A worker is started with a `Setup`, builds its runner once, and answers tasks until it is stopped. A crash or
-a hang takes down this process only; the executor tells them apart and starts another.
+A worker is started with a `Setup`, builds its runner once, and handles tasks until it is stopped. A crash or
+a hang ends this process only; the executor detects it and starts another.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Setup", "measure", "start"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a measuring worker needs to begin.
+    """Configuration of a measuring worker.
 
     Attributes:
-        runner: Which runner measures: ``"offline"`` for a device that is not here.
-        device: What it measures on, or for.
+        runner: The runner to use: ``"offline"`` for a device that is not on this machine.
+        device: The device to measure on, or for.
         protocol: How samples are taken.
-        variant_files: Users' files to load, so that their variants can be received.
+        variant_files: Users' Python files with variants, to load.
     """
 
     runner: Literal["cpu", "cuda", "offline"]
@@ -48,9 +48,11 @@ _runner: Runner | None = None
 
 
 def start(setup: Setup) -> None:
-    """Prepare this process: users' variants, the runner."""
+    """Prepare this process: load users' variants, build the runner."""
     global _runner
-    if setup.runner != "cpu":  # there compiling pauses; elsewhere it goes on beside verifying
+    if (
+        setup.runner != "cpu"
+    ):  # compiling pauses during CPU measurements; otherwise it runs at the same time as verification
         in_one_thread()
     for path in setup.variant_files:
         load_file(path)
@@ -74,10 +76,10 @@ def _build(setup: Setup) -> Runner:
 def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
     """Verify and time one compiled configuration in this process."""
     if _runner is None:
-        raise RuntimeError("a measuring worker must be started with a Setup first")
+        raise RuntimeError("measure needs a runner: call start(setup) first")
     try:
         outcome, effort = _runner.run(task, binary, abort_above_us)
-    except DeviceLost as fault:  # nothing can be measured in this process any more: its status says why
+    except DeviceLost as fault:  # the device is unusable for this process; the exit status says why
         print(fault, file=sys.stderr, flush=True)  # noqa: T201 - the last words of a process
         os._exit(fault.status)
     except Exception as error:  # the process boundary of measuring: the reason is kept
@@ -93,7 +95,7 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
 
 
 def host() -> Mapping[str, Any]:
-    """Return what identifies this machine and interpreter in a record."""
+    """Return the machine and interpreter, for the conditions of a record."""
     from tunebench import __version__
 
     return {

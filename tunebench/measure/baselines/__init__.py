@@ -1,16 +1,16 @@
-"""How libraries compute what operators say: one module an operator, of its name.
+"""Programs of baselines: how NumPy and torch compute each operator, one module per operator.
 
-A module has either function, or both:
+A module has one or both of these functions:
 
 - ``numpy_call(workload, inputs)``: a NumPy program that computes the workload, or None.
-- ``torch_calls(workload, tensors)``: torch's own programs by name, ``"torch"`` for what its users would
-  write; empty where it has none.
+- ``torch_calls(workload, tensors)``: torch's programs by name, ``"torch"`` for what its users would write;
+  empty if torch has none.
 
-What a program needs beforehand (views, transposes without a copy) is done when it is asked for; what its
-library may refuse, in its first call. It computes everything anew at each call, and returns the output, or a
-tuple of them in the order of `Workload.outputs`; one that the library keeps to itself is left out at the
-end. A problem that a program's library refuses makes it raise: whoever calls it keeps the reason.
-Operators without a module, such as users' own, have no libraries.
+Preparation (views, transposes without a copy) happens when a program is created, and calls that the library
+may reject happen in the first run. A program computes everything anew in each run, and returns the output, or
+a tuple of outputs in the order of `Workload.outputs`; outputs that the library does not return are omitted at
+the end. A program raises if its library rejects the workload. Operators without a module, such as users' own,
+have no baselines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> BaselineCall 
     """Return a NumPy program for the workload, or None.
 
     Args:
-        workload: What to compute.
+        workload: The workload.
         inputs: An array for each input by name, in its stored type.
     """
     call: Callable[..., BaselineCall | None] | None = getattr(_module(workload), "numpy_call", None)
@@ -45,10 +45,10 @@ def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> BaselineCall 
 
 
 def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, BaselineCall]:
-    """Return torch's own programs for a workload by name; empty if torch has none.
+    """Return torch's programs for the workload by name; empty if torch has none.
 
     Args:
-        workload: What to compute.
+        workload: The workload.
         tensors: A torch tensor for each input by name; a number for one of shape `()`.
     """
     calls: Callable[..., Mapping[str, BaselineCall]] | None = getattr(_module(workload), "torch_calls", None)
@@ -56,12 +56,12 @@ def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, 
 
 
 def single(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return inputs in f32: half types are not what NumPy is fast at."""
+    """Return inputs in f32, because NumPy computes half types slowly."""
     return {name: np.asarray(value, dtype=np.float32) for name, value in inputs.items()}
 
 
 def torch_type(dtype: DType) -> Any:
-    """Return torch's type of the outputs that are stored so."""
+    """Return torch's type for a stored type."""
     import torch
 
     return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}[dtype]

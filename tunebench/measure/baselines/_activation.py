@@ -16,10 +16,10 @@ __all__ = ["NUMPY_ACTIVATIONS", "numpy_activation", "torch_activation"]
 
 
 def _silu(x: Array) -> None:
-    x *= 0.5 * (1 + np.tanh(0.5 * x))  # no power overflows
+    x *= 0.5 * (1 + np.tanh(0.5 * x))  # this form cannot overflow
 
 
-def _gelu(x: Array) -> None:  # NumPy has no erf: the tanh form costs it less than erf would
+def _gelu(x: Array) -> None:  # NumPy has no erf, and the tanh form is faster than computing it
     x *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -38,11 +38,11 @@ NUMPY_ACTIVATIONS: Mapping[str, Callable[[Array], None]] = {
     "relu": _relu,
     "sigmoid": _sigmoid,
 }
-"""What turns an f32 array into its activation, in its place."""
+"""In-place activations of an f32 array, by name."""
 
 
 def numpy_activation(activation: str) -> Callable[[Array], None] | None:
-    """Return what turns an f32 array into its activation, in its place; None where NumPy has not all of it.
+    """Return an in-place activation of an f32 array, or None if NumPy lacks one of its functions.
 
     Args:
         activation: A name, or an expression in x.
@@ -60,11 +60,11 @@ def numpy_activation(activation: str) -> Callable[[Array], None] | None:
 
 
 def torch_activation(activation: str, device: Any = None) -> Callable[[Any], Any]:
-    """Return torch's function of the activation of a tensor.
+    """Return torch's activation of a tensor.
 
     Args:
         activation: A name, or an expression in x.
-        device: Of the tensor, for an expression.
+        device: Device of the tensor, for an expression.
     """
     import torch
     from torch.nn import functional

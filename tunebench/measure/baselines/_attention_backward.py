@@ -20,7 +20,7 @@ Tensors = Mapping[str, Any]
 
 
 def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
-    """Return dq, dk and dv, with all scores in memory."""
+    """Return dq, dk and dv, computed with all scores in memory."""
     shape = (workload.batch, workload.heads_k, workload.group, workload.seq_q, workload.head_dim)
     q, o, do = (t[name].reshape(shape) for name in ("q", "o", "do"))
     k, v = t["k"][:, :, None], t["v"][:, :, None]  # of each group
@@ -35,9 +35,9 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
 
 
 def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
-    """Return the function behind torch's gradients on a processor; on a GPU, its automatic differentiation.
+    """Return the function that computes torch's gradients on a CPU, or torch's autograd on a GPU.
 
-    On a GPU torch chooses among its backends, and has another by cuDNN, which refuses some problems.
+    On a GPU torch chooses among its backends; cuDNN's is an additional program, which rejects some workloads.
     """
     if t["q"].device.type == "cpu":
         return {"torch": _of_processors(workload, t)}
@@ -48,7 +48,7 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
-    """Call it as it is: with o and lse as they are given. Its own causal mask begins at the first key."""
+    """Call the function directly, with o and lse as given. Its own causal mask begins at the first key."""
     import torch
 
     aligned = workload.causal and workload.seq_q == workload.seq_k
@@ -63,14 +63,14 @@ def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
 
 
 def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> BaselineCall:
-    """Differentiate torch's attention, computed once in the first call, over and over.
+    """Return the repeated differentiation of torch's attention, which is computed once, in the first run.
 
-    It computes o and lse itself, from q, k and v; the work is the same.
+    It computes o and lse itself, from q, k and v; the timed work is the same.
 
     Args:
-        workload: What to compute.
+        workload: The workload.
         t: A torch tensor for each input by name.
-        cudnn: Whether by cuDNN's kernels alone; it then raises where they refuse the problem.
+        cudnn: Whether to use cuDNN's kernels only, which raise if they reject the workload.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -83,7 +83,7 @@ def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> Base
     @functools.cache
     def attended() -> tuple[Any, tuple[Any, ...]]:
         only = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), only:  # wherever it is called from
+        with torch.inference_mode(False), torch.enable_grad(), only:  # independent of the caller's mode
             q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
             o = scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1

@@ -18,7 +18,7 @@ Tensors = Mapping[str, Any]
 
 
 def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
-    """Return o and lse, from all scores at once."""
+    """Return o and lse, computed from all scores at once."""
     # Heads that share keys follow one another: (batch, heads_k, group * seq_q, head_dim).
     rows = t["q"].reshape(workload.batch, workload.heads_k, -1, workload.head_dim)
     scores = rows * np.float32(workload.scale) @ t["k"].swapaxes(2, 3)
@@ -33,9 +33,9 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
 
 
 def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
-    """Return torch's scaled_dot_product_attention, which keeps lse to itself; on a GPU cuDNN's, too.
+    """Return torch's scaled_dot_product_attention, which does not return lse; on a GPU cuDNN's, too.
 
-    Which of its kernels torch takes by itself is torch's choice; cuDNN's refuse some problems.
+    torch chooses its kernel itself; cuDNN's kernels reject some workloads.
     """
     fused = _fused(workload, t)
     if not t["q"].is_cuda or workload.dtype == "f32":
@@ -57,7 +57,7 @@ def _fused(workload: Attention, t: Tensors) -> BaselineCall:
 
 
 def by_cudnn(call: BaselineCall) -> BaselineCall:
-    """Return the same by cuDNN's kernels alone; it raises where they refuse the problem."""
+    """Return the same program with cuDNN's kernels only, which raise if they reject the workload."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def run() -> Any:

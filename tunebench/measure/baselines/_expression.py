@@ -1,4 +1,4 @@
-"""Expressions by NumPy and by torch: one operation after the other, as a program without fusion does."""
+"""Expressions by NumPy and by torch: one operation after the other, as in a program without fusion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARITHMETIC: Operations = {
 
 
 def numpy_operations() -> Operations:
-    """Return what NumPy has, which is neither erf nor gelu."""
+    """Return NumPy's operations, which lack erf and gelu."""
     return {
         **ARITHMETIC,
         "abs": np.abs,
@@ -53,11 +53,11 @@ def numpy_operations() -> Operations:
 
 
 def torch_operations(device: Any) -> Operations:
-    """Return what torch has, of tensors on a device and of numbers."""
+    """Return torch's operations, for tensors on a device and for numbers."""
     import torch
     from torch.nn import functional
 
-    @functools.cache  # made in the first call: later ones copy nothing to the device
+    @functools.cache  # created in the first run: later runs copy nothing to the device
     def number(value: float) -> Any:
         return torch.tensor(value, device=device)
 
@@ -80,9 +80,9 @@ def torch_operations(device: Any) -> Operations:
 
 
 def program(tree: Node, operations: Operations) -> tuple[tuple[Node, ...], Callable[[Sequence[Any]], Any]]:
-    """Return the inputs and numbers of an expression, and what computes it from their values, in this order.
+    """Return the inputs and numbers of an expression, and a function of their values that computes it.
 
-    It does each different operation once. Which takes what is found beforehand: small problems would show it.
+    Equal operations run once. Operands are resolved beforehand, since small workloads would show that time.
     """
     ordered = steps(tree)
     nodes = (*(x for step in ordered for x in step.arguments), tree)
@@ -100,18 +100,24 @@ def program(tree: Node, operations: Operations) -> tuple[tuple[Node, ...], Calla
 
 
 def spread(workload: ExpressionWorkload, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs as they meet the matrix: what a row has one of, as a matrix of one column."""
+    """Return inputs in shapes that broadcast over the matrix: one element per row becomes a column."""
     columns = set(workload.column_names)
     return {name: tensor[:, None] if name in columns else tensor for name, tensor in tensors.items()}
 
 
 def values(leaves: Sequence[Node], tensors: Mapping[str, Any], number: Callable[[float], Any]) -> list[Any]:
-    """Return what leaves stand for: tensors, and numbers of a library's own."""
+    """Return the values of leaves: tensors, and numbers in a library's type.
+
+    Args:
+        leaves: Inputs and numbers of an expression, from `program`.
+        tensors: Tensors by name.
+        number: Converts a number to the library's type.
+    """
     return [number(x.value) if isinstance(x, Number) else tensors[x.name] for x in leaves]  # type: ignore[union-attr]
 
 
 def numpy_function(expression: str) -> Callable[[Any], Any] | None:
-    """Return an expression in x as a function of an f32 array; None where NumPy has not all of it."""
+    """Return an expression in x as a function of an f32 array; None if NumPy lacks an operation of it."""
     tree, operations = parse(expression), numpy_operations()
     if any(step.operation not in operations for step in steps(tree)):
         return None
@@ -119,7 +125,7 @@ def numpy_function(expression: str) -> Callable[[Any], Any] | None:
 
 
 def torch_function(expression: str, device: Any) -> Callable[[Any], Any]:
-    """Return an expression in x as a function of a tensor on a device; torch rounds each step to its type."""
+    """Return an expression in x as a function of a tensor; torch rounds each step to its type."""
     return _of_x(parse(expression), torch_operations(device), float)
 
 

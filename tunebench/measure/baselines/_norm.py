@@ -1,4 +1,4 @@
-"""What libraries do before a normalisation."""
+"""Sums before a normalisation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["summed"]
 
 
 def summed(tensors: Mapping[str, Any]) -> Any:
-    """Return x plus bias and residual, if there are any: arrays of NumPy or tensors of torch."""
+    """Return x plus bias and residual, if there are any, as NumPy arrays or torch tensors."""
     z = tensors["x"]
     for name in ("bias", "residual"):
         if name in tensors:

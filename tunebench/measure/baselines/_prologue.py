@@ -1,4 +1,4 @@
-"""Functions ahead of a product by NumPy and by torch: a chain that writes what is multiplied."""
+"""Prologues of a product by NumPy and by torch: expressions of the left operand, written to memory first."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["numpy_prologue", "torch_prologue"]
 def numpy_prologue(
     workload: Any, tensors: Mapping[str, Array], shape: Sequence[int]
 ) -> Callable[[], Array] | None:
-    """Return what computes the left operand in f32, rounded to its type; None where NumPy cannot.
+    """Return a function that computes the left operand in f32, rounded to its type; None if NumPy cannot.
 
     Args:
-        workload: With `pre` and `dtype`.
+        workload: A workload with `pre` and `dtype`.
         tensors: All inputs, in f32.
-        shape: What scale and shift are viewed as, to meet the operand.
+        shape: Shape of scale and shift that broadcasts over the operand.
     """
     operand = tensors[workload.inputs()[0].name]
     operations = numpy_operations()
@@ -48,12 +48,12 @@ def numpy_prologue(
 
 
 def torch_prologue(workload: Any, tensors: Mapping[str, Any], shape: Sequence[int]) -> Callable[[], Any]:
-    """Return what computes the left operand anew; torch rounds each step to its type.
+    """Return a function that computes the left operand; torch rounds each step to its type.
 
     Args:
-        workload: With `pre`.
+        workload: A workload with `pre`.
         tensors: All inputs, as the product takes them.
-        shape: What scale and shift are viewed as, to meet the operand.
+        shape: Shape of scale and shift that broadcasts over the operand.
     """
     operand = tensors[workload.inputs()[0].name]
     if workload.pre == IDENTITY:

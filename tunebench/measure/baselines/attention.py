@@ -17,14 +17,14 @@ __all__ = ["numpy_call", "torch_calls"]
 
 
 def numpy_call(workload: Attention, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Multiply by NumPy's BLAS, with all scores in memory."""
+    """Return the program with NumPy's BLAS, with all scores in memory."""
     tensors = single(inputs)
     program = backward.by_numpy if workload.direction == "backward" else forward.by_numpy
     return lambda: program(workload, tensors)
 
 
 def torch_calls(workload: Attention, tensors: Mapping[str, Any]) -> dict[str, BaselineCall]:
-    """Return torch's own programs for attention, or for its gradients."""
+    """Return torch's programs for attention, or for its gradients."""
     if workload.direction == "backward":
         return backward.by_torch(workload, tensors)
     return forward.by_torch(workload, tensors)

@@ -18,7 +18,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: BatchNormStats, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Compute the statistics by NumPy, or the gradients."""
+    """Return the program that computes the statistics, or the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
 
@@ -35,16 +35,16 @@ def _numpy_gradients(workload: BatchNormStats, t: Tensors) -> tuple[Array, ...]:
 
 
 def _updated(workload: BatchNormStats, t: Tensors, mean: Any, variance: Any) -> tuple[Any, Any]:
-    """Return the running statistics with those of the batch, its variance being the biased one."""
+    """Return the running statistics, updated by those of the batch with its biased variance."""
     kept, share = 1 - workload.momentum, workload.momentum
     unbiased = share * workload.unbiased
     return kept * t["running_mean"] + share * mean, kept * t["running_var"] + unbiased * variance
 
 
 def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]:
-    """Return what torch's batch normalisation calls, and what its synchronised one does on a GPU.
+    """Return the functions of torch's batch normalisation and, on a GPU, of its synchronised one.
 
-    On a CPU the plain way, variance and mean over rows, stands for the latter.
+    On a CPU, variance and mean over rows replace the latter.
     """
     import torch
 
@@ -70,7 +70,7 @@ def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]
 def _torch_gradients(workload: BatchNormStats, t: Tensors) -> BaselineCall:
     import torch
 
-    # A scale of f32 tells what type gradients have; its values do not count.
+    # An f32 scale sets the type of the gradients; its values are unused.
     scale, aten = torch.ones_like(t["rstd"]), torch.ops.aten
     rest = (scale, None, None, t["mean"], t["rstd"], True, workload.eps, [False, True, True])
 

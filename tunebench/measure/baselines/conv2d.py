@@ -20,7 +20,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> BaselineCall | None:
-    """Convolve forward by NumPy."""
+    """Return forward convolution by NumPy, or None."""
     tensors = single(inputs)
     activate = numpy_activation(workload.activation)
     if workload.direction != "fprop" or activate is None:
@@ -32,7 +32,7 @@ def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> BaselineCall | 
 
 
 def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> Array:
-    """Gather every window and multiply once: the usual way to convolve with NumPy alone."""
+    """Gather every window and multiply once: the usual convolution in NumPy."""
     nhwc = workload.layout == "nhwc"
     x = t["x"] if nhwc else t["x"].transpose(0, 2, 3, 1)
     w = t["w"] if nhwc else t["w"].transpose(0, 2, 3, 1)
@@ -64,7 +64,10 @@ def torch_calls(workload: Conv2d, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
-    """Give torch its own preferred strides: NHWC tensors go in as channels-last views, without a copy."""
+    """Return the program with torch's preferred strides.
+
+    NHWC tensors become channels-last views, without a copy.
+    """
     import torch
     from torch.nn import functional
 

@@ -18,7 +18,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: CrossEntropy, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Compute loss and logarithm of the sum, or the gradient, by NumPy."""
+    """Return the program that computes loss and log-sum-exp, or the gradient, by NumPy."""
     rows, target = np.arange(workload.rows), inputs["target"]
     tensors = single(inputs)
     if workload.is_backward:
@@ -42,7 +42,7 @@ def _numpy_backward(t: Tensors, rows: Array, target: Array) -> Array:
 def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's loss, and its gradient from the sum that the loss is divided by.
 
-    torch's own gradient starts from log-probabilities that its loss keeps, which are no inputs here.
+    torch's own gradient uses log-probabilities that its loss keeps, which are not inputs here.
     """
     target = t["target"].long()
     if workload.is_backward:
@@ -51,7 +51,7 @@ def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _torch(x: Any, target: Any) -> Any:
-    """Return loss and sum in f32, as training code has them: of logits in a half type it makes f32 first."""
+    """Return loss and sum in f32, as in training code: logits in a half type are converted to f32 first."""
     from torch.nn import functional
 
     loss = functional.cross_entropy(x.float(), target, reduction="none")

@@ -1,4 +1,4 @@
-"""elementwise by NumPy and by torch: one operation after the other, as a program without fusion does."""
+"""elementwise by NumPy and by torch: one operation after the other, as in a program without fusion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> BaselineCall | None:
-    """Compute by NumPy, which has neither erf nor gelu."""
+    """Return NumPy's program, or None for erf and gelu, which NumPy lacks."""
     numpy_has = numpy_operations()
     if any(step.operation not in numpy_has for step in steps(workload.tree)):
         return None
@@ -35,7 +35,7 @@ def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> BaselineCa
 
 
 def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
-    """Return the same by torch, which rounds each step to the type of its inputs."""
+    """Return torch's program, which rounds each step to the type of its inputs."""
     out = torch_type(workload.out)
     call = _program(workload, t, torch_operations(t[workload.whole_names[0]].device), float)
     if workload.out == workload.dtype == workload.vector_dtype:
@@ -46,7 +46,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
 def _program(
     workload: Elementwise, tensors: Tensors, operations: Operations, number: Callable[[float], Any]
 ) -> BaselineCall:
-    """Return what computes the expression, of which a plain copy has no operation."""
+    """Return a function that computes the expression; a plain copy adds 0."""
     if isinstance(workload.tree, Name):
         (name,) = workload.whole_names
         return lambda: tensors[name] + number(0)

@@ -1,4 +1,4 @@
-"""gated_gemm by NumPy and by torch: two products, an activation and a product of elements."""
+"""gated_gemm by NumPy and by torch: two products, an activation and an elementwise product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["numpy_call", "torch_calls"]
 
 
 def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Multiply by NumPy's BLAS, in f32."""
+    """Return the program with NumPy's BLAS, in f32."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
     activate = NUMPY_ACTIVATIONS[workload.activation]
@@ -32,9 +32,9 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall
 
 
 def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, BaselineCall]:
-    """Return the layer as torch's users write it, and as those do who keep both matrices b in one.
+    """Return the layer with two matrices b, and with both concatenated.
 
-    Concatenating them is done beforehand: it is how such models store their weights.
+    The concatenation is not timed: models with this layout store their weights concatenated.
     """
     if workload.out != storage(workload.dtype):
         return {}

@@ -21,7 +21,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> BaselineCall | None:
-    """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
+    """Return the program with NumPy's BLAS; integers in float64, where sums are exact and BLAS applies."""
     activate = numpy_activation(workload.activation)
     if activate is None:
         return None
@@ -34,7 +34,7 @@ def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> BaselineCall | No
 
 
 def _along_k(workload: Gemm) -> tuple[int, ...]:
-    """Return the shape in which a vector with a number for each k meets a as it is stored."""
+    """Return the shape in which a vector along k broadcasts over a as it is stored."""
     return (workload.k,) if workload.trans[0] == "n" else (workload.k, 1)
 
 
@@ -57,7 +57,7 @@ def torch_calls(workload: Gemm, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _torch_with_prologue(workload: Gemm, t: Tensors) -> Callable[[], Any]:
-    """Return the product of what a chain has written; the views of it are made in the call."""
+    """Return the product with a prologue that is written to memory; its views are created in the run."""
     if not workload.has_pre:
         return _torch(workload, t)
     prologue = torch_prologue(workload, t, _along_k(workload))
@@ -71,7 +71,7 @@ def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
         return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
     import torch
 
-    # What torch fuses wants bias and residual in the type of a and b.
+    # torch fuses bias and residual only in the type of a and b.
     fusible = workload.out == storage(workload.dtype)
     if workload.epilogue == "residual" and workload.activation == "none" and fusible:
         if workload.batch == 1:
@@ -81,7 +81,7 @@ def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
 
 
 def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -> Callable[[], Any]:
-    """Return the product with its bias if torch has that in one, then activation and residual."""
+    """Return the product, with bias if torch fuses it, then activation and residual."""
     from torch.nn import functional
 
     activate = torch_activation(workload.activation, a.device)
@@ -94,17 +94,17 @@ def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -
 
     def run() -> Any:
         c = activate(product())
-        # Of one product, c has two dimensions or three.
+        # c has two dimensions if the batch is 1, otherwise three.
         return c.add(t["residual"][0] if c.dim() == 2 else t["residual"]) if workload.has_residual else c
 
     return run
 
 
 def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
-    """Return torch's product of 8-bit types, which has no public name; None where it has none at all.
+    """Return torch's product of 8-bit types, which has no public name; None if torch does not support it.
 
-    It takes one product without an epilogue. cuBLAS wants lines in multiples of 16 and, for e4m3, k
-    contiguous; for i8 torch wants more than 16 rows.
+    It supports one product without epilogue. cuBLAS requires n and k in multiples of 16 and, for e4m3,
+    contiguous k; for i8 torch requires more than 16 rows.
     """
     import torch
 

@@ -18,12 +18,12 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: GroupedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Multiply one group after the other."""
+    """Return a loop over the groups in NumPy."""
     return _numpy(workload, single(inputs), workload.parts(inputs["offsets"]))
 
 
 def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) -> Callable[[], Array]:
-    """Multiply one group after the other; that the sizes are known beforehand costs this program nothing."""
+    """Return a loop over the groups; group sizes are known beforehand, which saves this program time."""
     b = t["b"] if workload.trans == "nn" else t["b"].swapaxes(1, 2)
     c = np.empty((workload.m, workload.n), np.float32)
 
@@ -36,13 +36,13 @@ def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) ->
 
 
 def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, BaselineCall]:
-    """Return a loop over the groups, and torch's grouped product where it has one."""
+    """Return a loop over the groups, and torch's grouped product if it has one."""
     grouped = _grouped_mm(workload, t)
     return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})
 
 
 def _torch(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
-    """Multiply one group after the other, on a GPU by a call of cuBLAS each, with sizes known beforehand."""
+    """Return a loop over the groups, on a GPU with one call of cuBLAS each; sizes are known beforehand."""
     b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
     parts = workload.parts(t["offsets"].cpu().numpy())
     c = t["a"].new_empty(workload.m, workload.n)
@@ -56,17 +56,17 @@ def _torch(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
 
 
 def _grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
-    """Return torch's own grouped product, or None where it has none: it is for bf16, in lines of 16 bytes.
+    """Return torch's grouped product, or None if torch lacks it: it requires bf16 and lines of 16 bytes.
 
     Args:
-        workload: What to compute.
+        workload: The workload.
         t: A torch tensor for each input by name.
     """
     if (workload.dtype, workload.out) != ("bf16", "bf16"):
         return None
     import torch
 
-    # It got its public name in torch 2.10.
+    # public since torch 2.10
     multiply = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
     if multiply is None or workload.n % 8 or workload.k % 8:
         return None

@@ -19,7 +19,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: LayerNorm, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Normalise by NumPy, or compute the gradients."""
+    """Return the program that normalises, or computes the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
 
@@ -43,16 +43,16 @@ def _numpy_gradients(workload: LayerNorm, t: Tensors) -> tuple[Array, ...]:
 
 
 def torch_calls(workload: LayerNorm, t: Tensors) -> dict[str, BaselineCall]:
-    """Return torch's layer_norm after the sums; with statistics, or backward, the operators below it."""
+    """Return torch's layer_norm after the sums; with statistics, or backward, the operators it calls."""
     import torch
 
     shape = (workload.cols,)
     aten, functional = torch.ops.aten, torch.nn.functional
     if workload.is_backward:
-        # On a CPU torch has statistics in the type of x, on a GPU in f32.
+        # torch keeps statistics in the type of x on a CPU, and in f32 on a GPU.
         kept = t["mean"].dtype if t["x"].is_cuda else t["x"].dtype
         mean, rstd = (t[name].to(kept)[:, None] for name in ("mean", "rstd"))
-        # beta only tells that there is one.
+        # Only the presence of beta counts.
         operands = (t["dy"], t["x"], shape, mean, rstd, t["gamma"], t["gamma"], [True, True, True])
         return {"torch": lambda: aten.native_layer_norm_backward(*operands)}
 

@@ -1,4 +1,4 @@
-"""reduction by NumPy and by torch: the chain, the reduction, and what is done with its results, in turn."""
+"""reduction by NumPy and by torch: the expression, the reduction, the expression of its result, in turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> BaselineCall | None:
-    """Compute by NumPy, which has neither erf nor gelu."""
+    """Return NumPy's program, or None for erf and gelu, which NumPy lacks."""
     operations = numpy_operations()
     if any(step.operation not in operations for step in (*steps(workload.tree), *steps(workload.end))):
         return None
@@ -36,7 +36,7 @@ def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> BaselineCall
 
 
 def torch_calls(workload: Reduction, t: Tensors) -> dict[str, BaselineCall]:
-    """Return the same by torch, which rounds each step to the type of the inputs, sums within it in f32."""
+    """Return torch's program, which rounds each step to the type of the inputs and sums in f32."""
     import torch
 
     reduce = {"max": torch.amax, "min": torch.amin}.get(workload.reduce) or getattr(torch, workload.reduce)

@@ -19,7 +19,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: RmsNorm, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Normalise by NumPy, or compute the gradients."""
+    """Return the program that normalises, or computes the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
 
@@ -40,9 +40,9 @@ def _numpy_gradients(workload: RmsNorm, t: Tensors) -> tuple[Array, ...]:
 
 
 def torch_calls(workload: RmsNorm, t: Tensors) -> dict[str, BaselineCall]:
-    """Return torch's rms_norm after the sum; with statistics, or backward, the operators below it.
+    """Return torch's rms_norm after the sum; with statistics, or backward, the operators it calls.
 
-    Torch has rms_norm since 2.4, and got those operators later, that of the gradients for GPUs alone.
+    torch has rms_norm since 2.4, those operators since later versions, the gradients' on GPUs only.
     """
     import torch
 

@@ -18,7 +18,7 @@ Tensors = Mapping[str, Any]
 
 
 def numpy_call(workload: Softmax, inputs: Mapping[str, Array]) -> BaselineCall:
-    """Normalise, or compute the gradient, by NumPy."""
+    """Return the program that normalises, or computes the gradient, by NumPy."""
     tensors = single(inputs)
     if workload.is_backward:
         return lambda: _numpy_backward(workload, tensors)
@@ -51,7 +51,7 @@ def _numpy_backward(workload: Softmax, t: Tensors) -> Array:
 
 
 def torch_calls(workload: Softmax, t: Tensors) -> dict[str, BaselineCall]:
-    """Return torch's softmax after what the prologue says; or its gradient, and what that says after it."""
+    """Return torch's softmax after the prologue, or its gradient followed by the prologue's."""
     return {"torch": lambda: (_torch_backward if workload.is_backward else _torch)(workload, t)}
 
 
