@@ -31,45 +31,45 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An architecture, a product name, its rates and limits.
+    """A GPU or CPU: its architecture, product name, rates and limits.
 
-    Rates are the most the hardware can do at `max_clock_mhz`, never what was observed: bounds rest on them.
+    Rates are hardware maxima at `max_clock_mhz`, never observed values, because lower bounds divide by them.
 
     Attributes:
         name: Product in lower case with hyphens, such as ``a100-80-sxm``.
         kind: ``"gpu"`` or ``"cpu"``.
         architecture: ``"sm_80"``; for a CPU its instruction-set level, such as ``"x86_64-v4"``.
         sm_count: Streaming multiprocessors; for a CPU its cores.
-        max_clock_mhz: Highest clock the driver allows.
-        dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
-        l2_bytes: Last-level cache.
-        memory_bytes: Memory; 0 where it is not known.
+        max_clock_mhz: Highest clock that the driver allows.
+        dram_gb_s: Peak memory bandwidth, in 1e9 bytes per second.
+        l2_bytes: Size of the last-level cache.
+        memory_bytes: Size of the memory; 0 if unknown.
         fma_per_clock: f32 multiply-adds per SM and clock.
         mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation, i32 for
-            i8); a type that is missing has no tensor-core instruction.
+            i8); a missing type has no tensor-core instruction.
         sfu_per_clock: Special-function results per SM and clock.
         issue_per_clock: Warp instructions per SM and clock.
         smem_bytes_per_clock: Shared-memory bytes per SM and clock.
-        fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver into it.
-        accesses_per_clock: Lanes per SM and clock whose loads and stores (shared memory, L1) can begin.
-        fma_latency: Clocks after which a dependent f32 multiply-add can follow the one before, at least.
-        mma_latency: Likewise, products of 32 bytes of k by mma.sync into the same sums.
-        smem_latency: Clocks from a load of shared memory to its value, at least.
-        l1_latency: Likewise, a load from global memory that finds its line in L1.
-        l2_latency: Likewise, one that must go to L2.
-        smem_per_sm_bytes: Shared memory of an SM.
-        smem_per_block_bytes: Most that one block may have.
-        smem_reserved_bytes: Shared memory the system takes for itself for each resident block.
-        threads_per_sm: Resident threads.
-        blocks_per_sm: Resident blocks.
-        registers_per_sm: 32-bit registers.
-        partitions: Quarters (or halves) of an SM: a warp lives in one and uses the units of no other.
-        power_limit_w: Power limit in force, where known: it makes two measurements comparable or not.
-        boost_clock_mhz: The clock that the datasheet quotes its peaks at, where `max_clock_mhz` is above it;
-            expected times rest on this one.
-        tdp_w: Power that the board is made for, by the datasheet.
-        process_nm: Size that the foundry names its process by.
-        assumed: Whether rates rest on an assumption (a virtual machine hides its clock), and gaps with them.
+        fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver to the SM.
+        accesses_per_clock: Lanes per SM and clock whose loads and stores (shared memory, L1) can start.
+        fma_latency: Minimum clocks between dependent f32 multiply-adds.
+        mma_latency: Minimum clocks between products of 32 bytes of k by mma.sync into the same sums.
+        smem_latency: Minimum clocks from a load of shared memory to its value.
+        l1_latency: Minimum clocks of a load from global memory that hits L1.
+        l2_latency: Minimum clocks of a load from global memory that goes to L2.
+        smem_per_sm_bytes: Shared memory per SM.
+        smem_per_block_bytes: Maximum shared memory per block.
+        smem_reserved_bytes: Shared memory that the system reserves for each resident block.
+        threads_per_sm: Maximum number of resident threads per SM.
+        blocks_per_sm: Maximum number of resident blocks per SM.
+        registers_per_sm: 32-bit registers per SM.
+        partitions: Partitions of an SM: a warp uses the units of its own partition only.
+        power_limit_w: Power limit in force, if known; times under different limits are not comparable.
+        boost_clock_mhz: Clock of the datasheet's peaks, if `max_clock_mhz` is higher; predicted times use it.
+        tdp_w: Thermal design power, from the datasheet.
+        process_nm: Name of the foundry's process, in nm.
+        assumed: Whether rates, and with them optimality gaps, are assumed (a virtual machine hides its
+            clock).
     """
 
     name: str
@@ -121,7 +121,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """Identity under which results are stored: what makes two devices of one name comparable or not."""
+        """Identity under which results are stored; devices with different keys are not comparable."""
         power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
         return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
 
@@ -133,19 +133,19 @@ def described_facts() -> dict[str, Any]:
 
 
 def architecture_facts(architecture: str) -> dict[str, Any]:
-    """Return what all devices of an architecture share; nothing if it is not described."""
+    """Return the fields that all devices of an architecture share; empty if it is not described."""
     entry = described_facts()["architecture"].get(architecture, {})
     return {name: value for name, value in entry.items() if name != "representative"}
 
 
 def product_facts(name: str) -> dict[str, Any]:
-    """Return what is described of a product itself; nothing if it is not."""
+    """Return the fields of a described product itself; empty if it is not described."""
     entry = described_facts()["device"].get(name, {})
     return {name: value for name, value in entry.items() if name != "source"}
 
 
 def highest_rates() -> dict[str, Any]:
-    """Return the highest rates of any described architecture: what one that is not described is taken for."""
+    """Return the highest rates of all described architectures, for devices of an unknown architecture."""
     entries = [
         architecture_facts(name) for name in described_facts()["architecture"] if name.startswith("sm_")
     ]
@@ -161,6 +161,6 @@ def highest_rates() -> dict[str, Any]:
 
 
 def architectures() -> dict[str, str]:
-    """Return the described architectures, each with the product that stands for it."""
+    """Return the described architectures, each with its representative product."""
     table = described_facts()["architecture"]
     return {name: str(entry["representative"]) for name, entry in table.items()}

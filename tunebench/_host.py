@@ -1,4 +1,4 @@
-"""Facts read off this machine: its processor from the system, its GPUs from the driver."""
+"""Properties of this machine: its processor from the operating system, its GPUs from the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["cpu", "gpus"]
 
 ASSUMED_CLOCK_MHZ = 5500.0
-"""Highest clock assumed of a CPU that does not tell its own (a virtual machine hides its turbo)."""
+"""Highest clock assumed of a CPU that does not report it (a virtual machine hides its turbo clock)."""
 ASSUMED_DRAM_GB_S = 500.0
 """Memory bandwidth assumed of a CPU: 12 channels of DDR5-5200, more than one guest gets."""
 
@@ -97,7 +97,7 @@ def slug(product: str) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", words)) or "unknown"
 
 
-# Product names as the driver tells them, where the slug differs from our name.
+# Product names as the driver reports them, where the slug differs from the name in devices.toml.
 _PRODUCTS = {
     "a100-sxm4-40gb": "a100-40-sxm",
     "a100-sxm4-80gb": "a100-80-sxm",
@@ -125,14 +125,14 @@ _PRODUCTS = {
 
 
 def product_name(told: str) -> str:
-    """Return our name of what a driver tells: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``."""
+    """Return the name in devices.toml of a driver's name: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``."""
     name = slug(told)
     return _PRODUCTS.get(name, name)
 
 
 @cache
 def gpus() -> tuple[dict[str, Any], ...]:
-    """Return the fields of a `Device` that the driver tells, for each GPU; none without a driver."""
+    """Return the fields of a `Device` that the driver reports, for each GPU; empty without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -43,10 +43,10 @@ def described() -> dict[str, Device]:
 
 
 def representative(architecture: str) -> Device:
-    """Return the product that stands for an architecture, such as ``h100-sxm`` for ``sm_90``.
+    """Return the representative product of an architecture, such as ``h100-sxm`` for ``sm_90``.
 
     Raises:
-        UnknownName: if the architecture is not described.
+        UnknownName: The architecture is not described.
     """
     known = architectures()
     if architecture not in known:
@@ -60,16 +60,16 @@ def local_cpu() -> Device:
 
 
 def local_gpus() -> tuple[Device, ...]:
-    """Return this machine's NVIDIA GPUs in the driver's order; none without a driver."""
+    """Return this machine's NVIDIA GPUs in the driver's order; empty without a driver."""
     return tuple(_local_gpu(facts) for facts in _host.gpus())
 
 
 def _local_gpu(facts: Mapping[str, Any]) -> Device:
-    """Return a GPU from what its driver tells, completed by what is described of its product.
+    """Return a GPU from the driver's facts, completed by the description of its product.
 
-    Counts and sizes are the driver's. Clock and bandwidth are the higher of driver and description, since
-    the driver's property is a boost clock that consumer boards exceed. A GPU of an architecture that is
-    not described gets the highest rates of any that is, and is marked `assumed`.
+    Counts and sizes are the driver's. Clock and bandwidth are the higher of driver and description, because
+    the driver reports a boost clock that consumer boards exceed. A GPU of an unknown architecture gets the
+    highest rates of all described architectures, and is marked `assumed`.
     """
     product = product_facts(facts["name"])
     common = architecture_facts(facts["architecture"]) or {**highest_rates(), "assumed": True}
@@ -81,14 +81,14 @@ def find(name: str | None = None) -> Device:
     """Return a device by name.
 
     Args:
-        name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name of `described`, an
+        name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name in `described`, an
             architecture (its representative), a file that ends in ``.toml`` or ``.json`` (see `from_file`),
             or None: the first GPU, or the CPU if there is none.
 
     Raises:
-        UnknownName: if there is no such name.
-        InputError: if it is a file that cannot be read.
-        DeviceError: if it names a GPU of this machine that is not there.
+        UnknownName: There is no such name.
+        InputError: The file cannot be read.
+        DeviceError: This machine has no such GPU.
     """
     if name is None:
         return (*local_gpus(), local_cpu())[0]
@@ -112,9 +112,9 @@ def find(name: str | None = None) -> Device:
 
 
 def from_file(path: str | Path) -> Device:
-    """Read a device from a TOML or JSON file (see `tunebench.datasheet`, which also tells what was assumed).
+    """Read a device from a TOML or JSON file (`tunebench.datasheet.read` also returns the assumptions).
 
     Raises:
-        InputError: naming what is missing, unknown, malformed or out of range.
+        InputError: A key is missing, unknown, malformed or out of range; the message names it.
     """
     return datasheet.read(path).device

@@ -1,8 +1,8 @@
-"""What is to be computed: an operator is a class, a workload is an instance of it at one size.
+"""Workloads: an operator is a class, and a workload is an instance of it at one size.
 
 An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
-`gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same thing.
-Field types say what a dimension may hold (see `tunebench.dimension`): `Size` and `Count` (integers),
+`gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same workload.
+Field types define the valid values (see `tunebench.dimension`): `Size` and `Count` (integers),
 `Positive` (a real number), `bool`, `Name`, `Names`, `Expression`, or a `Literal`.
 """
 
@@ -104,15 +104,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far an element `o` may be from its reference `r`.
+    """Largest allowed error of an element `o` with the reference `r`.
 
-    ``|o - r| <= eps_out * |r| + eps_acc * scale``, where `scale` comes with the reference and is
-    the magnitude that was accumulated (``|A| |B|`` of a matrix product).
+    ``|o - r| <= eps_out * |r| + eps_acc * scale``, where `scale` is the magnitude that was accumulated
+    (``|A| |B|`` of a matrix product) and is part of the reference.
 
     Attributes:
         eps_out: Relative error of rounding the result.
         eps_acc: Relative error of accumulating, per unit of `scale`.
-        reason: Where the two figures come from.
+        reason: Derivation of the two figures.
     """
 
     eps_out: float
@@ -122,10 +122,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The right answer for one output, in float64, with the magnitude that was accumulated.
-
-    Both arrays have the shape that `Workload.reference` was asked for.
-    """
+    """The float64 reference of one output, with the magnitude that was accumulated."""
 
     value: Array64
     scale: Array64
@@ -133,12 +130,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a problem that is a problem itself, and shares no output with the other pieces.
+    """An independent piece of a workload, which shares no output with other pieces.
 
     Attributes:
         workload: The piece.
-        places: Where its tensors lie in those of the whole, by name: inputs and outputs. A piece of a tensor
-            that is left out is all of it.
+        places: Slices of its tensors in those of the whole, by name; a missing tensor is used whole.
     """
 
     workload: Workload
@@ -158,15 +154,15 @@ Source: NVIDIA, "GPU Performance Background User's Guide", "DNN Operation Catego
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedChanges:
-    """What a user of an operator may change and still get what they need, by dimension.
+    """Dimensions that a user of an operator may change and still get the results they need.
 
     Attributes:
-        padding: Dimensions that may be made longer, and what the new elements of inputs must be, so that the
-            results asked for are a part of those computed.
+        padding: Dimensions that may be extended, and the value of the new elements of inputs, so that the
+            requested results are a part of those computed.
         items: Dimensions that count independent items: a batch, tokens.
-        layouts: Dimensions that say how tensors lie in memory.
-        fusions: Dimensions that have a neighbouring elementwise operation done by the way, and whether it
-            is the one before (on the first input) or the one after (on the first output).
+        layouts: Dimensions that define the memory layout of tensors.
+        fusions: Dimensions that fuse a neighbouring elementwise operation, and whether it is the one before
+            (on the first input) or after (on the first output).
     """
 
     padding: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -179,12 +175,18 @@ class AllowedChanges:
 class Workload(ABC):
     """An operator at one size, type and layout; subclasses are the operators.
 
-    A subclass is a frozen, keyword-only dataclass in a module of its own under
-    `tunebench.workloads.operators` (or in a user's variant file) and sets `operator`. What it says of its
-    `category` and `allowed_changes` is for explaining and advising; saying nothing costs no more than that.
+    A subclass is a frozen, keyword-only dataclass in a separate module of `tunebench.workloads.operators` (or
+    in a user's variant file). `category` and `allowed_changes` are optional: explanations and advice use
+    them.
+
+    Attributes:
+        operator: Name of the operator, which every subclass sets.
+        category: Kind of operation.
+        allowed_changes: Dimensions that advice may change.
+        aliases: Other names of dimensions that are accepted, each with its canonical name.
 
     Raises:
-        InputError: if a dimension has a value it cannot have.
+        InputError: A dimension has an invalid value.
     """
 
     operator: ClassVar[str]
@@ -213,14 +215,14 @@ class Workload(ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most operators have nothing to add
-        """Raise `InputError` if the dimensions do not go together."""
+        """Raise `InputError` if the dimensions contradict one another."""
 
     def default_of(self, dimension: str, followed: Any) -> Any:
         """Return the default of a dimension that follows another (see `defaults_to`)."""
         return followed
 
     def may_change(self) -> AllowedChanges:
-        """Return what of this very workload may be changed (override where some have less than `allowed_changes`)."""
+        """Return the allowed changes of this workload (override where they are fewer than the operator's)."""
         return self.allowed_changes
 
     # -- what it computes ---------------------------------------------------------------------
@@ -250,10 +252,10 @@ class Workload(ABC):
 
     @abstractmethod
     def tolerance(self) -> Tolerance:
-        """Return how far a right implementation may be from `reference`."""
+        """Return the largest allowed error of an implementation."""
 
     def part_count(self) -> int:
-        """Return into how many independent parts the problem falls (override where it does)."""
+        """Return the number of independent parts of the workload (override if there are several)."""
         return 1
 
     def part(self, index: int) -> Part:
@@ -274,10 +276,10 @@ class Workload(ABC):
         )
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the workloads that do the same one after the other, each by kernels of its own (override).
+        """Return the workloads that compute the same in several kernels (override).
 
-        Each reads inputs of this one and results of those before it, which go through memory, rounded. It is
-        for telling what fusing gains. Empty where nothing is fused, or where no operator does a part alone.
+        Each reads inputs of this workload and rounded results of those before it from memory. They show the
+        gain of fusion. Empty if nothing is fused, or if no operator computes a part alone.
         """
         return ()
 
