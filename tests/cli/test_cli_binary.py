@@ -103,8 +103,8 @@ def test_export(shown: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("show", *SOFTMAX, "--sass", "--ptx"), "are shown one at a time"),
-        (("show", *SOFTMAX, "--variant", "cuda_block"), "go with --sass, --ptx or --resources"),
+        (("show", *SOFTMAX, "--sass", "--ptx"), "exclude one another"),
+        (("show", *SOFTMAX, "--variant", "cuda_block"), "need --sass, --ptx or --resources"),
         (("show", *SOFTMAX, "--device", "t4", "--sass"), "--device and --arch exclude each other"),
         (("show", *CPU, "--ptx"), "has no PTX"),
         (("export", *CPU, "--out", "x"), "only kernels of GPUs can be exported"),

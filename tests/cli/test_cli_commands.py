@@ -164,7 +164,7 @@ def test_doctor_tells_what_is_there(shown: Any, told: Any) -> None:
         found["Python"]["status"] == found["core packages"]["status"] == found["database"]["status"] == "ok"
     )
     assert "numpy" in found["core packages"]["found"]
-    assert found["database"]["found"].endswith("does not exist yet; the first tune makes it")
+    assert found["database"]["found"].endswith("does not exist yet; the first `tunebench tune` creates it")
     assert {"GPU", "C++ compiler", "extra cuda", "extra torch", "extra postgres"} <= set(found)
     for check in found.values():
         assert check["status"] == "ok" or check["remedy"]

@@ -1,8 +1,8 @@
-"""The command line: `tunebench COMMAND`. Each command is a module here and is imported when it is run.
+"""The command line: `tunebench COMMAND`. Each command is a module here, imported only when it runs.
 
-A command's module defines `command`, a Typer function whose docstring starts with the line in `COMMANDS`;
-a command that has commands of its own defines a Typer `app` instead. Both stay thin: they read what was
-typed, call one function of the package and show what it returns (see `tunebench.cli._output`).
+A command's module defines `command`, a Typer function whose docstring starts with the line in `COMMANDS`; a command
+with subcommands defines a Typer `app` instead. Commands parse options, call one function of the package and print
+its result (see `tunebench.cli._output`).
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from tunebench.errors import InputError, TunebenchError, UnknownName
 __all__ = ["COMMANDS", "EXIT_CODES", "app", "main", "run"]
 
 COMMANDS = {
-    "tune": "Find the fastest kernel and parameters for a workload, and remember them.",
-    "lookup": "Answer from memory which kernel and parameters to use for a workload.",
-    "show": "Show what is known of a workload: the best, and the failures by class.",
-    "predict": "Predict how long a workload or a model takes on GPUs that need not be here.",
-    "compare": "Compare GPUs that need not be here by predicted time, speed and cost of the same work.",
-    "extract": "Read a PyTorch model as problems: what its operations are, and which share a kernel.",
-    "time": "Time a PyTorch model here: by eager torch, by torch.compile, and by tuned kernels.",
-    "explain": "Tell what limits a configuration, and what would take less time.",
-    "export": "Write a kernel with all that a program needs to launch it, and an example in C++.",
-    "workloads": "List what can be computed: operators, and suites of real layers.",
-    "kernels": "List how it can be done: variants and their parameters.",
-    "devices": "List this machine's devices and the described ones.",
-    "bound": "Tell how fast the configurations of a recorded space could be at most, and what beats that.",
-    "replay": "Search a recorded space as if it were a device, to judge samplers.",
-    "doctor": "Tell what is installed and found here, and what to install for the rest.",
-    "db": "Look after the database.",
+    "tune": "Find the fastest kernel and parameters for a workload, and record them.",
+    "lookup": "Look up the best known kernel and parameters for a workload.",
+    "show": "Show the records of a workload: the fastest configurations, and failures by class.",
+    "predict": "Predict the time of a workload or a model on GPUs, present or not.",
+    "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
+    "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",
+    "time": "Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.",
+    "explain": "Explain the time of a configuration: its limiting resource, and changes that would save time.",
+    "export": "Export a kernel with a launch manifest and an example in C++.",
+    "workloads": "List operators, suites of real layers, and models.",
+    "kernels": "List kernel variants and their parameters.",
+    "devices": "List the devices of this machine and the described ones.",
+    "bound": "Compare the lower bound with the times of a recorded tuning space.",
+    "replay": "Search a recorded tuning space instead of a device, to compare samplers.",
+    "doctor": "Check the installation and this machine, and name the remedy for what is missing.",
+    "db": "Inspect, upgrade, merge, import and export databases.",
 }
-"""Every command with its one line of help, so that `--help` imports none of them."""
+"""Every command with its one-line help, so that `--help` imports no command."""
 
 EXIT_CODES = {
     0: "done",
     1: "any other error",
     2: "what was typed cannot be used",
-    3: "lookup --strict: nothing was timed for this workload on this device",
-    4: "the database cannot be read or written",
-    5: "the device is absent or refuses, or the cluster is lost; what was found is kept",
-    6: "an optional dependency is not installed",
-    130: "interrupted by Ctrl-C; what was found is kept",
+    3: "invalid command line or input",
+    4: "lookup --strict: no measurement for this workload on this device",
+    5: "the database cannot be read or written",
+    6: "the device is missing or not usable, or the cluster is lost; results so far are kept",
+    130: "an optional dependency is not installed",
 }
-"""What the exit code of every command means."""
+"""Meaning of every exit code."""
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_RIGHT = {errno.EROFS, errno.EACCES, errno.EPERM}
 _INTERRUPTED = 130
 
-# What Typer raises for a command line it cannot read; it has no public name of its own.
+# Typer's base class of usage errors; it has no public name.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 class _Commands(TyperGroup):
-    """Commands by name; only the one that is run is imported."""
+    """The command group, which imports only the command that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stand-in that knows its help line; `resolve_command` brings the real one."""
+        """Return a placeholder with the help line; `resolve_command` returns the real command."""
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -111,20 +111,20 @@ def _tunebench(
         typer.Option("--version", help="Print the version and stop.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Find, remember and serve the fastest kernel for a workload on a device."""
+    """Find, store and run the fastest kernel for a workload on a device."""
 
 
 def main() -> None:
-    """Run the command line that was typed and end the process with its exit code."""
+    """Run the command line of this process and exit with its exit code."""
     warnings.showwarning = _warn
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; what is expected to go wrong becomes one line on stderr.
+    """Run one command. Expected errors are printed as one line on stderr.
 
     Args:
-        arguments: What was typed after `tunebench`; nothing at all asks for help.
+        arguments: Arguments after `tunebench`; none for the help.
 
     Returns:
         The exit code, one of `EXIT_CODES`.
@@ -150,12 +150,12 @@ def _complain(line: str) -> None:
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    """Tell a warning in its own line, without the place in the code that it came from."""
+    """Print a warning as one line, without its place in the code."""
     typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {message}", err=True)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """Return the line to print for an expected error (none if empty), and the exit code."""
+    """Return the line to print for an expected error (empty for none) and the exit code."""
     match error:
         case TunebenchError():
             return " ".join(str(error).split("\n")), error.exit_code
@@ -169,7 +169,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     hint = f"; see {context.command_path} --help" if context else ""
-    # A group named without a command has shown its help already.
+    # A command group without a subcommand has shown its help already.
     return (message + hint if message else ""), InputError.exit_code
 
 
@@ -177,12 +177,12 @@ def _explain_system(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
-        reason += "; free some space, or keep the database elsewhere by --db"
+        reason += "; free some space, or use another database by --db"
     elif error.errno in _NO_RIGHT:
-        reason += "; make it writable, or keep the database elsewhere by --db"
+        reason += "; make it writable, or use another database by --db"
     return place + reason
 
 
 def _forget_stdout() -> None:
-    """Let nothing more reach a closed pipe, not even the flush at exit: its reader has all it wanted."""
+    """Redirect stdout to the null device after its reader has closed the pipe, so that the flush at exit succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What `tunebench show` prints of a binary: its machine code, its PTX, or what it takes of the device."""
+"""Output of `tunebench show` for a binary: machine code, PTX, or resources."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["inspect"]
 
 
 def inspect(choice: ChosenConfig, view: str, as_json: bool) -> None:
-    """Compile a configuration, or take it from the cache, and show one view of it.
+    """Compile a configuration, or read it from the cache, and print one view of it.
 
     Args:
         choice: The configuration.
         view: ``"sass"``, ``"ptx"`` or ``"resources"``.
-        as_json: Whether `--json` was given.
+        as_json: Whether to print JSON.
     """
     {"sass": _show_sass, "ptx": _show_ptx, "resources": _show_resources}[view](choice, as_json)
 
@@ -65,7 +65,7 @@ def _show_ptx(choice: ChosenConfig, as_json: bool) -> None:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)  # a console would measure every line
+    sys.stdout.write(text)  # rich would measure every line
 
 
 def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
@@ -124,12 +124,12 @@ def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
         ("  grid", grid),
         ("  block", block),
         *([("  cluster", str(use["cluster"]))] if use["cluster"] > 1 else []),
-        ("  registers a thread", str(use["registers"])),
-        ("  shared memory a block", f"{smem} bytes"),
-        ("  local memory a thread", f"{use['stack_bytes']} bytes"),
+        ("  registers per thread", str(use["registers"])),
+        ("  shared memory per block", f"{smem} bytes"),
+        ("  local memory per thread", f"{use['stack_bytes']} bytes"),
         ("  code", f"{use['code_bytes']} bytes"),
         (
-            "  resident on an SM",
+            "  resident per SM",
             f"{held} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}",
         ),
     ]

@@ -1,4 +1,4 @@
-"""A model on the command line: which, how it is run, and among how many devices it is divided."""
+"""Command-line options of a model: its name, how it runs, and how it is divided among devices."""
 
 from __future__ import annotations
 
@@ -22,64 +22,81 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="NAME|FILE",
-        help="A model by name (`tunebench workloads` lists them), its config.json, or a list of workloads.",
+        help="Model: a name (`tunebench workloads` lists them), a config.json, or a file with a list of workloads.",
         show_default=False,
     ),
 ]
-"""Name of a network, or its file."""
-Batch = Annotated[int, typer.Option(min=1, help="Of a model: sequences or images at once, on all devices.")]
-"""Samples of a run."""
-Seq = Annotated[int, typer.Option(min=0, help="Of a model: tokens of a sequence; images have none.")]
-"""Tokens of a sequence."""
-Mode = Annotated[str, typer.Option(help="Of a model: infer (a forward pass) or train (a step).")]
+"""Name or file of a network."""
+Batch = Annotated[
+    int, typer.Option(min=1, help="Model: number of sequences or images of all devices together.")
+]
+"""Batch size of a run."""
+Seq = Annotated[int, typer.Option(min=0, help="Model: tokens per sequence; 0 for images.")]
+"""Sequence length in tokens."""
+Mode = Annotated[str, typer.Option(help="Model: infer (a forward pass) or train (a training step).")]
 """``infer`` or ``train``."""
 ModelType = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="Of a model: f32, f16 or bf16. Default: f32, or what its list of workloads has.",
+        help="Model: dtype, one of f32, f16, bf16. Default: f32, or the dtype of the list of workloads.",
         show_default=False,
     ),
 ]
-"""Type of weights and activations; None where it is not given."""
+"""Dtype of weights and activations; None for the default."""
 Fused = Annotated[
-    bool, typer.Option("--fused", help="Of a model: as a compiler fuses it, such as torch.compile.")
+    bool,
+    typer.Option(
+        "--fused", help="Model: fuse elementwise operations as a compiler such as torch.compile does."
+    ),
 ]
 """Whether elementwise operations are fused."""
 Optimizer = Annotated[
     str | None,
-    typer.Option(help="Of a training step: adamw, sgd or none. Default: adamw.", show_default=False),
+    typer.Option(
+        help="Training step: optimizer, one of adamw, sgd, none. Default: adamw.", show_default=False
+    ),
 ]
-"""What updates parameters; None for the default."""
-Data = Annotated[int, typer.Option("--data", min=1, help="Devices that share the batch.")]
-"""Copies of the network."""
-Tensor = Annotated[int, typer.Option("--tensor", min=1, help="Devices that share every layer.")]
-"""Devices that share every layer."""
-Pipeline = Annotated[int, typer.Option("--pipeline", min=1, help="Stages that share the layers.")]
-"""Stages."""
-Micro = Annotated[int, typer.Option("--microbatches", min=1, help="Parts of the batch in a pipeline.")]
-"""Micro-batches."""
-Schedule = Annotated[str, typer.Option(help="Of a pipeline: 1f1b or gpipe.")]
-"""Which passes a stage makes first."""
-Nodes = Annotated[int, typer.Option(min=1, help="Nodes that the devices are in.")]
-"""Nodes of a cluster."""
+"""Optimizer; None for the default."""
+Data = Annotated[
+    int, typer.Option("--data", min=1, help="Data parallelism: number of devices that share the batch.")
+]
+"""Degree of data parallelism."""
+Tensor = Annotated[
+    int, typer.Option("--tensor", min=1, help="Tensor parallelism: number of devices that share every layer.")
+]
+"""Degree of tensor parallelism."""
+Pipeline = Annotated[
+    int,
+    typer.Option("--pipeline", min=1, help="Pipeline parallelism: number of stages that share the layers."),
+]
+"""Degree of pipeline parallelism."""
+Micro = Annotated[
+    int, typer.Option("--microbatches", min=1, help="Pipeline parallelism: number of micro-batches per step.")
+]
+"""Micro-batches per step."""
+Schedule = Annotated[str, typer.Option(help="Pipeline parallelism: schedule, 1f1b or gpipe.")]
+"""Schedule of the pipeline stages."""
+Nodes = Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")]
+"""Number of nodes."""
 Link = Annotated[
     str | None,
     typer.Option(
-        help="Within a node: a link by name, or GB/s. Default: what the device usually has.",
+        help="Link within a node: a name, or GB/s per direction and device. Default: the usual link of the device.",
         show_default=False,
     ),
 ]
-"""Link within a node; None for the product's own."""
+"""Link within a node; None for the usual one."""
 NetworkLink = Annotated[
-    str | None, typer.Option("--network", help="Between nodes, likewise.", show_default=False)
+    str | None,
+    typer.Option("--network", help="Link between nodes, in the same form as --link.", show_default=False),
 ]
-"""Link between nodes; None for the product's own."""
+"""Link between nodes; None for the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """What was typed of a model; its fields are the options of a command that takes one."""
+    """The options of a model."""
 
     name: ModelName
     batch: Batch = 1
@@ -99,17 +116,17 @@ class ModelRequest:
 
     @property
     def devices(self) -> int:
-        """How many devices it takes."""
+        """Number of devices in use."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def items(self) -> int:
-        """Tokens of a run, or samples of a model that has no sequences."""
+        """Tokens of a run; samples of a model without sequences."""
         return self.batch * (self.seq or 1)
 
     @property
     def unit(self) -> str:
-        """What `items` are: a model without sequences has images, a list of workloads does not tell."""
+        """Unit of `items`: tokens, images, or samples for a list of workloads."""
         from tunebench.workloads.networks import network
         from tunebench.workloads.networks._listed import ListedNetwork
 
@@ -119,10 +136,10 @@ class ModelRequest:
 
     @property
     def parallelism(self) -> Parallelism:
-        """How it is divided among devices.
+        """Division of the model among devices.
 
         Raises:
-            InputError: if it cannot be divided so.
+            InputError: if the division is invalid.
         """
         from tunebench.forecast.parallel.step import Parallelism
 
@@ -135,10 +152,13 @@ class ModelRequest:
         )
 
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
-        """Predict it on a device, or on several of them.
+        """Predict the model on a device, or on several of them.
+
+        Args:
+            device: One of the devices.
 
         Raises:
-            InputError: if there is no such model, or it cannot be run or divided so.
+            InputError: if there is no such model, or it does not support this run or division.
         """
         from tunebench.forecast.network import predict_network
         from tunebench.forecast.parallel.cluster import Cluster
@@ -162,7 +182,7 @@ class ModelRequest:
         )
         if self.devices == 1:
             if self.nodes > 1 or self.microbatches > 1:
-                raise InputError("--nodes and --microbatches go with --data, --tensor or --pipeline")
+                raise InputError("--nodes and --microbatches need --data, --tensor or --pipeline")
             return predict_network(found, device, run)
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
@@ -170,20 +190,20 @@ class ModelRequest:
         return predict_step(found, device, run, cluster, self.parallelism)
 
     def min_memory_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
-        """Return what each device must hold at the very least, where the model tells."""
+        """Return the least memory in bytes that each device needs; None if unknown."""
         from tunebench.forecast.footprint import min_memory_bytes
         from tunebench.workloads.networks import network
 
         return min_memory_bytes(network(self.name), found.run, self.parallelism)
 
     def excess(self, found: NetworkPrediction | StepPrediction) -> str | None:
-        """Return in words that it does not fit into memory; None where it may."""
+        """Return a message that the model exceeds the memory of the device; None if it may fit."""
         device, needed = found.device, self.min_memory_bytes(found)
         if needed is None or not device.memory_bytes or needed <= device.memory_bytes:
             return None
         return (
             f"{found.network} does not fit into {device.name}: it has {device.memory_bytes / 2**30:.0f} GiB, "
-            f"and parameters with what training keeps of them take {needed / 2**30:.0f} GiB"
+            f"parameters, gradients and optimizer states need {needed / 2**30:.0f} GiB"
         )
 
     @staticmethod
@@ -193,7 +213,7 @@ class ModelRequest:
 
 
 def _own_type(network: Network) -> str:
-    """Return the type that all workloads of a list have; f32 where there is no one such type."""
+    """Return the common dtype of a list of workloads; f32 if there is none."""
     from tunebench.workloads.networks._listed import ListedNetwork
 
     types = (

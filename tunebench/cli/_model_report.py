@@ -18,7 +18,7 @@ __all__ = ["describe_model", "render_model"]
 
 
 def describe_model(model: ModelRequest, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
-    """Return a prediction as plain data."""
+    """Return a prediction as a JSON-serialisable dictionary."""
     from tunebench.forecast.network import NetworkPrediction
 
     run = found.run
@@ -89,7 +89,7 @@ def _operation(each: OperationTime) -> dict[str, Any]:
 
 
 def _limit(found: NetworkPrediction, part: str) -> str:
-    """Return what limits most of the time of a part."""
+    """Return the limiting resource of most of the time of a part."""
     times: dict[str, float] = {}
     for each in found.operations:
         if each.operation.part == part:
@@ -98,7 +98,7 @@ def _limit(found: NetworkPrediction, part: str) -> str:
 
 
 def _bases(found: NetworkPrediction) -> dict[str, float]:
-    """Return what the time rests on, as shares of it."""
+    """Return the share of the time by basis of the prediction."""
     times: dict[str, float] = {}
     for each in found.operations:
         times[each.alone.basis] = times.get(each.alone.basis, 0.0) + each.time_us
@@ -106,7 +106,7 @@ def _bases(found: NetworkPrediction) -> dict[str, float]:
 
 
 def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction, to: Console) -> None:
-    """Print a prediction for people."""
+    """Print a prediction as text."""
     from tunebench.forecast.network import NetworkPrediction
 
     run = found.run
@@ -116,8 +116,8 @@ def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction,
     on = f"{model.devices} x {found.device.name}" if model.devices > 1 else found.device.name
     to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{fused}", soft_wrap=True)
     low, high = duration(found.low_us), duration(found.high_us)
-    to.print(f"  time      {duration(found.time_us)}; nine of ten within {low} to {high}")
-    to.print(f"  speed     {model.items / found.time_us * 1e6:,.0f} {model.unit} a second")
+    to.print(f"  time        {duration(found.time_us)} (90 % interval {low} to {high})")
+    to.print(f"  throughput  {model.items / found.time_us * 1e6:,.0f} {model.unit} per second")
     if isinstance(found, NetworkPrediction):
         _render_one(found, to)
     else:
@@ -125,12 +125,12 @@ def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction,
 
 
 def _render_one(found: NetworkPrediction, to: Console) -> None:
-    to.print(f"  at least  {duration(found.bound_us)}")
-    waits = ": the GPU waits for it" if found.waits_for_host else ""
-    to.print(f"  host      {duration(found.host_us)} to launch {found.launches} kernels{waits}")
+    to.print(f"  bound       {duration(found.bound_us)} (lower bound)")
+    waits = ", longer than the GPU needs to run them" if found.waits_for_host else ""
+    to.print(f"  host        {duration(found.host_us)} to launch {found.launches} kernels{waits}")
     if len(found.phases()) > 1:
-        to.print("  phases    " + ", ".join(f"{line.part} {line.share:.0%}" for line in found.phases()))
-    to.print("  basis     " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(found).items()))
+        to.print("  phases      " + ", ".join(f"{line.part} {line.share:.0%}" for line in found.phases()))
+    to.print("  basis       " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(found).items()))
     to.print(_parts(found))
 
 
@@ -142,27 +142,27 @@ def _parts(found: NetworkPrediction) -> Any:
         )
         for line in found.parts()
     )
-    return table("part", ">kernels", ">time", ">share", ">at least", "limited by", rows=rows)
+    return table("part", ">kernels", ">time", ">share", ">lower bound", "limited by", rows=rows)
 
 
 def _render_several(found: StepPrediction, to: Console) -> None:
     division = found.parallelism
     to.print(
-        f"  division  {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
+        f"  division    {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
         f"{division.microbatches} micro-batches; {found.cluster.nodes} node(s) of "
         f"{found.cluster.devices_per_node}, {found.cluster.inside.name} inside"
     )
     shares = (
         ("kernels", found.compute),
-        ("communication that is waited for", found.communication),
-        ("waiting for another stage", found.bubble),
+        ("exposed communication", found.communication),
+        ("pipeline bubble", found.bubble),
     )
     rows = ((name, duration(span.us), f"{span.us / found.time_us:.1%}") for name, span in shares)
-    to.print(table("where the time goes", ">time", ">share", rows=rows))
+    to.print(table("share of the step", ">time", ">share", rows=rows))
     to.print(table(*_STAGE, rows=_stages(found)))
 
 
-_STAGE = (">stage", "layers", ">forward", ">backward", ">optimizer", ">sums", ">gradients", ">send")
+_STAGE = (">stage", "layers", ">forward", ">backward", ">optimizer", ">all-reduce", ">gradients", ">send")
 
 
 def _stages(found: StepPrediction) -> Iterator[tuple[object, ...]]:

@@ -1,4 +1,4 @@
-"""What commands print: one JSON value with `--json`, otherwise tables for people."""
+"""Output of commands: one JSON value with `--json`, otherwise tables and text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from tunebench import _environment
 from tunebench.workload import Workload
 
-if TYPE_CHECKING:  # with --json nothing is drawn
+if TYPE_CHECKING:  # JSON output needs no rich
     from rich.console import Console
     from rich.table import Table
 
 __all__ = ["console", "duration", "emit", "plain", "progress", "table"]
 
 WIDTH = 160
-"""Columns of a table where the output is no terminal and `COLUMNS` is not set."""
+"""Width of tables in columns if stdout is not a terminal and `COLUMNS` is not set."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout or stderr that prints text as it is: no markup, no guessed colours."""
+    """Return a console for stdout or stderr that prints text unchanged: no markup, no guessed colours."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -34,13 +34,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def emit(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
-    """Print a command's result.
+    """Print the result of a command.
 
     Args:
-        as_json: Whether `--json` was given: then `data` alone goes to stdout, on one line unless stdout
-            is a terminal.
-        data: The result: anything `plain` understands.
-        render: Prints it for people.
+        as_json: Whether to print `data` as JSON, on one line unless stdout is a terminal.
+        data: The result: any value that `plain` supports.
+        render: Prints the result as text.
     """
     if as_json:
         indent = 2 if sys.stdout.isatty() else None
@@ -50,13 +49,13 @@ def emit(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as what JSON has.
+    """Return a value in the types of JSON.
 
-    Dataclasses become objects of their fields, a workload its text, NumPy's numbers Python's, and sets
-    sorted lists.
+    Dataclasses become objects of their fields, a workload its text, NumPy numbers Python numbers, and sets sorted
+    lists.
 
     Raises:
-        TypeError: if there is no such form.
+        TypeError: if the type is not supported.
     """
     match value:
         case None | bool() | int() | float() | str():
@@ -79,12 +78,12 @@ def plain(value: Any) -> Any:
 
 
 def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
-    """Return a table for people; a column whose header starts with ``>`` is aligned right.
+    """Return a table; a column whose header starts with ``>`` is aligned right.
 
     Args:
         columns: Headers.
-        rows: Cells, shown by `str`; None is shown as ``-``.
-        title: Printed above.
+        rows: Cells, converted by `str`; None is shown as ``-``.
+        title: Title above the table.
     """
     from rich.table import Table
 

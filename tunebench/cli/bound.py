@@ -23,33 +23,36 @@ __all__ = ["command"]
 
 def command(
     replay: Annotated[
-        Path, typer.Option(metavar="FILE", help="A Kernel Tuner cache file, or one in T4 format.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="Recorded tuning space: a Kernel Tuner cache file, or a file in T4 format."
+        ),
     ],
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
     problem: RecordedSizes = "",
     as_json: Json = False,
 ) -> None:
-    """Tell how fast the configurations of a recorded space could be at most, and what beats that.
+    """Compare the lower bound with the times of a recorded tuning space.
 
-    A kernel or device that is not described has no bound: then `described` is 0.
+    Without a description of the kernel and the device there is no lower bound; `described` is then 0.
     """
     space = space_of(replay, kernel, device, problem)
     data = _figures(space)
 
     def render(to: Console) -> None:
         recording = space.recording
-        to.print(f"{recording.kernel or replay.name} on {recording.device or 'a device not told'}")
+        to.print(f"{recording.kernel or replay.name} on {recording.device or 'an unnamed device'}")
         if space.bounds is None:
-            to.print(f"  {data['rows']} configurations, no bound: {space.missing}")
+            to.print(f"  {data['rows']} configurations, no lower bound: {space.missing}")
             return
-        to.print(f"  configurations  {data['rows']}, of which {data['failed']} failed")
-        to.print(f"  violations      {data['violations']}")
+        to.print(f"  configurations  {data['rows']}, {data['failed']} failed")
+        to.print(f"  violations      {data['violations']} (configurations faster than their lower bound)")
         to.print(f"  bound / time    {data['bound_over_best']:.3f} at the optimum")
-        to.print(f"  pruned          {100 * data['pruned_share']:.1f} % once the best is known")
+        to.print(f"  pruned          {100 * data['pruned_share']:.1f} % once the optimum is known")
         to.print(
             table(
-                *("floor", ">binds", ">floor / time at the optimum", ">pruned by it alone"),
+                *("floor", ">binds", ">bound / time at the optimum", ">pruned by it alone"),
                 rows=_floors(data),
             )
         )
@@ -100,7 +103,7 @@ def _figures(space: Space) -> dict[str, Any]:
 
 
 def _floors(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return a row for each floor, highest at the optimum first, and one for multiply-adds shared evenly."""
+    """Return a row per resource, highest bound at the optimum first, and one for evenly shared multiply-adds."""
     ordered = sorted(data["floors"].items(), key=lambda item: -item[1]["over_best"])
     named = [(name, f"{100 * floor['binds_share']:.1f} %", floor) for name, floor in ordered]
     return [

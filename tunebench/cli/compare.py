@@ -25,32 +25,33 @@ __all__ = ["command"]
 @grouped_options("model", ModelRequest)
 def command(
     devices: Annotated[
-        str, typer.Option(metavar="A,B,…", help="GPUs by name, or files with their specification sheets.")
+        str,
+        typer.Option(metavar="A,B,…", help="GPUs by name, or files with a datasheet, separated by commas."),
     ],
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            "--workload", "-w", metavar="TEXT", help="What to compute. May be repeated.", show_default=False
+            "--workload", "-w", metavar="TEXT", help="Workload to run; may be repeated.", show_default=False
         ),
     ] = None,
     price: Annotated[
         str | None,
         typer.Option(
-            metavar="A=PRICE,…", help="What an hour of a device costs: a=2.5,b=4.", show_default=False
+            metavar="A=PRICE,…", help="Price of one device per hour: a=2.5,b=4.", show_default=False
         ),
     ] = None,
     model: ModelRequest | None = None,
     as_json: Json = False,
 ) -> None:
-    """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
+    """Compare GPUs, present or not, by predicted time, throughput and cost of the same work.
 
-    The work is a model, or workloads one after the other. Prices are of one device for an hour, in any
-    currency; with them, a million tokens, images or runs have a cost.
+    The work is a model, or workloads one after the other. Prices are for one device and hour, in any currency; with
+    them the table has the cost of a million tokens, images or runs.
     """
     from tunebench.forecast.comparison import with_prices
 
     if bool(workload) == (model is not None):
-        raise InputError("name what to compare by: either --model NAME or --workload TEXT")
+        raise InputError("give the work to compare: either --model NAME or --workload TEXT")
     typed = [name for name in devices.split(",") if name]
     chosen = gpus(typed or None)
     if model is not None:
@@ -79,7 +80,7 @@ def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
 
 
 def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
-    """Return the sum of workloads; ends of intervals add up, as if all erred alike."""
+    """Return the sum of workloads; interval ends add up, so errors are assumed fully correlated."""
     from tunebench.forecast import predict_all
     from tunebench.forecast.comparison import ComparedDevice
     from tunebench.workloads import parse
@@ -95,14 +96,14 @@ def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
 
 
 def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:
-    """Read ``a=2.5,b=4``, with devices as they were typed or by their names."""
+    """Parse ``a=2.5,b=4``, with devices as typed or by name."""
     prices: dict[str, float] = {}
     for item in filter(None, (text or "").split(",")):
         name, _, value = item.rpartition("=")
         try:
             prices[names.get(name, name)] = float(value)
         except ValueError:
-            raise InputError(f"--price {item!r} is not of the form device=price") from None
+            raise InputError(f"--price must have the form device=price, got {item!r}") from None
     return prices
 
 
@@ -124,9 +125,9 @@ def _describe(each: ComparedDevice, first: ComparedDevice, unit: str) -> dict[st
 
 def _render(compared: Sequence[ComparedDevice], unit: str) -> Any:
     def render(to: Console) -> None:
-        columns = ["device", ">time", ">nine of ten within", f">{unit} a second", ">speed"]
+        columns = ["device", ">time", ">90 % interval", f">{unit} per second", ">speedup over first"]
         costs = any(each.price_per_hour is not None for each in compared)
-        columns += [">an hour", f">a million {unit}", ">within"] if costs else []
+        columns += [">price per hour", f">cost per million {unit}", ">90 % interval"] if costs else []
         to.print(table(*columns, rows=(_row(each, compared[0], costs) for each in compared)))
 
     return render

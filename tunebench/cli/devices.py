@@ -16,10 +16,10 @@ __all__ = ["command"]
 
 
 def command(as_json: Json = False) -> None:
-    """List this machine's devices and the described ones.
+    """List the devices of this machine and the described ones.
 
-    Rates are the most the hardware can do at its highest clock: bounds rest on them. A described device
-    need not be present: tune for it with --device offline.
+    Rates are peak rates at the highest clock; lower bounds use them. A described device does not have to be present:
+    tune for it with --device offline.
     """
     here = [*_device.local_gpus(), _device.local_cpu()]
     described = list(_device.described().values())
@@ -28,7 +28,9 @@ def command(as_json: Json = False) -> None:
     def render(console: Console) -> None:
         console.print(_table("This machine", here))
         if any(device.assumed for device in here):
-            console.print("* rates assumed: this machine does not tell its highest clock and its bandwidth")
+            console.print(
+                "* assumed rates: this machine does not report its highest clock and memory bandwidth"
+            )
         console.print()
         console.print(_table("Described", described))
 
@@ -40,7 +42,7 @@ def _row(device: Device, known: str) -> dict[str, Any]:
 
 
 def _peaks(device: Device) -> dict[str, float]:
-    """Return the peak rates in 1e9 FLOP/s at the highest clock, by input type."""
+    """Return the peak rates at the highest clock in 1e9 FLOP/s, by input type."""
     cycles = device.sm_count * device.max_clock_mhz * 1e6
     rates = {"f32": 2 * device.fma_per_clock, **device.mma_flop_per_clock}
     return {dtype: round(rate * cycles / 1e9, 1) for dtype, rate in rates.items()}

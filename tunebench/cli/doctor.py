@@ -1,4 +1,4 @@
-"""`tunebench doctor`: what is installed and found here, and what to do about the rest."""
+"""`tunebench doctor`: checks of the installation and this machine, with remedies."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Status = Literal["ok", "absent", "broken"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentCheck:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What.
-        status: ``"ok"``; ``"absent"``, which some work does without; ``"broken"``, which no work does.
-        found: What is there, or what its absence means.
-        remedy: What to do about it, if anything.
+        subject: What was checked.
+        status: ``"ok"``; ``"absent"`` if only some commands need it; ``"broken"`` if every command needs it.
+        found: What was found, or the consequence of its absence.
+        remedy: What to do; empty if nothing.
     """
 
     subject: str
@@ -48,10 +48,10 @@ class EnvironmentCheck:
 
 
 def command(db: Database = None, as_json: Json = False) -> None:
-    """Tell what is installed and found here, and what to install for the rest.
+    """Check the installation and this machine, and name the remedy for what is missing.
 
-    The exit code is 1 if something is broken that every command needs; what is only absent, such as a
-    GPU, is no fault.
+    The exit code is 1 if something that every command needs is broken. Missing optional parts, such as a GPU, do not
+    change the exit code.
     """
     found = list(checks(db))
     emit(as_json, plain(found), lambda console: _render(console, found))
@@ -70,10 +70,10 @@ def _render(console: Console, found: list[EnvironmentCheck]) -> None:
 
 
 def checks(db: str | None = None) -> Iterator[EnvironmentCheck]:
-    """Look at everything tunebench uses, one check at a time.
+    """Yield the result of one check after the other.
 
     Args:
-        db: A database to look at in place of the default one.
+        db: Database to check; None for the default one.
     """
     yield EnvironmentCheck(
         subject="Python",
@@ -100,23 +100,23 @@ def _processor() -> EnvironmentCheck:
 
 
 def _graphics() -> EnvironmentCheck:
-    offline = "tune on the cpu, or for an absent GPU by --device offline --arch sm_90"
+    offline = "tune on the CPU, or for an absent GPU with --device offline --arch sm_90"
     driver = _driver_version()
     if driver is None:
-        found = "no NVIDIA driver (libcuda.so.1) here"
+        found = "no NVIDIA driver (libcuda.so.1) found"
         return EnvironmentCheck(subject="GPU", status="absent", found=found, remedy=offline)
     gpus = device.local_gpus()
     if not gpus:
-        found = f"driver for CUDA {driver}, but no GPU that this process may use"
+        found = f"driver for CUDA {driver}, but no GPU that this process can use"
         return EnvironmentCheck(
-            subject="GPU", status="absent", found=found, remedy=f"nvidia-smi may tell why; {offline}"
+            subject="GPU", status="absent", found=found, remedy=f"run nvidia-smi to see why; {offline}"
         )
     names = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus)
     return EnvironmentCheck(subject="GPU", status="ok", found=f"{names}; driver for CUDA {driver}")
 
 
 def _driver_version() -> str | None:
-    """Return the newest CUDA version the driver supports, or None if there is no driver."""
+    """Return the newest CUDA version that the driver supports; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -135,9 +135,12 @@ def _compiler() -> EnvironmentCheck:
     except InputError as error:
         return EnvironmentCheck(subject=subject, status="absent", found=str(error))
     if path is None:
-        found = "no g++: CUDA C++ kernels stay unverified where there is no GPU"
+        found = "no g++ found: without a GPU, CUDA C++ kernels cannot be verified"
         return EnvironmentCheck(
-            subject=subject, status="absent", found=found, remedy="apt-get install g++, or the like"
+            subject=subject,
+            status="absent",
+            found=found,
+            remedy="install g++, for example by apt-get install g++",
         )
     told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     return EnvironmentCheck(
@@ -146,7 +149,7 @@ def _compiler() -> EnvironmentCheck:
 
 
 def _requirements() -> dict[str, list[str]]:
-    """Return the packages tunebench asks for by extra; those it cannot do without under ``""``."""
+    """Return the required packages by extra; those without an extra under ``""``."""
     found: dict[str, list[str]] = {}
     for requirement in metadata.requires("tunebench") or []:
         name = re.match(r"[\w.-]+", requirement)
@@ -157,7 +160,7 @@ def _requirements() -> dict[str, list[str]]:
 
 
 def _core(packages: list[str]) -> EnvironmentCheck:
-    """Import what every command may need: an installed package can still be broken."""
+    """Import the required packages: an installed package can still be broken."""
     broken = []
     for package in packages:
         try:
@@ -200,7 +203,9 @@ def _database(db: str | None) -> EnvironmentCheck:
     try:
         location = locate(db)
         if location.path is not None and not location.path.exists():
-            return _place("database", location.path, "does not exist yet; the first tune makes it")
+            return _place(
+                "database", location.path, "does not exist yet; the first `tunebench tune` creates it"
+            )
         with open_store(db, read_only=True) as store:
             stats = store.stats()
     except TunebenchError as error:
@@ -212,7 +217,7 @@ def _database(db: str | None) -> EnvironmentCheck:
 
 
 def _shipped() -> EnvironmentCheck:
-    """Tell of the records that come with the package, and which of their files are passed over, and why."""
+    """Check the bundled records, and name the files that are skipped with the reason."""
     from tunebench.db import bundled
     from tunebench.errors import DatabaseError
 
@@ -224,26 +229,24 @@ def _shipped() -> EnvironmentCheck:
         except DatabaseError as error:
             passed_over.append(" ".join(str(error).split()))
     if passed_over:
-        remedy = "pip install --force-reinstall tunebench, and see that TUNEBENCH_CACHE may be written"
+        remedy = "run pip install --force-reinstall tunebench, and make TUNEBENCH_CACHE writable"
         return EnvironmentCheck(
             subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy
         )
-    told = ", ".join(found) or "none come with this version"
+    told = ", ".join(found) or "this version has none"
     return EnvironmentCheck(subject=subject, status="ok", found=told)
 
 
 def _cache() -> EnvironmentCheck:
-    return _place(
-        "kernel cache", _environment.cache_folder(), "compiled kernels, which may be deleted at any time"
-    )
+    return _place("kernel cache", _environment.cache_folder(), "compiled kernels; can be deleted at any time")
 
 
 def _place(subject: str, path: Path, what: str) -> EnvironmentCheck:
-    """Tell whether a file or folder, or the folder it would be made in, may be written."""
+    """Check whether a file or folder is writable, or the folder in which it would be created."""
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if os.access(nearest, os.W_OK):
         return EnvironmentCheck(subject=subject, status="ok", found=f"{path}: {what}")
-    remedy = f"make {nearest} writable, or choose another place by TUNEBENCH_DB and TUNEBENCH_CACHE"
+    remedy = f"make {nearest} writable, or set TUNEBENCH_DB and TUNEBENCH_CACHE to other places"
     return EnvironmentCheck(
         subject=subject, status="broken", found=f"{path}: {nearest} is read-only", remedy=remedy
     )

@@ -30,10 +30,10 @@ def command(
     ] = "cubin",
     as_json: Json = False,
 ) -> None:
-    """Write a kernel with all that a program needs to launch it, and an example in C++.
+    """Export a kernel with a launch manifest and an example in C++.
 
-    The folder holds the kernels, manifest.json, and main.cpp with its launch.h, which runs them by the CUDA
-    driver alone. It is the configuration asked for, the best known one, or the default; no GPU is needed.
+    The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA driver API. It
+    exports the given configuration, or else the best known one, or else the default; no GPU is needed.
     """
     from tunebench.compile import BinaryCache, compile_config
     from tunebench.export import build_lines, write_export
@@ -50,7 +50,7 @@ def command(
         to.print(f"for {choice.workload} on {choice.device.key}", soft_wrap=True)
         for path in files:
             to.print(f"  {path}", soft_wrap=True)
-        to.print(f"In {out}, where the CUDA toolkit is:")
+        to.print(f"To build in {out}, with the CUDA toolkit:")
         for line in (*build_lines(choice, kind), "./run"):
             to.print(f"  {line}", soft_wrap=True)
 

@@ -21,13 +21,14 @@ __all__ = ["command"]
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[OPERATOR|VARIANT]", help="Show these alone, with parameters.")
+        str | None,
+        typer.Argument(metavar="[OPERATOR|VARIANT]", help="Operator or variant to show with its parameters."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List how it can be done: variants and their parameters.
+    """List kernel variants and their parameters.
 
-    The size of a space is counted before its constraints; how much of it is valid depends on the workload.
+    The size of a search space is counted before its constraints, which depend on the workload.
     """
     chosen = _chosen(name)
     data = [_describe(variant) for variant in chosen]

@@ -19,25 +19,28 @@ __all__ = ["command"]
 def command(
     workload: WorkloadText,
     device: Annotated[
-        str | None, typer.Option(help="A device by name, or an architecture. Default: this machine's.")
+        str | None, typer.Option(help="Device by name, or architecture. Default: this machine's device.")
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Only what was timed for this very workload, on this architecture."),
+        typer.Option(
+            "--strict",
+            help="Accept only measurements of this workload on this architecture; exit code 3 if there are none.",
+        ),
     ] = False,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Answer from memory which kernel and parameters to use for a workload.
+    """Look up the best known kernel and parameters for a workload.
 
-    There is always an answer, and it says how it is known: measured here, measured on the same architecture,
-    inferred from the nearest workloads or from other architectures, or predicted. With --strict, exit code 3
-    says that nothing was measured.
+    There is always an answer, and it states its source: measured here, measured on the same architecture, inferred
+    from the nearest workloads or from other architectures, or predicted. With --strict, exit code 3 means that
+    nothing was measured.
     """
     from tunebench.answer import Unmeasured, lookup_workload
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Unmeasured)  # what is printed says so
+        warnings.simplefilter("ignore", Unmeasured)  # the output states it
         answer = lookup_workload(workload, device=device, db=db, strict=strict)
 
     def render(to: Console) -> None:
@@ -47,11 +50,11 @@ def command(
         known: str = answer.how
         if answer.interval_us is not None:
             low_us, high_us = answer.interval_us
-            known += f"; nine of ten times within {low_us:.2f} to {high_us:.2f}"
+            known += f"; 90 % interval {low_us:.2f} to {high_us:.2f}"
         to.print(f"  time     {answer.expected_us:.2f} us ({known})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
         for name, versus in answer.baselines.items():
-            beats = "faster beyond noise" if versus.faster else "not known to be faster"
-            to.print(f"  {name:<8} takes {versus.ratio:.2f} times as long ({beats})")
+            beats = "faster beyond noise" if versus.faster else "not significantly faster"
+            to.print(f"  speedup over {name}: {versus.ratio:.2f} ({beats})")
 
     emit(as_json, answer.to_json(), render)

@@ -27,7 +27,7 @@ __all__ = ["command"]
 
 INTERRUPTED = 130
 SHOWN = 10
-"""Refused rows of which people are told why; the file has them all."""
+"""Most rejected rows whose reason is printed; the output file has all of them."""
 
 
 @grouped_options("model", ModelRequest)
@@ -38,7 +38,7 @@ def command(
             "--workload",
             "-w",
             metavar="TEXT",
-            help="What to compute: operator:dimension=value,… or suite/layer. May be repeated.",
+            help="Workload: operator:dimension=value,… or suite/layer; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -46,41 +46,43 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A GPU by name, or a file with its specification sheet. May be repeated.",
+            help="GPU by name, or a file with a datasheet; may be repeated. Default: this machine's GPU.",
             show_default=False,
         ),
     ] = None,
     workloads: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.csv", help="A table with a workload in each row, with --out.", show_default=False
+            metavar="FILE.csv", help="CSV file with a workload per row; needs --out.", show_default=False
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
+            metavar="OUT.csv",
+            help="CSV file to write, with the predictions as added columns.",
+            show_default=False,
         ),
     ] = None,
     model: ModelRequest | None = None,
     as_json: Json = False,
 ) -> None:
-    """Predict how long a workload or a model takes on GPUs that need not be here.
+    """Predict the time of a workload or a model on GPUs, present or not.
 
-    The time is that of the kernels a framework would choose; nine of ten real times lie in the interval.
-    Nothing is run. A GPU that is not released yet can be described by a file of ten lines. With --data,
-    --tensor or --pipeline a model is divided among several of the device.
+    The time is that of the library kernels that a framework would choose, with a 90 % prediction interval. Nothing is
+    run. A GPU that is not released yet can be described by a file of ten lines. With --data, --tensor or --pipeline a
+    model is divided among several devices.
     """
     if [bool(workload), workloads is not None, model is not None].count(True) != 1:
-        raise InputError("name what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")
+        raise InputError("give what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")
     if (workloads is None) != (out is None):
-        raise InputError("--workloads FILE.csv and --out OUT.csv go together")
+        raise InputError("--workloads FILE.csv needs --out OUT.csv, and the other way round")
     devices = gpus(device)
     if model is not None:
         _predict_model(model, devices, as_json)
     elif workloads is not None and out is not None:
         if len(devices) != 1:
-            raise InputError("--workloads takes one --device: write a table for each")
+            raise InputError("--workloads needs exactly one --device: write a file per device")
         _predict_table(workloads, devices[0], out, as_json)
     else:
         _predict_workloads(workload or [], devices, as_json)
@@ -127,7 +129,15 @@ def _render(to: Console, found: Sequence[Prediction]) -> None:
         )
         for each in found
     )
-    headers = (">predicted", ">90 % within", ">at least", ">of peak", "limited by", "basis", "device")
+    headers = (
+        ">predicted",
+        ">90 % interval",
+        ">lower bound",
+        ">share of peak",
+        "limited by",
+        "basis",
+        "device",
+    )
     to.print(table(*headers, "workload", rows=rows))
     for reason in dict.fromkeys(each.because for each in found if each.because):
         to.print(reason, soft_wrap=True)
@@ -158,17 +168,17 @@ def _predict_table(source: Path, device: Device, out: Path, as_json: bool) -> No
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
     if result.rejected:
-        raise InputError(f"{result.rejected} of {result.rows} rows cannot be used; the others are predicted")
+        raise InputError(f"{result.rejected} of {result.rows} rows could not be predicted, see column error")
 
 
 def _summary(result: TableResult, device: Device, out: Path) -> str:
-    stopped = ", of the rows before the interruption" if result.interrupted else ""
+    stopped = " (interrupted; the rows predicted so far)" if result.interrupted else ""
     return f"{result.rows - result.rejected} of {result.rows} rows predicted on {device.name}: {out}{stopped}"
 
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[TableResult, float], None]]:
-    """Show on stderr how much of a table is done, where that is a terminal."""
+    """Show the progress of a table on stderr if that is a terminal."""
     to = console(stderr=True)
     if not to.is_terminal:
         yield lambda result, share: None

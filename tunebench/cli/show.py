@@ -37,14 +37,13 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is known of a workload: the best, and the failures by class.
+    """Show the records of a workload: the fastest configurations, and failures by class.
 
-    --sass, --ptx and --resources look into the binary of one configuration instead, which is compiled for it;
-    no GPU is needed.
+    --sass, --ptx and --resources compile one configuration and show its binary instead; no GPU is needed.
     """
     views = [name for name, asked in (("sass", sass), ("ptx", ptx), ("resources", resources)) if asked]
     if len(views) > 1:
-        raise InputError("--sass, --ptx and --resources are shown one at a time")
+        raise InputError("--sass, --ptx and --resources exclude one another")
     if views:
         from tunebench.cli._inspection import inspect
 
@@ -87,10 +86,10 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
             (_time(d), _how(d), d["device"], d["variant"], d["config"])
             for d in data["best"]  # type: ignore[attr-defined]
         )
-        to.print(table(">us", "how", "device", "variant", "configuration", rows=rows))
+        to.print(table(">time (us)", "how", "device", "variant", "configuration", rows=rows))
         for one in violating:
             to.print(
-                f"warning: faster than its bound, {one.bound_us:.4g} us: {one.key.variant} {one.key.config}",
+                f"warning: faster than its lower bound of {one.bound_us:.4g} us: {one.key.variant} {one.key.config}",
                 soft_wrap=True,
             )
         to.print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))
@@ -102,19 +101,23 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
 
 
 def _time(described: Mapping[str, Any]) -> str:
-    """Return a time, and of a prediction what nine of ten lie between."""
+    """Return a time, for a prediction with its 90 % interval."""
     ends = f" [{described['low_us']:.2f}, {described['high_us']:.2f}]" if described["low_us"] else ""
     return f"{described['time_us']:.2f}{ends}"
 
 
 def _how(described: Mapping[str, Any]) -> str:
-    """Return how a time is known, and how it stands to the default."""
-    said = {"itself": ", default", "faster": ", beats default", "not faster": ", no better than default"}
+    """Return how a time is known, and its comparison with the default."""
+    said = {
+        "itself": ", default",
+        "faster": ", faster than default",
+        "not faster": ", not faster than default",
+    }
     return f"{described['kind']}{said.get(described['versus_default'], '')}"
 
 
 def _best(entries: list[Record]) -> list[Record]:
-    """Return one measurement of each trial that has a time, fastest first; a finalist's beats a search's."""
+    """Return one record with a time per trial, fastest first; finalist measurements replace search ones."""
     chosen: dict[TrialKey, Record] = {}
     for entry in entries:
         if time_us(entry.result.outcome) is not None:

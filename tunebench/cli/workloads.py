@@ -23,16 +23,18 @@ __all__ = ["command"]
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[OPERATOR|SUITE|WORKLOAD]", help="Show one of them alone, in detail."),
+        typer.Argument(
+            metavar="[OPERATOR|SUITE|WORKLOAD]", help="Operator, suite or workload to show in detail."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples that a suite's network runs at once.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suites.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """List what can be computed: operators, and suites of real layers.
+    """List operators, suites of real layers, and models.
 
-    The usage of an operator is the text that `tune` and `lookup` take; dimensions in brackets may be left
-    out. SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same at another size. A model is what
-    `predict` and `compare` take by --model.
+    The usage of an operator is the text that `tune` and `lookup` take; dimensions in brackets are optional.
+    SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same layer at another size. `predict` and `compare`
+    take a model by --model.
     """
     if name is None:
         _all(batch, as_json)
@@ -67,8 +69,8 @@ def _all(batch: int, as_json: bool) -> None:
             (s["suite"], s["layers"], s["kernels"], f"{s['gflop']:.2f}", " ".join(map(str, s["batches"])))
             for s in suites
         )
-        columns = ("suite", ">layers", ">kernel runs", ">GFLOP in all", "usual batches")
-        console.print(table(*columns, title=f"Suites, at batch {batch}", rows=rows))
+        columns = ("suite", ">layers", ">kernel runs", ">GFLOP in total", "usual batches")
+        console.print(table(*columns, title=f"Suites at batch size {batch}", rows=rows))
         console.print()
         console.print("Models", style="bold")
         console.print("  " + ", ".join(networks()))
@@ -119,7 +121,7 @@ def _suite(name: str, batch: int, as_json: bool) -> None:
         rows = ((d["layer"], d["workload"], d["count"], f"{d['gflop']:.3f}") for d in data)
         console.print(table("layer", "workload", ">runs", ">GFLOP each", rows=rows))
         totals = _totals(layers)
-        console.print(f"\n{totals['kernels']} kernel runs, {totals['gflop']:.2f} GFLOP in all")
+        console.print(f"\n{totals['kernels']} kernel runs, {totals['gflop']:.2f} GFLOP in total")
 
     emit(as_json, data, render)
 
@@ -142,8 +144,8 @@ def _workload(workload: Workload, as_json: bool) -> None:
             str(workload),
             *(f"  reads  {_shape(tensor)}" for tensor in workload.inputs()),
             *(f"  writes {_shape(tensor)}" for tensor in workload.outputs()),
-            f"  {data['gflop']:.6g} GFLOP, {traffic.total_bytes / 1e6:.6g} MB at least, "
-            f"{workload.flops() / traffic.total_bytes:.3g} FLOP a byte",
+            f"  {data['gflop']:.6g} GFLOP, at least {traffic.total_bytes / 1e6:.6g} MB of memory traffic, "
+            f"{workload.flops() / traffic.total_bytes:.3g} FLOP/byte",
             f"  |error| <= {tolerance.eps_out:.2g} |result| + {tolerance.eps_acc:.2g} scale:",
             f"  {tolerance.reason}",
         ]
