@@ -1,8 +1,8 @@
 """The command line: `tunebench COMMAND`. Each command is a module here, imported only when it runs.
 
-A command's module defines `command`, a Typer function whose docstring starts with the line in `COMMANDS`; a command
-with subcommands defines a Typer `app` instead. Commands parse options, call one function of the package and print
-its result (see `tunebench.cli._output`).
+A command's module defines `command`, a Typer function whose docstring starts with the line in `COMMANDS`; a
+command with subcommands defines a Typer `app` instead. Commands parse options, call one function of the
+package and print its result (see `tunebench.cli._output`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ COMMANDS = {
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",
     "time": "Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.",
-    "explain": "Explain the time of a configuration: its limiting resource, and changes that would save time.",
+    "explain": (
+        "Explain the time of a configuration: its limiting resource, and changes that would save time."
+    ),
     "export": "Export a kernel with a launch manifest and an example in C++.",
     "workloads": "List operators, suites of real layers, and models.",
     "kernels": "List kernel variants and their parameters.",
@@ -184,5 +186,5 @@ def _explain_system(error: OSError) -> str:
 
 
 def _forget_stdout() -> None:
-    """Redirect stdout to the null device after its reader has closed the pipe, so that the flush at exit succeeds."""
+    """Redirect stdout to the null device after a broken pipe, so that the flush at exit succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

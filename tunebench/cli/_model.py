@@ -22,7 +22,10 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="NAME|FILE",
-        help="Model: a name (`tunebench workloads` lists them), a config.json, or a file with a list of workloads.",
+        help=(
+            "Model: a name (`tunebench workloads` lists them), a config.json, or a file with a "
+            "list of workloads."
+        ),
         show_default=False,
     ),
 ]
@@ -82,7 +85,10 @@ Nodes = Annotated[int, typer.Option(min=1, help="Number of nodes that share the 
 Link = Annotated[
     str | None,
     typer.Option(
-        help="Link within a node: a name, or GB/s per direction and device. Default: the usual link of the device.",
+        help=(
+            "Link within a node: a name, or GB/s per direction and device. Default: the usual "
+            "link of the device."
+        ),
         show_default=False,
     ),
 ]

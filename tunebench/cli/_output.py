@@ -51,8 +51,8 @@ def emit(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
 def plain(value: Any) -> Any:
     """Return a value in the types of JSON.
 
-    Dataclasses become objects of their fields, a workload its text, NumPy numbers Python numbers, and sets sorted
-    lists.
+    Dataclasses become objects of their fields, a workload its text, NumPy numbers Python numbers, and sets
+    sorted lists.
 
     Raises:
         TypeError: if the type is not supported.

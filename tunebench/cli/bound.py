@@ -103,7 +103,7 @@ def _figures(space: Space) -> dict[str, Any]:
 
 
 def _floors(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return a row per resource, highest bound at the optimum first, and one for evenly shared multiply-adds."""
+    """Return a row per resource, highest first, and one for evenly shared multiply-adds."""
     ordered = sorted(data["floors"].items(), key=lambda item: -item[1]["over_best"])
     named = [(name, f"{100 * floor['binds_share']:.1f} %", floor) for name, floor in ordered]
     return [

@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Compare GPUs, present or not, by predicted time, throughput and cost of the same work.
 
-    The work is a model, or workloads one after the other. Prices are for one device and hour, in any currency; with
-    them the table has the cost of a million tokens, images or runs.
+    The work is a model, or workloads one after the other. Prices are for one device and hour, in any
+    currency; with them the table has the cost of a million tokens, images or runs.
     """
     from tunebench.forecast.comparison import with_prices
 

@@ -18,8 +18,8 @@ __all__ = ["command"]
 def command(as_json: Json = False) -> None:
     """List the devices of this machine and the described ones.
 
-    Rates are peak rates at the highest clock; lower bounds use them. A described device does not have to be present:
-    tune for it with --device offline.
+    Rates are peak rates at the highest clock; lower bounds use them. A described device does not have to be
+    present: tune for it with --device offline.
     """
     here = [*_device.local_gpus(), _device.local_cpu()]
     described = list(_device.described().values())

@@ -50,8 +50,8 @@ class EnvironmentCheck:
 def command(db: Database = None, as_json: Json = False) -> None:
     """Check the installation and this machine, and name the remedy for what is missing.
 
-    The exit code is 1 if something that every command needs is broken. Missing optional parts, such as a GPU, do not
-    change the exit code.
+    The exit code is 1 if something that every command needs is broken. Missing optional parts, such as a GPU,
+    do not change the exit code.
     """
     found = list(checks(db))
     emit(as_json, plain(found), lambda console: _render(console, found))

@@ -32,8 +32,9 @@ def command(
 ) -> None:
     """Export a kernel with a launch manifest and an example in C++.
 
-    The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA driver API. It
-    exports the given configuration, or else the best known one, or else the default; no GPU is needed.
+    The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA
+    driver API. It exports the given configuration, or else the best known one, or else the default; no GPU is
+    needed.
     """
     from tunebench.compile import BinaryCache, compile_config
     from tunebench.export import build_lines, write_export

@@ -25,7 +25,10 @@ def command(
         bool,
         typer.Option(
             "--strict",
-            help="Accept only measurements of this workload on this architecture; exit code 3 if there are none.",
+            help=(
+                "Accept only measurements of this workload on this architecture; exit code 3 if "
+                "there are none."
+            ),
         ),
     ] = False,
     db: Database = None,
@@ -33,9 +36,9 @@ def command(
 ) -> None:
     """Look up the best known kernel and parameters for a workload.
 
-    There is always an answer, and it states its source: measured here, measured on the same architecture, inferred
-    from the nearest workloads or from other architectures, or predicted. With --strict, exit code 3 means that
-    nothing was measured.
+    There is always an answer, and it states its source: measured here, measured on the same architecture,
+    inferred from the nearest workloads or from other architectures, or predicted. With --strict, exit code 3
+    means that nothing was measured.
     """
     from tunebench.answer import Unmeasured, lookup_workload
 

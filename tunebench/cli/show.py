@@ -89,7 +89,10 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
         to.print(table(">time (us)", "how", "device", "variant", "configuration", rows=rows))
         for one in violating:
             to.print(
-                f"warning: faster than its lower bound of {one.bound_us:.4g} us: {one.key.variant} {one.key.config}",
+                (
+                    f"warning: faster than its lower bound of {one.bound_us:.4g} us: {one.key.variant} "
+                    f"{one.key.config}"
+                ),
                 soft_wrap=True,
             )
         to.print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))

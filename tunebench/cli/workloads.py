@@ -33,8 +33,8 @@ def command(
     """List operators, suites of real layers, and models.
 
     The usage of an operator is the text that `tune` and `lookup` take; dimensions in brackets are optional.
-    SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same layer at another size. `predict` and `compare`
-    take a model by --model.
+    SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same layer at another size. `predict` and
+    `compare` take a model by --model.
     """
     if name is None:
         _all(batch, as_json)
