@@ -42,19 +42,19 @@ COMMANDS = {
     "bound": "Compare the lower bound with the times of a recorded tuning space.",
     "replay": "Search a recorded tuning space instead of a device, to compare samplers.",
     "doctor": "Check the installation and this machine, and name the remedy for what is missing.",
-    "db": "Inspect, upgrade, merge, import and export databases.",
+    "db": "Manage the database of tuning results.",
 }
 """Every command with its one-line help, so that `--help` imports no command."""
 
 EXIT_CODES = {
     0: "done",
     1: "any other error",
-    2: "what was typed cannot be used",
-    3: "invalid command line or input",
-    4: "lookup --strict: no measurement for this workload on this device",
-    5: "the database cannot be read or written",
-    6: "the device is missing or not usable, or the cluster is lost; results so far are kept",
-    130: "an optional dependency is not installed",
+    2: "invalid command line or input",
+    3: "lookup --strict: no measurement for this workload on this device",
+    4: "the database cannot be read or written",
+    5: "the device is missing or not usable, or the cluster is lost; results so far are kept",
+    6: "an optional dependency is not installed",
+    130: "interrupted by Ctrl-C; results so far are kept",
 }
 """Meaning of every exit code."""
 
