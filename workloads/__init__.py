@@ -1,7 +1,7 @@
-"""What is computed: operators, suites, and the text form of a workload.
+"""Workloads: operators, suites of layers, and the text form of a workload.
 
-One operator a module in `operators/`, named as the module; one suite a TOML file in `suites/`. A user's
-file adds operators with `register`.
+Each operator is a module of the same name in `operators/`; each suite is a TOML file in `suites/`. `register`
+adds an operator from a user's file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _module_names() -> tuple[str, ...]:
 
 
 def _operator_in(module: ModuleType) -> type[Workload] | None:
-    """Return the one operator a module defines, or None."""
+    """Return the operator that a module defines; None if it defines none."""
     found = [
         value
         for value in vars(module).values()
@@ -50,7 +50,7 @@ def _operator_in(module: ModuleType) -> type[Workload] | None:
 
 @functools.cache
 def _shipped(name: str) -> type[Workload]:
-    """Import one operator's module, and no other: a lookup pays for what it names."""
+    """Import the module of one operator only, so that a lookup does not import the others."""
     cls = _operator_in(importlib.import_module(f"{_operators.__name__}.{name}"))
     if cls is None or cls.operator != name:
         raise InputError(f"module {name} must define one operator of that name, found {cls}")
@@ -58,10 +58,10 @@ def _shipped(name: str) -> type[Workload]:
 
 
 def operator(name: str) -> type[Workload]:
-    """Return an operator's class by its name.
+    """Return the class of an operator by name.
 
     Raises:
-        UnknownName: listing the operators there are.
+        UnknownName: if there is no such operator.
     """
     if name in _registered:
         return _registered[name]
@@ -71,15 +71,15 @@ def operator(name: str) -> type[Workload]:
 
 
 def operators() -> dict[str, type[Workload]]:
-    """Return every operator by name, shipped ones first."""
+    """Return every operator by name, bundled ones first."""
     return {name: _shipped(name) for name in sorted(_module_names())} | _registered
 
 
 def register(module: ModuleType) -> type[Workload] | None:
-    """Add the operator that a user's module defines, if it defines one.
+    """Add the operator that a user's module defines, if any.
 
     Raises:
-        InputError: if its name is taken by another.
+        InputError: if another operator has the same name.
     """
     cls = _operator_in(module)
     if cls is None:
@@ -94,6 +94,10 @@ def register(module: ModuleType) -> type[Workload] | None:
 def workload(operator_name: str, **dimensions: Any) -> Workload:
     """Return an operator at one size: `workload("gemm", m=64, n=64, k=64, dtype="f16")`.
 
+    Args:
+        operator_name: Name of the operator.
+        dimensions: Dimensions of the operator; those with a default may be left out.
+
     Raises:
         InputError: if the operator or a dimension is unknown, missing or out of range.
     """
@@ -101,10 +105,10 @@ def workload(operator_name: str, **dimensions: Any) -> Workload:
 
 
 def parse(text: str) -> Workload:
-    """Read a workload: `gemm:m=64,n=64,k=64,dtype=f16`, or `resnet50/conv3_1,n=32` of a suite.
+    """Parse a workload: `gemm:m=64,n=64,k=64,dtype=f16`, or `resnet50/conv3_1,n=32` of a suite.
 
     Raises:
-        InputError: saying what is wrong and what exists.
+        InputError: if the text is invalid.
     """
     text = text.strip()
     head, colon, dimensions = text.partition(":")
@@ -125,14 +129,14 @@ def parse(text: str) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One problem of a network: a workload and how often one pass runs it.
+    """One layer of a suite: a workload and how often one pass of the network runs it.
 
     Attributes:
-        name: Unique in its suite.
+        name: Name, unique in its suite.
         text: The workload, in text form.
         count: How often one pass of the network runs it.
-        scales: The dimension that the network's batch multiplies: n of images, m of tokens; empty if that is
-            not told.
+        scales: Dimension that the batch size multiplies, such as n of images or m of tokens; empty if
+            unknown.
     """
 
     name: str
@@ -142,15 +146,14 @@ class Layer:
 
     @property
     def workload(self) -> Workload:
-        """The problem."""
+        """The workload."""
         return parse(self.text)
 
     def at_batch(self, batch: int) -> Layer:
-        """Return this layer of a network that runs `batch` times as many samples at once.
+        """Return this layer at a batch size.
 
         Raises:
-            InputError: if the batch is not 1 or more, the layer does not tell what it multiplies, or the
-                problem grows out of range.
+            InputError: if the batch is below 1, the layer has no `scales`, or the workload gets out of range.
         """
         if batch < 1:
             raise InputError(f"a batch must be 1 or more, got {batch}")
@@ -165,10 +168,10 @@ class Layer:
         return dataclasses.replace(self, text=str(self.with_changes(f"{self.scales}={size * batch}")))
 
     def with_changes(self, changes: str) -> Workload:
-        """Return the problem with some dimensions replaced, such as `n=32`.
+        """Return the workload with some dimensions replaced, such as `n=32`.
 
         Raises:
-            InputError: if a change is malformed, given twice, unknown or out of range.
+            InputError: if a change is malformed, repeated, unknown or out of range.
         """
         base = self.workload
         given = base.split_dimensions(str(base).partition(":")[2])
@@ -190,10 +193,10 @@ def _suite(name: str) -> dict[str, Any]:
 
 
 def batches(suite_name: str) -> tuple[int, ...]:
-    """Return the batch sizes at which a suite is customarily run, 1 first.
+    """Return the usual batch sizes of a suite, 1 first.
 
     Raises:
-        UnknownName: listing the suites there are.
+        UnknownName: if there is no such suite.
     """
     return tuple(_suite(suite_name)["batches"])
 
@@ -202,20 +205,20 @@ def suite(name: str | Path, batch: int = 1) -> tuple[Layer, ...]:
     """Return the layers of a suite, in network order, each name once.
 
     Args:
-        name: Of the suite; or the path of a file in the form of `suites/*.toml`, which ends in ``.toml``. It
-            may leave out `count` (1), and `scales` if the batch is 1.
-        batch: How many samples the network runs at once; any number, `batches` lists the customary ones.
+        name: Name of the suite, or path of a ``.toml`` file in the form of `suites/*.toml`. The file may
+            leave out `count` (default 1), and `scales` if the batch is 1.
+        batch: Batch size; any number. `batches` lists the usual ones.
 
     Raises:
-        UnknownName: listing the suites there are.
-        InputError: if the file cannot be used, the batch is not 1 or more, or a layer cannot have it.
+        UnknownName: if there is no such suite.
+        InputError: if the file is invalid, the batch is below 1, or a layer does not support the batch.
     """
     layers = _of_file(Path(name)) if is_file(name) else _layers(_suite(str(name)))
     return tuple(layer.at_batch(batch) for layer in layers)
 
 
 def _of_file(path: Path) -> tuple[Layer, ...]:
-    """Return the layers of a user's file, of which nobody has made sure that they can be."""
+    """Return the layers of a user's file, after parsing each workload."""
     layers = _layers(read(path))
     for layer in layers:
         try:

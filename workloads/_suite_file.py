@@ -1,4 +1,4 @@
-"""A user's file of layers, in the form of the suites that come with the package."""
+"""Suites in a user's file, in the form of the bundled suites."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ENTRY = {"workload", "count", "scales"}
 
 
 def is_file(name: str | Path) -> bool:
-    """Tell whether a suite is named by the path of a file."""
+    """Return whether a suite is given by the path of a file."""
     return isinstance(name, Path) or name.endswith(".toml")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a file tells, every layer with `workload`, `count` and `scales`.
+    """Return the content of a file, with `workload`, `count` and `scales` for every layer.
 
     Raises:
-        InputError: if it cannot be read, or a layer is not what it must be; saying which.
+        InputError: if the file cannot be read, or a layer is invalid.
     """
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Whole networks as lists of operations: `network("gpt2-large").operations(NetworkRun(batch=4, seq=1024))`."""
+"""Networks as lists of operations: `network("gpt2-large").operations(NetworkRun(batch=4, seq=1024))`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
 
 
 def networks() -> tuple[str, ...]:
-    """Return the names of the networks that are built in: configurations, and suites that are no such."""
+    """Return the names of the bundled networks: configurations, and suites without a configuration."""
     folder = resources.files(__name__)
     configured = {f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")}
     return tuple(sorted({*configured, *suites()}))
@@ -51,12 +51,12 @@ def network(name: str) -> Network:
     """Return a network by its name, or from a file.
 
     Args:
-        name: Of a built-in network; or the path of a configuration (JSON or TOML with `model_type`, such as
+        name: Name of a bundled network; or path of a configuration (JSON or TOML with `model_type`, such as
             HuggingFace's `config.json`) or of a list of workloads (TOML or CSV).
 
     Raises:
-        UnknownName: listing the networks there are.
-        InputError: saying what is wrong in the file.
+        UnknownName: if there is no such network.
+        InputError: if the file is invalid.
     """
     path = Path(name)
     if path.suffix.lower() in {".json", ".toml", ".csv"}:
@@ -70,14 +70,14 @@ def network(name: str) -> Network:
 
 
 def from_config(name: str, config: dict[str, Any]) -> Network:
-    """Return the network that a configuration describes.
+    """Return the network of a configuration.
 
     Args:
-        name: What it is called.
-        config: By the keys of HuggingFace's `config.json`; those that change no shape are ignored.
+        name: Name of the network.
+        config: Keys of HuggingFace's `config.json`; keys that do not change shapes are ignored.
 
     Raises:
-        InputError: if `model_type` is missing or unknown, or sizes are missing or do not go together.
+        InputError: if `model_type` is missing or unknown, or sizes are missing or inconsistent.
     """
     if config.get("model_type") == "resnet":
         return ResNet(name, config)
@@ -86,7 +86,7 @@ def from_config(name: str, config: dict[str, Any]) -> Network:
 
 
 def _from_file(path: Path) -> Network:
-    """Read a configuration or a list; a folder's `config.json` is named after the folder."""
+    """Read a configuration or a list of workloads. A `config.json` is named after its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The numbers that make one transformer another, read from a configuration as HuggingFace writes it."""
+"""Sizes of transformers, read from a configuration in HuggingFace's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Architecture", "Family"]
 Family = Literal["gpt2", "opt", "bert", "llama", "switch_transformers"]
 
 KNOWN = (*get_args(Family), "resnet")
-"""What a configuration's `model_type` may be; residual networks are none of these architectures."""
+"""Values of `model_type`; residual networks have a separate class."""
 
 _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt2": {
@@ -100,7 +100,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "eps": 1e-6,
     },
 }
-"""What HuggingFace's own configuration classes take for a key that is not given."""
+"""Defaults of HuggingFace's configuration classes."""
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
@@ -110,28 +110,28 @@ class Architecture:
     """Sizes of a transformer.
 
     Attributes:
-        family: Whose model code it is, HuggingFace's `model_type`.
-        layers: Blocks; of an encoder-decoder, those of the encoder.
-        hidden: Width of what blocks pass on.
-        heads: Of queries.
-        vocabulary: Rows of the embedding.
+        family: Model code, as HuggingFace's `model_type`.
+        layers: Number of blocks; of the encoder in an encoder-decoder.
+        hidden: Hidden size.
+        heads: Number of query heads.
+        vocabulary: Vocabulary size.
         ffn: Inner width of the feed-forward layers.
         positions: Longest sequence; 0 for any.
-        activation: Of the feed-forward layers: gelu, gelu_new, relu or silu.
-        heads_k: Heads of keys and values.
-        head_dim: Width of a head.
-        dropout: Probability, of hidden states.
-        attention_dropout: Probability, of attention's weights.
-        tied: Whether the output layer's matrix is the embedding's.
-        embedding: Width of the embedding: `hidden`, or else matrices lead from one to the other and back.
-        token_types: Kinds of tokens that have an embedding of their own.
-        decoder_layers: Blocks of the decoder, where there is an encoder.
-        experts: Of a sparse feed-forward layer; 0 if all are dense.
-        capacity: Most tokens of a sequence that one expert takes.
-        sparse_encoders: Encoder's blocks with experts.
-        sparse_decoders: Decoder's blocks with experts.
-        buckets: Of relative positions.
-        eps: What normalisations add to a variance or a mean square.
+        activation: Activation of the feed-forward layers: gelu, gelu_new, relu or silu.
+        heads_k: Number of key and value heads.
+        head_dim: Size of a head.
+        dropout: Dropout probability of hidden states.
+        attention_dropout: Dropout probability of attention weights.
+        tied: Whether the output layer shares the matrix of the embedding.
+        embedding: Width of the embedding; if it is not `hidden`, matrices project to `hidden` and back.
+        token_types: Number of token types with an embedding.
+        decoder_layers: Number of decoder blocks of an encoder-decoder.
+        experts: Number of experts of a sparse feed-forward layer; 0 if all layers are dense.
+        capacity: Most tokens per sequence for one expert.
+        sparse_encoders: Number of encoder blocks with experts.
+        sparse_decoders: Number of decoder blocks with experts.
+        buckets: Number of relative position buckets.
+        eps: Epsilon of the normalisations.
     """
 
     family: Family
@@ -168,20 +168,20 @@ class Architecture:
 
     @property
     def inner(self) -> int:
-        """Width of all heads of queries."""
+        """Total width of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def inner_k(self) -> int:
-        """Width of all heads of keys."""
+        """Total width of all key heads."""
         return self.heads_k * self.head_dim
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Architecture:
-        """Return the architecture that a configuration describes; keys it does not need are ignored.
+        """Return the architecture of a configuration; unknown keys are ignored.
 
         Raises:
-            InputError: if the family is unknown, a size is missing, or sizes do not go together.
+            InputError: if the family is unknown, a size is missing, or sizes are inconsistent.
         """
         family = config.get("model_type")
         if family is None:
@@ -201,7 +201,7 @@ class Architecture:
 
 
 def _completed(family: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Add what follows from other sizes where it is not given."""
+    """Add sizes that follow from other sizes."""
     hidden, heads = found["hidden"], found["heads"]
     if "head_dim" not in found:
         if hidden % heads:

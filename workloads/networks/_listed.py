@@ -20,13 +20,13 @@ ENTRY = ("workload", "count", "part", "scales")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOperation:
-    """A workload of a list.
+    """One workload of a list.
 
     Attributes:
-        workload: At a batch of 1.
+        workload: The workload at a batch size of 1.
         count: How often a pass runs it.
-        part: What it belongs to.
-        scales: The dimension that the batch multiplies; empty if there is none.
+        part: Part of the network, for tables.
+        scales: Dimension that the batch size multiplies; empty if there is none.
     """
 
     workload: Workload
@@ -35,7 +35,7 @@ class ListedOperation:
     scales: str = ""
 
     def at(self, run: NetworkRun) -> Operation:
-        """Return it at the batch and type of a run."""
+        """Return the operation at the batch size and dtype of a run."""
         changes: dict[str, Any] = {}
         if run.batch > 1 and not self.scales:
             raise InputError(
@@ -53,7 +53,7 @@ class ListedOperation:
 
 
 class ListedNetwork(Network):
-    """A network of which only its workloads are known: inference on one device."""
+    """A network known only by its list of workloads: inference on one device."""
 
     def __init__(self, name: str, entries: tuple[ListedOperation, ...]) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class ListedNetwork(Network):
         """Return a suite as a network.
 
         Raises:
-            UnknownName: listing the suites there are.
+            UnknownName: if there is no such suite.
         """
         return cls(name, tuple(map(_entry_of_layer, suite(name))))
 
@@ -80,11 +80,11 @@ class ListedNetwork(Network):
         return merged(entry.at(run) for entry in self.entries)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Refuse: a list of workloads does not tell what is learned."""
+        """Raise: a list of workloads has no number of parameters."""
         raise InputError(f"{self.name} is a list of workloads, which does not tell its parameters")
 
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Refuse: a list of workloads has no layers to part."""
+        """Raise: a list of workloads has no layers to divide."""
         raise InputError(f"{self.name} is a list of workloads, which has no layers to part")
 
 
@@ -95,11 +95,11 @@ def _entry_of_layer(layer: Layer) -> ListedOperation:
 def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwork:
     """Return a network from the text of a file that lists workloads.
 
-    Each has `workload`, and may have `count` (1), `part` (its operator) and `scales`: columns of a CSV file,
-    or keys of ``[[operation]]`` tables of a TOML file.
+    Each entry has `workload`, and optionally `count` (default 1), `part` (default the operator) and `scales`:
+    columns of a CSV file, or keys of ``[[operation]]`` tables of a TOML file.
 
     Raises:
-        InputError: naming the line or entry, and what is wrong with it.
+        InputError: with the invalid entry.
     """
     rows: list[dict[str, Any]]
     if form == "csv":
@@ -114,7 +114,7 @@ def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwo
 
 
 def _entry(where: str, row: dict[str, Any]) -> ListedOperation:
-    """Return one entry, checked."""
+    """Return one entry after validation."""
     if not isinstance(row, dict) or None in row or set(row) - set(ENTRY) or "workload" not in row:
         raise InputError(f"{where}: must have workload and may have count, part and scales; got {row}")
     try:

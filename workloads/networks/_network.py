@@ -1,4 +1,4 @@
-"""What a network is: a list of operations, each a workload with how often it runs, for one way to run it."""
+"""Networks: lists of operations, each a workload with its count, for one way to run the network."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Optimizer = Literal["none", "sgd", "adamw"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One kernel of a network, or several alike.
+    """One kernel of a network, or several equal ones.
 
     Attributes:
-        workload: What is computed. What no operator of this package describes (a copy, a transposition, an
-            embedding look-up) stands as an elementwise workload that moves the same bytes.
+        workload: The workload. A kernel without an operator (copy, transposition, embedding look-up) is an
+            elementwise workload with the same bytes.
         count: How often it runs.
-        part: What it belongs to, such as ``"attention scores"``: tables group by it.
-        phase: Of the step.
-        alone: Whether it starts on an empty queue, because the host has just waited for the device: for the
-            tokens of an expert, which it must count. Then what a launch costs shows.
+        part: Part of the network, such as ``"attention scores"``; tables group by it.
+        phase: Phase of the step.
+        alone: Whether it starts on an empty queue, because the host waited for the device (for example for
+            the number of tokens of an expert). Its launch cost is then not hidden.
     """
 
     workload: Workload
@@ -46,13 +46,13 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """What a device that holds a part of every layer has to sum up with the others that hold the rest.
+    """An all-reduce of tensor parallelism: every device holds a part of each layer.
 
     Attributes:
-        nbytes: Of the tensor that is summed (all-reduced) over the devices.
-        count: How often.
-        part: As of `Operation`.
-        phase: Likewise.
+        nbytes: Bytes of the tensor.
+        count: How often it runs.
+        part: Part of the network.
+        phase: Phase of the step.
     """
 
     nbytes: int
@@ -63,22 +63,22 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRun:
-    """One way to run a network: one pass of inference, or one training step, on one device.
+    """One way to run a network on one device: a forward pass, or a training step.
 
     Attributes:
-        batch: Samples that go through at once on this device: sequences or images.
-        seq: Tokens of a sequence; 0 for the network's own (images have none).
-        mode: ``"infer"`` is a forward pass of whole sequences (a prompt), ``"train"`` forward and backward,
-            and the optimizer's update if there is one.
-        dtype: Type of weights and activations.
-        fused: Whether a compiler has fused what is elementwise, as `torch.compile` does, and attention is
-            one kernel where it has one (f16, bf16).
-        tensor: Devices among which heads and inner widths are divided; the operations are those of one.
-        layers: The layers that this device holds, from the first up to the second; None for all. It
-            has the embedding if it has the first layer of all, and the head if it has the last.
-        optimizer: What updates the parameters at the end of a training step.
-        accumulate: Whether new gradients are added to those of earlier passes, as micro-batches are, and not
-            written anew.
+        batch: Batch size of this device: sequences or images.
+        seq: Tokens per sequence; 0 for images.
+        mode: ``"infer"`` for a forward pass of whole sequences (a prompt); ``"train"`` for forward pass,
+            backward pass and optimizer step.
+        dtype: Dtype of weights and activations.
+        fused: Whether a compiler such as `torch.compile` has fused elementwise operations, and attention is
+            one kernel where there is one (f16, bf16).
+        tensor: Degree of tensor parallelism: heads and inner widths are divided; operations are those of one
+            device.
+        layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
+            layer, the head to the last.
+        optimizer: Optimizer of a training step.
+        accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
     """
 
     batch: int = 1
@@ -106,11 +106,11 @@ class NetworkRun:
 
 
 class Network(ABC):
-    """What a network computes.
+    """A network.
 
     Attributes:
-        name: Of the configuration, such as ``gpt2-large``.
-        layers: How many layers a pipeline may divide; stages are ranges of them.
+        name: Name of the configuration, such as ``gpt2-large``.
+        layers: Number of layers that pipeline parallelism may divide.
     """
 
     name: str
@@ -118,26 +118,33 @@ class Network(ABC):
 
     @abstractmethod
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return what one device does in one run, alike operations once, in the order they first run in.
+        """Return the operations of one device in one run, equal ones once, in order of first execution.
+
+        Args:
+            run: How the network runs.
 
         Raises:
-            InputError: if the network cannot be run so: a sequence beyond its positions, heads that cannot be
-                divided, layers it does not have.
+            InputError: if the network does not support the run: a sequence that is too long, heads that
+                cannot be divided, or layers that it does not have.
         """
 
     @abstractmethod
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Return how many numbers are learned, of those that one device holds (see `NetworkRun`).
+        """Return the number of parameters on one device.
 
-        A matrix that two layers share counts once where one device has both.
+        A matrix that two layers share counts once if the device has both.
+
+        Args:
+            tensor: Degree of tensor parallelism.
+            layers: Layers of the device as a half-open range; None for all.
         """
 
     @abstractmethod
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Return the numbers that one layer passes to the next: what a pipeline stage sends."""
+        """Return the number of elements that one layer passes to the next, or a stage sends."""
 
     def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
-        """Return the sums over devices that a division by `run.tensor` asks for; none if it is 1."""
+        """Return the all-reduces of tensor parallelism; none if `run.tensor` is 1."""
         return ()
 
     def boundary_bytes(self, run: NetworkRun) -> int:
@@ -145,10 +152,10 @@ class Network(ABC):
         return self.boundary_elements(run) * itemsize(run.dtype)
 
     def stage(self, run: NetworkRun) -> tuple[int, int]:
-        """Return the layers that a run holds, from the first up to the second.
+        """Return the layers of a run as a half-open range.
 
         Raises:
-            InputError: if there are not so many.
+            InputError: if the network does not have these layers.
         """
         first, last = run.layers or (0, self.layers)
         if last > self.layers:
@@ -157,7 +164,7 @@ class Network(ABC):
 
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return operations of which no two agree in all but their counts; these are added up."""
+    """Return the operations with equal ones merged by adding their counts."""
     counts: dict[Operation, int] = {}
     for each in operations:
         one = replace(each, count=1)

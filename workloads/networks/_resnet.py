@@ -1,4 +1,4 @@
-"""Residual networks for images, as torchvision and HuggingFace run them: convolutions, each normalised.
+"""Residual networks for images, as torchvision and HuggingFace run them.
 
 Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", 2015, table 1; version 1.5 as
 in torchvision.models.resnet50 (the 3x3 convolution of a block has the stride).
@@ -18,20 +18,20 @@ from tunebench.workloads.operators.conv2d import Conv2d
 __all__ = ["ResNet"]
 
 REDUCTION = 4
-"""How much narrower the 3x3 convolution of a block is than what the block passes on."""
+"""Ratio of a block's output channels to the channels of its 3x3 convolution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """A convolution of square images, and what follows it.
+    """A convolution of square images with its normalisation and activation.
 
     Attributes:
-        c: Channels of its input.
-        k: Channels of its output.
-        size: Height and width of its input.
+        c: Input channels.
+        k: Output channels.
+        size: Height and width of the input.
         taps: Height and width of the filter.
-        stride: Likewise of a step.
-        relu: Whether negative results become 0 after the normalisation.
+        stride: Stride in both directions.
+        relu: Whether a ReLU follows the normalisation.
     """
 
     c: int
@@ -43,30 +43,30 @@ class Convolution:
 
     @property
     def out(self) -> int:
-        """Height and width of its output."""
+        """Height and width of the output."""
         return -(-self.size // self.stride)
 
     @property
     def parameters(self) -> int:
-        """Numbers of the filters, and of the normalisation behind them."""
+        """Number of parameters of the filters and the normalisation."""
         return self.c * self.k * self.taps**2 + 2 * self.k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualBlock:
-    """Three convolutions around which the input is passed, through a convolution of its own if it must."""
+    """Three convolutions with a skip connection, which has a convolution where shapes change."""
 
     convolutions: tuple[Convolution, ...]
     shortcut: Convolution | None
 
     @property
     def all(self) -> tuple[Convolution, ...]:
-        """Every convolution."""
+        """All convolutions of the block."""
         return (*self.convolutions, *((self.shortcut,) if self.shortcut else ()))
 
 
 class ResNet(Network):
-    """A residual network of bottleneck blocks; `layers` counts blocks."""
+    """A residual network of bottleneck blocks; `layers` is the number of blocks."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class ResNet(Network):
         self.layers = sum(self.depths)
 
     def blocks(self) -> tuple[ResidualBlock, ...]:
-        """Return the blocks, first to last."""
+        """Return the blocks in order."""
         return tuple(self._blocks())
 
     def _blocks(self) -> Iterator[ResidualBlock]:
@@ -110,7 +110,7 @@ class ResNet(Network):
         return Convolution(c=3, k=self.stem, size=self.size, taps=7, stride=2)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Return how many numbers are learned (see `Network.parameters`); nothing is divided."""
+        """Return the number of parameters (see `Network.parameters`); tensor parallelism is not supported."""
         first, last = layers or (0, self.layers)
         total = sum(each.parameters for block in self.blocks()[first:last] for each in block.all)
         if first == 0:
@@ -120,12 +120,12 @@ class ResNet(Network):
         return total
 
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Return what the last block of a stage passes on."""
+        """Return the output elements of the last block of a stage."""
         last = self.blocks()[self.stage(run)[1] - 1].convolutions[-1]
         return run.batch * last.k * last.out**2
 
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return what one device does in one run (see `Network.operations`)."""
+        """Return the operations of one device in one run (see `Network.operations`)."""
         if run.seq or run.tensor != 1:
             raise InputError(f"{self.name} is a network for images: leave seq and tensor out")
         first, last = self.stage(run)
@@ -144,11 +144,11 @@ class ResNet(Network):
         return merged(tape.operations)
 
     def _add_stem(self, tape: Tape) -> None:
-        """Add the first convolution, whose input needs no gradient, and the pooling behind it."""
+        """Add the first convolution, whose input needs no gradient, and the pooling."""
         first = self._first()
         _add_convolution(tape, "stem", first, input_gradient=False)
         pooled = (tape.run.batch * self.stem, (first.out // 2) ** 2)
-        for phase in ("forward", "backward"):  # a quarter of what is read is written; backward with places
+        for phase in ("forward", "backward"):  # a quarter is written; backward needs positions
             tape.copy("stem", pooled, phase)
             tape.copy("stem", (pooled[0], 2 * pooled[1]), phase)
 
@@ -159,7 +159,7 @@ class ResNet(Network):
         last = block.convolutions[-1]
         shape = (tape.run.batch * last.k, last.out**2)
         expression = "relu(x+y)" if tape.run.fused else "x+y"
-        tape.pointwise(stage, shape, expression, ("x+y",))  # backward: of the two ways that part
+        tape.pointwise(stage, shape, expression, ("x+y",))  # backward: sum of the gradients of both paths
         if not tape.run.fused:
             tape.activation(stage, shape, "relu")
 
@@ -172,7 +172,7 @@ class ResNet(Network):
 
 
 def _add_convolution(tape: Tape, part: str, given: Convolution, *, input_gradient: bool = True) -> None:
-    """Add a convolution, its normalisation and its activation: fused, the last two are one kernel."""
+    """Add a convolution, its normalisation and its activation; the last two are one kernel if fused."""
     run = tape.run
     work = Conv2d(
         n=run.batch,
@@ -185,14 +185,14 @@ def _add_convolution(tape: Tape, part: str, given: Convolution, *, input_gradien
         stride=given.stride,
         pad=given.taps // 2,
         dtype=run.dtype,
-        layout="nchw" if run.dtype == "f32" else "nhwc",  # as frameworks have it, and as tensor cores want it
+        layout="nchw" if run.dtype == "f32" else "nhwc",  # tensor cores need nhwc
     )
     tape.add(f"{part} convolutions", work)
     if input_gradient:
         tape.add(f"{part} convolutions", work.changed(direction="dgrad"), "backward")
     tape.add(f"{part} convolutions", work.changed(direction="wgrad"), "backward")
     shape = (run.batch * given.k, given.out**2)
-    if run.trains:  # statistics are sums over the batch: x is read once more, and twice with its gradient
+    if run.trains:  # statistics are sums over the batch: they read x once more, and twice for its gradient
         tape.summed(part, shape[0] * shape[1])
         for _ in range(2):
             tape.summed(part, shape[0] * shape[1], "backward")

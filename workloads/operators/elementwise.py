@@ -24,7 +24,8 @@ __all__ = ["Elementwise", "neighbour"]
 class Elementwise(ExpressionWorkload):
     """A chain of elementwise operations in one kernel, computed in f32 and rounded once.
 
-    See `ExpressionWorkload` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics
+    See `ExpressionWorkload` for the inputs. out (rows, cols). Vectors may have another type, `vector_dtype`:
+    statistics
     are f32 where images are f16.
     """
 
