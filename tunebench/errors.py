@@ -72,7 +72,7 @@ class ConfigError(InputError):
 
 
 class LookupMiss(TunebenchError):
-    """Nothing is known for this problem on this device."""
+    """No result is known for this workload on this device."""
 
     exit_code = 3
 
@@ -94,15 +94,15 @@ class DeviceError(TunebenchError):
 
 
 class ClusterLost(DeviceError):
-    """The cluster that measures cannot be reached, or its workers are gone and none has come back."""
+    """The cluster that measures cannot be reached, or its workers are gone and none has returned."""
 
 
 class MissingDependency(TunebenchError):
     """An optional dependency is not installed.
 
     Args:
-        package: What could not be imported.
-        extra: The extra of tunebench that brings it.
+        package: The missing package.
+        extra: The extra of tunebench that installs it.
     """
 
     exit_code = 6

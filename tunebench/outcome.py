@@ -59,15 +59,15 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """It ran, its result was right, and this is how long it took.
+    """The configuration ran, its result was correct, and this is its time.
 
     Attributes:
         median_us: Median time of one run.
         ci_us: 95 % confidence interval of the median.
-        samples_us: Every sample, in the order taken.
-        cache: Cache state the samples were taken in.
-        verification: How the result was proved right.
-        conditions: What else makes two measurements comparable or not: clocks, throttling, power.
+        samples_us: All samples, in the order taken.
+        cache: Cache state of the samples.
+        verification: How the result was verified.
+        conditions: Conditions that make measurements comparable or not: clocks, throttling, power.
     """
 
     kind: ClassVar[str] = "measured"
@@ -81,13 +81,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """It compiled for a device that is not here; the time is a belief of the model.
+    """The configuration compiled for an absent device; its time is predicted by the model.
 
     Attributes:
         predicted_us: Expected time.
-        verification: How the result was proved right.
-        low_us: Nine of ten real times lie between this and `high_us`; None in records that have no interval.
-        high_us: The other end.
+        verification: How the result was verified.
+        low_us: Lower end of the 90 % prediction interval; None in records without an interval.
+        high_us: Upper end.
     """
 
     kind: ClassVar[str] = "predicted"
@@ -104,7 +104,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """It was right, but its first samples were hopeless against the incumbent; it has no median."""
+    """The result was correct, but the first samples were hopeless against the incumbent; it has no median."""
 
     kind: ClassVar[str] = "aborted"
     samples_us: tuple[float, ...]
@@ -113,7 +113,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """It was not run: its bound exceeds the incumbent."""
+    """The configuration was not run: its lower bound exceeds the incumbent."""
 
     kind: ClassVar[str] = "pruned"
     bound_us: float
@@ -150,7 +150,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongResult:
-    """It ran and its output is outside the tolerance."""
+    """The configuration ran, and its output is outside the tolerance."""
 
     kind: ClassVar[str] = "wrong_result"
     reason: str
@@ -158,7 +158,7 @@ class WrongResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """It did not finish in the time allowed; its worker was replaced."""
+    """The configuration did not finish within the time limit; its worker was replaced."""
 
     kind: ClassVar[str] = "timed_out"
     reason: str
@@ -166,7 +166,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """It took its worker down; the worker was replaced."""
+    """The configuration crashed its worker, which was replaced."""
 
     kind: ClassVar[str] = "crashed"
     reason: str
