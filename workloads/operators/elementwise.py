@@ -25,8 +25,7 @@ class Elementwise(ExpressionWorkload):
     """A chain of elementwise operations in one kernel, computed in f32 and rounded once.
 
     See `ExpressionWorkload` for the inputs. out (rows, cols). Vectors may have another type, `vector_dtype`:
-    statistics
-    are f32 where images are f16.
+    statistics are f32 where images are f16.
     """
 
     operator: ClassVar[str] = "elementwise"
