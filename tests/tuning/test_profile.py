@@ -153,7 +153,7 @@ def test_a_run_that_time_cut_short_is_not_finished(tmp_path: Path) -> None:
 
 def test_without_records_it_says_how_to_make_them(tmp_path: Path) -> None:
     note(tmp_path / "a.db", (SMALL, 1, 1.0), device=described()["h100-sxm"])
-    with pytest.raises(InputError, match=r"tunebench\.torch\.record"):
+    with pytest.raises(InputError, match=r"tunebench\.torch\.profile"):
         tune_from_profile(device="cpu", db=tmp_path / "a.db")
     with pytest.raises(InputError, match="variants cannot be chosen"):
         tune_from_profile(device="cpu", db=tmp_path / "a.db", plan=Plan(variants=("numba_cpu",)))
