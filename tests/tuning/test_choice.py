@@ -128,5 +128,7 @@ def test_a_configuration_that_breaks_a_constraint_is_refused() -> None:
 
 @needs_cuda
 def test_a_configuration_needs_its_variant() -> None:
-    with pytest.raises(InputError, match="name the variant of the configuration, one of: cuda_block, numba_cuda"):
+    with pytest.raises(
+        InputError, match="name the variant of the configuration, one of: cuda_block, numba_cuda"
+    ):
         choose_config(WORKLOAD, H100, config="threads=128")
