@@ -49,15 +49,15 @@ def test_failing_file_is_reported_and_kept(
 
 
 def test_slow_file_is_reported() -> None:
-    with pytest.raises(import_fuzz.Hung, match=r"more than 0\.05 s"), import_fuzz.limited(0.05):
+    with pytest.raises(import_fuzz.ImportTooSlow, match=r"more than 0\.05 s"), import_fuzz.time_limit(0.05):
         threading.Event().wait()
 
 
 def test_valid_files_are_imported_completely(store: Store, tmp_path: Path) -> None:
     for form in files.FORMATS:
         path = tmp_path / form
-        path.write_bytes(files.written(files.good(form)))
-        assert import_fuzz.outcome_of(store, path) == "whole"
+        path.write_bytes(files.encoded(files.good(form)))
+        assert import_fuzz.import_outcome(store, path) == "whole"
 
 
 # -- what was found --------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_line_that_cannot_be_stored_is_rejected_alone(bad: str, store: Store, tm
     lines, said = BAD_LINES[bad]
     good = files.good("jsonl")[:3]
     path = tmp_path / "in.jsonl"
-    path.write_bytes(files.written([*lines, *good]).replace(b"Infinity", b"1e999"))
+    path.write_bytes(files.encoded([*lines, *good]).replace(b"Infinity", b"1e999"))
     done = import_file(store, path)
     assert done.refused >= 1
     assert said in done.faults[0].reason
@@ -119,14 +119,14 @@ def test_configuration_outside_the_installed_space_is_stale(store: Store, tmp_pa
     lines = files.good("jsonl")[:3]
     workload = {"workload": "gemm:m=64,n=64,k=64,dtype=f16"}
     path = tmp_path / "in.jsonl"
-    path.write_bytes(files.written([lines[0], lines[2] | workload]))  # a softmax kernel for a gemm workload
+    path.write_bytes(files.encoded([lines[0], lines[2] | workload]))  # a softmax kernel for a gemm workload
     assert import_file(store, path).added == 1
     assert store.stats().stale == 1
 
 
 MANY = {
-    "blank lines": (files.written(files.good("jsonl")) + b"\n" * 200_000, "blank or unusable"),
-    "unusable lines": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
+    "blank lines": (files.encoded(files.good("jsonl")) + b"\n" * 200_000, "blank or unusable"),
+    "unusable lines": (files.encoded(files.good("jsonl")) + b"\n1" * 200_000, "blank or unusable"),
     "a decompression bomb": (b'{"results": [' + b" " * (60 << 20), "times its size"),
     "an endless value": (b'{"results": ["' + b"x" * (5 << 20), "longer than 4 Mi"),
     "an endless name": (b'{"cache": {"' + b"x" * (5 << 20), "longer than 4 Mi"),
@@ -148,7 +148,7 @@ def test_too_long_line_counts_as_one_line(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.db.jsonl_file.MAX_LINE_BYTES", 4096)
-    device, first, second, *_ = files.written(files.good("jsonl")).splitlines()
+    device, first, second, *_ = files.encoded(files.good("jsonl")).splitlines()
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\n".join((device, first, b"9" * 10_000, second)))
     done = import_file(store, path)
@@ -156,7 +156,7 @@ def test_too_long_line_counts_as_one_line(
 
 
 def test_duplicate_name_in_an_object_is_refused(store: Store, tmp_path: Path) -> None:
-    text = files.written(files.good("kernel-tuner"))
+    text = files.encoded(files.good("kernel-tuner"))
     path = tmp_path / "in.json"
     path.write_bytes(text.replace(b'"b": 8', b'"b": 8, "b": 9', 1))
     cache = import_file(store, path)
@@ -164,7 +164,7 @@ def test_duplicate_name_in_an_object_is_refused(store: Store, tmp_path: Path) ->
     path.write_bytes(text.replace(b'"objective"', b'"kernel_name"'))
     with pytest.raises(InputError, match="contains 'kernel_name' twice"):
         import_file(store, path)
-    device, *lines = files.written(files.good("jsonl")).splitlines()
+    device, *lines = files.encoded(files.good("jsonl")).splitlines()
     path.write_bytes(b"\n".join((device, lines[0].replace(b'"seed"', b'"bound_us"'), lines[1])))
     assert "a name twice" in import_file(store, path).faults[0].reason
 
@@ -178,7 +178,7 @@ def test_irregular_file_is_refused(store: Store, tmp_path: Path) -> None:
 
 def test_damaged_first_line_does_not_hide_the_others(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_bytes(b"{\n" + files.written(files.good("jsonl")))
+    path.write_bytes(b"{\n" + files.encoded(files.good("jsonl")))
     done = import_file(store, path)
     assert (done.refused, done.added) == (1, 7)
 

@@ -293,7 +293,7 @@ import resource, signal
 from tunebench.testing import journaled_tuning
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
-with journaled_tuning.witnessing({db!r}, Path({journal!r})) as store:
+with journaled_tuning.journaled_store({db!r}, Path({journal!r})) as store:
     journaled_tuning.tune(store, journaled_tuning.workload(0), 1)
 """
 

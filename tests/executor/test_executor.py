@@ -51,7 +51,7 @@ def test_one_call_in_a_process_of_its_own() -> None:
     stage = ProcessStage(function=stages.compile_task, start=stages.start)
     assert call_once(stage, task()).key == "k"
     assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
-    with pytest.raises(RuntimeError, match="fault"):
+    with pytest.raises(RuntimeError, match="bug"):
         call_once(stage, task(compiling="bug"))
 
 

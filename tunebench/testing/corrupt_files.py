@@ -15,7 +15,7 @@ from tunebench import kernels
 from tunebench.device import described
 from tunebench.workloads import parse
 
-__all__ = ["FORMATS", "good", "spoilt"]
+__all__ = ["FORMATS", "corrupt", "good"]
 
 FORMATS = ("kernel-tuner", "t4", "jsonl")
 
@@ -168,7 +168,7 @@ def good(form: str) -> Any:
     return copy.deepcopy(makers[form]())
 
 
-def written(data: Any, rng: random.Random | None = None) -> bytes:
+def encoded(data: Any, rng: random.Random | None = None) -> bytes:
     """Return the text of a file; with `rng`, now and then with a name twice in an object."""
     lines = data if isinstance(data, list) else [data]
     return "\n".join(_json(line, rng) for line in lines).encode("utf-8", "surrogatepass")
@@ -188,7 +188,7 @@ def _json(value: Any, rng: random.Random | None) -> str:
 # -- what is done to them --------------------------------------------------------------------------
 
 
-def spoilt(rng: random.Random) -> bytes:
+def corrupt(rng: random.Random) -> bytes:
     """Return a file to which something was done, of which the random numbers decide."""
     form = rng.choice(FORMATS)
     data = good(form)
@@ -197,7 +197,7 @@ def spoilt(rng: random.Random) -> bytes:
             _change(data, rng)
     if isinstance(data, list):
         _shuffle(data, rng)
-    text = written(data, rng)
+    text = encoded(data, rng)
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 3)):
             text = _damage(text, rng)
@@ -260,7 +260,7 @@ def _damage(text: bytes, rng: random.Random) -> bytes:
         case 3:
             return text[:at] + rng.choice(TOKENS) + text[at:]
         case 4:
-            return text[:at] + written(good(rng.choice(FORMATS)))[rng.randint(0, 500) :]
+            return text[:at] + encoded(good(rng.choice(FORMATS)))[rng.randint(0, 500) :]
         case 5:
             return text[:until] + text[at:]
     return text[:at] + rng.randbytes(rng.randint(1, 8)) + text[at:]
@@ -274,5 +274,5 @@ def _compress(text: bytes, rng: random.Random) -> bytes:
     if what < 0.5:
         return _damage(packed, rng)
     if what < 0.6:
-        return packed + gzip.compress(written(good(rng.choice(FORMATS))), mtime=0)
+        return packed + gzip.compress(encoded(good(rng.choice(FORMATS))), mtime=0)
     return packed

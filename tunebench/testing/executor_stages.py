@@ -1,10 +1,12 @@
-"""Stage functions for executors in tests; worker processes import them by name."""
+"""Stages for tests of executors, which compile and measure nothing; worker processes import them by name."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +15,51 @@ from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.outcome import CompileFailed, Measured, Result, Verification
 from tunebench.task import Task
 
+__all__ = ["actor_of", "compile_task", "compiling", "measure_task", "parent_of", "start", "start_executor"]
+__all__ += ["stand_in_result", "wait_for"]
+
 
 def start(*_arguments: Any) -> None:
     """Prepare nothing."""
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
-    """Do what the configuration's `compile` says."""
-    what = task.config["compile"]
-    if what == "fail":
+    """Compile nothing; fail, crash, sleep or raise as the configuration's `compile` says."""
+    behaviour = task.config["compile"]
+    if behaviour == "fail":
         return CompileFailed(reason="syntax error")
-    if what == "crash":
+    if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "slow":
+    if behaviour == "slow":
         time.sleep(0.2)
-    if what == "bug":
-        raise RuntimeError("a fault of ours")
+    if behaviour == "bug":
+        raise RuntimeError("a bug in the stage")
     return Binary(key="k", language="numba-cpu", target="t", payload=b"")
 
 
 def measure_task(task: Task, _binary: Binary, abort_above_us: float | None) -> Result:
-    """Do what the configuration's `run` says."""
-    what = task.config["run"]
-    if what == "crash":
+    """Measure nothing; crash, exit, hang, sleep or wait as the configuration's `run` says."""
+    behaviour = task.config["run"]
+    if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "exit":
+    if behaviour == "exit":
         os._exit(3)
-    if what == "hang":
-        time.sleep(60)
-    if what == "slow":
+    if behaviour == "hang":
+        threading.Event().wait()
+    if behaviour == "slow":
         time.sleep(0.2)
-    if what == "wait":
-        _wait_in(Path(task.config["folder"]))
-    if what == "kill":
+    if behaviour == "wait":
+        folder = Path(task.config["folder"])
+        (folder / f"{os.getpid()}.pid").touch()
+        wait_for((folder / "go").exists, 600.0)
+    if behaviour == "kill":
         os.kill(actor_of(os.getpid()), signal.SIGKILL)
-        time.sleep(60)
-    return measured(float(task.config["us"]), abort_above_us=abort_above_us)
+        threading.Event().wait()
+    return stand_in_result(float(task.config["us"]), abort_above_us=abort_above_us)
 
 
-def measured(us: float, **conditions: Any) -> Result:
-    """Return that something took so long."""
+def stand_in_result(us: float, **conditions: Any) -> Result:
+    """Return the result of a task that took `us` microseconds."""
     return Result(
         outcome=Measured(
             median_us=us,
@@ -66,33 +73,35 @@ def measured(us: float, **conditions: Any) -> Result:
 
 
 def compiling() -> ProcessStage:
-    """Return a stage whose function is called alone."""
+    """Return the compiling stage, for executors that call a single stage."""
     return ProcessStage(function=compile_task, start=start)
 
 
-def _wait_in(folder: Path) -> None:
-    """Say who is here, and go on once told to."""
-    (folder / f"{os.getpid()}.pid").touch()
-    for _ in range(6000):
-        if (folder / "go").exists():
-            return
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    """Wait until a condition holds, checking every 10 ms, for `limit_s` seconds at most."""
+    end = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
 
 def actor_of(pid: int) -> int:
-    """Return the Ray actor that a process descends from."""
+    """Return the process id of the Ray actor that started a process, directly or indirectly."""
     while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
         pid = parent_of(pid)
     return pid
 
 
 def parent_of(pid: int) -> int:
-    """Return who started a process."""
+    """Return the process id of a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def start_executor(_compilers: int, timeout_s: float = 30.0) -> LocalExecutor:
-    """Start an executor of these stages; workers of a cluster call it by name."""
+    """Return a local executor of these stages; cluster workers call this function by name.
+
+    Args:
+        timeout_s: Time limit of the measuring stage, in seconds.
+    """
     return LocalExecutor(
         compiling=ProcessStage(function=compile_task, start=start, workers=2),
         measuring=ProcessStage(function=measure_task, start=start, timeout_s=timeout_s),

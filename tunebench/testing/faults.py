@@ -38,10 +38,10 @@ from tunebench.db.store import open_store
 from tunebench.errors import DatabaseError, LookupMiss
 from tunebench.outcome import Measured
 from tunebench.testing import journaled_tuning
-from tunebench.testing.journal_check import Audit, Counts
+from tunebench.testing.journal_check import FaultCounts, JournalCheck
 from tunebench.testing.postgres import Server, serving, unavailable
 
-__all__ = ["Counts", "cli_soak", "server_soak", "sqlite_soak"]
+__all__ = ["FaultCounts", "cli_soak", "server_soak", "sqlite_soak"]
 
 TUNERS, READERS, ENDLESS = 4, 2, 10**6
 
@@ -49,10 +49,10 @@ TUNERS, READERS, ENDLESS = 4, 2, 10**6
 # -- processes -------------------------------------------------------------------------------------
 
 
-def read_on(db: str, seconds_between: float, results: Any, until: Any) -> None:
+def read_forever(db: str, seconds_between: float, results: Any, until: Any) -> None:
     """Look up until told to stop, and tell what came of it."""
     lookup_index.REFRESH_S = seconds_between
-    journaled_tuning.serve()
+    journaled_tuning.register_variant()
     warnings.simplefilter("ignore", RuntimeWarning)  # a server that is away is what this is about
     device, draw, counts = devices.local_cpu(), random.Random(os.getpid()), Counter[str]()
     newest = 0
@@ -79,10 +79,10 @@ def read_on(db: str, seconds_between: float, results: Any, until: Any) -> None:
     results.put(counts)
 
 
-class Crew:
+class TunersAndReaders:
     """Tuners and readers on one database; a context manager."""
 
-    def __init__(self, db: str, journal: Path, counts: Counts, *, refresh_s: float = 0.1) -> None:
+    def __init__(self, db: str, journal: Path, counts: FaultCounts, *, refresh_s: float = 0.1) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["tunebench.testing.journaled_tuning", "tunebench.testing.faults"]
@@ -92,7 +92,7 @@ class Crew:
         self._seed = 0
         self._tuners = [self._tuner() for _ in range(TUNERS)]
         self._readers = [
-            self._context.Process(target=read_on, args=(db, refresh_s, self._results, self._until))
+            self._context.Process(target=read_forever, args=(db, refresh_s, self._results, self._until))
             for _ in range(READERS)
         ]
         for reader in self._readers:
@@ -101,7 +101,7 @@ class Crew:
     def _tuner(self) -> Any:
         self._seed += 1
         arguments = (self._db, self._journal, self._seed, ENDLESS)
-        tuner = self._context.Process(target=journaled_tuning.tune_on, args=arguments)
+        tuner = self._context.Process(target=journaled_tuning.tune_forever, args=arguments)
         tuner.start()
         return tuner
 
@@ -146,49 +146,51 @@ class Crew:
 # -- soaks -----------------------------------------------------------------------------------------
 
 
-def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> Counts:
+def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> FaultCounts:
     """Kill one of four tuners of a file, again and again."""
-    counts, db, draw = Counts(), folder / "soak.db", random.Random(seed)
+    counts, db, draw = FaultCounts(), folder / "soak.db", random.Random(seed)
     with open_store(db) as store:
-        audit = Audit(store, folder / "journal", counts)
-        crew = Crew(str(db), audit.journal, counts)
-        with _ended(crew):
+        check = JournalCheck(store, folder / "journal", counts)
+        group = TunersAndReaders(str(db), check.journal, counts)
+        with _ended(group):
             _wait_until(lambda: store.stats().runs >= TUNERS)
-            for _ in _shown(range(kills), counts):
+            for _ in _with_progress(range(kills), counts):
                 time.sleep(draw.uniform(0, pause_s))
                 place = draw.randrange(TUNERS)
-                crew.kill(place)
-                audit.take_claims_of_the_dead()
-                audit.check()
-                crew.replace(place)
-        audit.check(everything=True)
-        audit.take_claims_of_the_dead()
-        audit.finish(seed=9)
+                group.kill(place)
+                check.claim_trials_of_the_dead()
+                check.check()
+                group.replace(place)
+        check.check(everything=True)
+        check.claim_trials_of_the_dead()
+        check.finish(seed=9)
     return counts
 
 
-def server_soak(server: Server, folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> Counts:
+def server_soak(
+    server: Server, folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0
+) -> FaultCounts:
     """Kill the server of four tuners, again and again."""
-    counts, draw, url = Counts(), random.Random(seed), server.new_database()
+    counts, draw, url = FaultCounts(), random.Random(seed), server.new_database()
     open_store(url).close()
     journal = folder / "journal"
     with open_store(url) as store:
-        audit = Audit(store, journal, counts)
-        crew = Crew(url, journal, counts, refresh_s=0.5)
-        with _ended(crew):
+        check = JournalCheck(store, journal, counts)
+        group = TunersAndReaders(url, journal, counts, refresh_s=0.5)
+        with _ended(group):
             _wait_until(lambda: store.stats().runs >= TUNERS)
-            for number in _shown(range(kills), counts):
+            for number in _with_progress(range(kills), counts):
                 time.sleep(draw.uniform(0, pause_s))
                 server.kill() if number % 2 else server.stop("immediate")
                 counts.kills += 1
                 time.sleep(draw.uniform(0, pause_s / 2))
                 server.start()
                 _wait_for(journal, journal.stat().st_size + 1)
-                crew._see()
-                audit.check()
-        audit.check(everything=True)
-        audit.take_claims_of_the_dead()
-        audit.finish(seed=9)
+                group._see()
+                check.check()
+        check.check(everything=True)
+        check.claim_trials_of_the_dead()
+        check.finish(seed=9)
     return counts
 
 
@@ -196,9 +198,9 @@ COMMAND = ("tune", "--workload", "softmax:rows=33,cols=65,dtype=f32", "--device"
 QUICK = ("--workers", "1", "--no-baselines", "--sampler", "bound")
 
 
-def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> Counts:
+def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
     """Kill `tunebench tune` and all its processes, again and again; then let it finish."""
-    counts, draw = Counts(), random.Random(seed)
+    counts, draw = FaultCounts(), random.Random(seed)
     db, journal = folder / "cli.db", folder / "cli-journal"
     command = [
         sys.executable,
@@ -211,8 +213,8 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> Counts:
         *QUICK,
     ]
     with open_store(db) as store:
-        audit = Audit(store, journal, counts)
-        for _ in _shown(range(kills), counts):
+        check = JournalCheck(store, journal, counts)
+        for _ in _with_progress(range(kills), counts):
             size = journal.stat().st_size if journal.exists() else 0
             tuner = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
             _wait_for(journal, size + 1)
@@ -221,21 +223,21 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> Counts:
             os.killpg(tuner.pid, signal.SIGKILL)
             tuner.wait()
             counts.kills += 1
-            audit.take_claims_of_the_dead()
-            audit.check()
+            check.claim_trials_of_the_dead()
+            check.check()
         ended = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=False)
         counts.unfinished += ended.returncode != 0
-        audit.check(everything=True)
+        check.check(everything=True)
         counts.held += store.stats().claimed
     return counts
 
 
 @contextlib.contextmanager
-def _ended(crew: Crew) -> Iterator[None]:
+def _ended(group: TunersAndReaders) -> Iterator[None]:
     try:
         yield
     finally:
-        crew.end()
+        group.end()
 
 
 def _wait_for(journal: Path, size: int) -> None:
@@ -251,7 +253,7 @@ def _wait_until(reached: Callable[[], bool], *, limit_s: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-def _shown(rounds: Sequence[int], counts: Counts) -> Iterator[int]:
+def _with_progress(rounds: Sequence[int], counts: FaultCounts) -> Iterator[int]:
     """Yield the rounds, and tell now and then where it stands."""
     for number in rounds:
         if number % 20 == 0 and len(rounds) > 20:
@@ -262,7 +264,7 @@ def _shown(rounds: Sequence[int], counts: Counts) -> Iterator[int]:
 def main() -> None:
     """Print the counts as JSON; end with 1 if anything was seen that must not be."""
     if sys.argv[1:2] == ["journal"]:
-        sys.exit(journaled_tuning.command_line(*sys.argv[2:]))
+        sys.exit(journaled_tuning.run_cli(*sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=[])
     parser.add_argument("--kills", type=int, default=200)
@@ -294,12 +296,12 @@ def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
         if reason is not None:
             return {"skipped": reason}
         with serving(flushed=True) as server:
-            return _told(server_soak(server, folder, kills, seed=seed))
-    soak: Callable[..., Counts] = {"sqlite": sqlite_soak, "cli": cli_soak}[part]
-    return _told(soak(folder, kills if part == "sqlite" else max(1, kills // 40), seed=seed))
+            return _figures(server_soak(server, folder, kills, seed=seed))
+    soak: Callable[..., FaultCounts] = {"sqlite": sqlite_soak, "cli": cli_soak}[part]
+    return _figures(soak(folder, kills if part == "sqlite" else max(1, kills // 40), seed=seed))
 
 
-def _told(counts: Counts) -> dict[str, Any]:
+def _figures(counts: FaultCounts) -> dict[str, Any]:
     return {**{name: getattr(counts, name) for name in counts.__slots__}, "faults": counts.faults}
 
 

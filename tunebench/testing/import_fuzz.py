@@ -1,4 +1,4 @@
-"""Imports of spoilt files: each goes in, or in part, or is refused, and leaves a database that is sound.
+"""Imports of corrupt files: each goes in, or in part, or is refused, and leaves a database that is sound.
 
     python -m tunebench.testing.import_fuzz [--files 100000] [--seed 0] [--first 0] [--out DIR]
 
@@ -37,7 +37,7 @@ from tunebench.db.record import MAX_FAULTS
 from tunebench.db.schema import device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store
 from tunebench.errors import TunebenchError
-from tunebench.testing.corrupt_files import spoilt
+from tunebench.testing.corrupt_files import corrupt
 
 TIME_LIMIT_S = 30.0
 """Wall time of one file, on a machine that others use."""
@@ -50,16 +50,16 @@ GIVE_UP = 20
 _TABLES = (measurement_table, trial_table, run_table, device_table)
 
 
-class Hung(BaseException):
+class ImportTooSlow(BaseException):
     """One file took longer than it may."""
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise `Hung` when the time is up."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `ImportTooSlow` when the time is up."""
 
     def ring(number: int, frame: object) -> None:
-        raise Hung(f"more than {seconds:g} s")
+        raise ImportTooSlow(f"more than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -70,7 +70,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def outcome_of(store: Store, path: Path) -> str:
+def import_outcome(store: Store, path: Path) -> str:
     """Import a file into an empty database, look at what became of it, and empty it again.
 
     Returns:
@@ -118,12 +118,12 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
     path = folder / "fuzzed"
     slowest = (0.0, 0)
     for number in numbers:
-        path.write_bytes(spoilt(random.Random(f"{seed}:{number}")))
+        path.write_bytes(corrupt(random.Random(f"{seed}:{number}")))
         began = time.perf_counter()
         try:
-            with limited(TIME_LIMIT_S):
-                became[outcome_of(store, path)] += 1
-        except (Exception, Hung):
+            with time_limit(TIME_LIMIT_S):
+                became[import_outcome(store, path)] += 1
+        except (Exception, ImportTooSlow):
             became["failed"] += 1
             print(f"file {number} of seed {seed} failed:\n{traceback.format_exc(limit=-6)}", flush=True)
             if failed is not None:

@@ -20,11 +20,11 @@ from tunebench.db.store import Store
 from tunebench.space import Config
 from tunebench.testing import journaled_tuning
 
-__all__ = ["Audit", "Counts", "is_damaged"]
+__all__ = ["FaultCounts", "JournalCheck", "is_damaged"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class FaultCounts:
     """What a soak saw; those that must be zero come last.
 
     Attributes:
@@ -82,7 +82,7 @@ FROM trial AS t JOIN device AS d ON d.id = t.device_id WHERE t.state = 'claimed'
 
 
 @dataclass(slots=True)
-class Audit:
+class JournalCheck:
     """Holds a database against the journal of those who wrote it.
 
     Attributes:
@@ -93,7 +93,7 @@ class Audit:
 
     store: Store
     journal: Path
-    counts: Counts
+    counts: FaultCounts
     _read: int = 0
     _told: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class Audit:
                 found = {row[0]: list(row) for row in connection.execute(sa.text(_STORED), span)}
             self.counts.lost += sum(found.get(number) != line for number, line in told.items())
 
-    def take_claims_of_the_dead(self) -> None:
+    def claim_trials_of_the_dead(self) -> None:
         """Claim what dead tuners hold, as one who has been at work since before; and give it back."""
         me = new_owner()
         for key, holder in self._claims():
@@ -148,10 +148,10 @@ class Audit:
     def finish(self, seed: int) -> None:
         """Let a new tuner finish every problem, and hold what is served then against all there is."""
         problems = self.store.stats().workloads
-        with journaled_tuning.witnessing(_name(self.store), self.journal) as store:
+        with journaled_tuning.journaled_store(_name(self.store), self.journal) as store:
             for number in range(problems):
                 journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
-        journaled_tuning.serve()
+        journaled_tuning.register_variant()
         if self.store.location.url is not None:  # or it may be a minute old
             lookup_index.export_index(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):

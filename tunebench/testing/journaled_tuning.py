@@ -37,16 +37,25 @@ from tunebench.tuning.tunable import TunableVariant, TuningTarget
 from tunebench.variant import Costs, Variant
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["VARIANT", "command_line", "outcomes", "serve", "tune", "tune_on", "witnessing", "workload"]
+__all__ = [
+    "VARIANT",
+    "journaled_store",
+    "outcomes",
+    "register_variant",
+    "run_cli",
+    "tune",
+    "tune_forever",
+    "workload",
+]
 
 SIDE = 16
 """Values of each of the two parameters."""
 
 
-class Witnessed(Variant[Softmax]):
+class StandInVariant(Variant[Softmax]):
     """A few hundred configurations that do nothing; the default is the slowest."""
 
-    name = "witnessed"
+    name = "stand_in"
     operator = Softmax
     language = "numba-cpu"
     space = Space(
@@ -63,10 +72,10 @@ class Witnessed(Variant[Softmax]):
 
     def revision(self, workload: Softmax, config: Config) -> str:
         """Return a constant."""
-        return "witnessed"
+        return "stand_in"
 
 
-VARIANT = Witnessed()
+VARIANT = StandInVariant()
 
 
 def workload(number: int) -> Softmax:
@@ -92,7 +101,7 @@ def outcome_of(problem: str, config: Config) -> Outcome:
     )
 
 
-def serve() -> None:
+def register_variant() -> None:
     """Let lookups know the variant, as they know those of a user's file."""
     load_file(__file__)
 
@@ -103,7 +112,7 @@ def outcomes(problem: Softmax) -> Iterator[Outcome]:
         yield outcome_of(str(problem), Config({"a": a, "b": b}))
 
 
-class _StandIn(WorkerExecutor[Task]):
+class _StandInExecutor(WorkerExecutor[Task]):
     """Measures nothing, in no time or a little."""
 
     capacity = 3
@@ -127,7 +136,7 @@ class _StandIn(WorkerExecutor[Task]):
         """Do nothing: nothing is under way."""
 
 
-class Witness(Store):
+class JournaledStore(Store):
     """A store that writes down what is recorded, once it is recorded."""
 
     journal: int
@@ -150,9 +159,9 @@ def _line(measurement: int, addition: NewMeasurement) -> list[Any]:
 
 
 @contextmanager
-def witnessing(db: str, journal: Path) -> Iterator[Witness]:
+def journaled_store(db: str, journal: Path) -> Iterator[JournaledStore]:
     """Open a database with a journal."""
-    store = Witness(locate(db))
+    store = JournaledStore(locate(db))
     store.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     with store:
         yield store
@@ -169,23 +178,23 @@ def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -
     target = TuningTarget(device=device, runner="cpu")
     setup = TuningSetup(target=target, plan=plan, store=store)
     context = run.prepare(setup, problem, (found, {}), lambda progress: None)
-    with _StandIn(seed) as executor:
+    with _StandInExecutor(seed) as executor:
         run.search(context, executor)
         run.time_finalists(context, executor)
     run.finish(context)
 
 
-def tune_on(db: str, journal: Path, seed: int, problems: int) -> None:
+def tune_forever(db: str, journal: Path, seed: int, problems: int) -> None:
     """Tune one problem after the other, as many as that; begin with the last one there is."""
-    with witnessing(db, journal) as store:
+    with journaled_store(db, journal) as store:
         for number in range(max(0, store.stats().workloads - 1), problems):
             tune(store, workload(number), seed)
 
 
-def command_line(db: str, journal: str, *arguments: str) -> int:
+def run_cli(db: str, journal: str, *arguments: str) -> int:
     """Run a command of tunebench with a journal, and return its exit code."""
-    Witness.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    setattr(tunebench.db.store, "Store", Witness)  # noqa: B010 (a type checker knows it as a class)
+    JournaledStore.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    setattr(tunebench.db.store, "Store", JournaledStore)  # noqa: B010 (a type checker knows it as a class)
     from tunebench import cli
 
     return cli.run([*arguments, "--db", db])

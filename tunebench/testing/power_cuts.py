@@ -21,9 +21,9 @@ from typing import Any
 from tunebench.db import disk, engine
 from tunebench.db.store import open_store
 from tunebench.testing import journaled_tuning
-from tunebench.testing.journal_check import Audit, Counts
+from tunebench.testing.journal_check import FaultCounts, JournalCheck
 
-__all__ = ["Disk", "cuts", "operations", "trace"]
+__all__ = ["SimulatedDisk", "cuts", "operations", "trace"]
 
 SECTOR = 512
 _CALLS = "openat,close,write,pwrite64,ftruncate,fsync,fdatasync,unlink"
@@ -66,7 +66,7 @@ def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> No
             return told
 
         engine._configure_durability = weaker
-    with journaled_tuning.witnessing(f"{folder}/power.db", Path(folder, "journal")) as store:
+    with journaled_tuning.journaled_store(f"{folder}/power.db", Path(folder, "journal")) as store:
         journaled_tuning.tune(store, journaled_tuning.workload(0), 1, trials=trials)
 
 
@@ -107,7 +107,7 @@ def _of_file(call: str, name: str, texts: Sequence[bytes], last: str) -> Iterato
 
 
 @dataclass(slots=True)
-class Disk:
+class SimulatedDisk:
     """Files as they are after some operations: what is sure, and what may be.
 
     Attributes:
@@ -192,7 +192,7 @@ def cuts(
     done = list(operations(trace(home, trials, synchronous=synchronous, network=network), home))
     first = next(place for place, each in enumerate(done) if each[1] == "journal")
     moments = sorted(draw.randrange(first, len(done)) for _ in range(count))
-    left, counts, told = Disk(), Counts(), 0
+    left, counts, told = SimulatedDisk(), FaultCounts(), 0
     for place, operation in enumerate(done):
         left.do(operation)
         while moments and moments[0] == place:
@@ -208,7 +208,7 @@ def cuts(
     }
 
 
-def _look(left: Disk, folder: Path, counts: Counts, draw: random.Random) -> int:
+def _look(left: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.Random) -> int:
     folder.mkdir()
     left.cut(folder, draw)
     sure = folder / "sure"  # what was flushed of the journal, not what may be there of it besides
@@ -216,7 +216,7 @@ def _look(left: Disk, folder: Path, counts: Counts, draw: random.Random) -> int:
     counts.kills += 1
     try:
         with open_store(folder / "power.db") as store:
-            Audit(store, sure, counts).check(everything=True)
+            JournalCheck(store, sure, counts).check(everything=True)
     except Exception as error:  # any refusal of what a cut leaves is a fault
         counts.damaged += 1
         print(f"  {error}", file=sys.stderr)
