@@ -1,4 +1,4 @@
-"""Files for imports to choke on: good ones of every format, and what is done to them."""
+"""Files for import tests: valid files of every format, and random corruption of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ODD: tuple[Any, ...] = (
     *("softmax:rows=0,cols=1,dtype=f32", "elementwise:rows=1,cols=1,dtype=f32,expression=" + "-" * 900 + "x"),
     *("recorded:kernel=k", "gemm:n=8,m=8,k=8,dtype=f32", "resnet50/conv1", "nothing:x=1"),
 )
-"""Values that stand where others should."""
+"""Values that replace valid ones."""
 
 NAMES = ("a b", "workload", "\ud800", "b", "n" * 3000, "__class__", "what", "time", "kind", "", "reason")
 TOKENS = (
@@ -61,7 +61,7 @@ TOKENS = (
 )
 
 
-# -- good files ------------------------------------------------------------------------------------
+# -- valid files -----------------------------------------------------------------------------------
 
 
 def _cache() -> dict[str, Any]:
@@ -126,7 +126,7 @@ _OUTCOMES: tuple[dict[str, Any], ...] = (
 
 @functools.cache
 def _lines() -> list[dict[str, Any]]:
-    """Return lines of a device and of measurements, some of kernels and sources that are installed."""
+    """Return a device and measurements, some of installed variants with their current revision."""
     device = described()["h100-sxm"]
     found: list[dict[str, Any]] = [
         {"what": "device", "tunebench": "0.1.0", "key": device.key, **dataclasses.asdict(device)}
@@ -163,13 +163,13 @@ def _lines() -> list[dict[str, Any]]:
 
 
 def good(form: str) -> Any:
-    """Return what a good file of a format holds; of ``"jsonl"`` a list of lines."""
+    """Return the content of a valid file of a format; for ``"jsonl"`` a list of lines."""
     makers: dict[str, Callable[[], Any]] = {"kernel-tuner": _cache, "t4": _t4, "jsonl": _lines}
     return copy.deepcopy(makers[form]())
 
 
 def encoded(data: Any, rng: random.Random | None = None) -> bytes:
-    """Return the text of a file; with `rng`, now and then with a name twice in an object."""
+    """Return the bytes of a file; with `rng`, sometimes with a repeated name in an object."""
     lines = data if isinstance(data, list) else [data]
     return "\n".join(_json(line, rng) for line in lines).encode("utf-8", "surrogatepass")
 
@@ -185,11 +185,11 @@ def _json(value: Any, rng: random.Random | None) -> str:
     return json.dumps(value, ensure_ascii=rng is None or rng.random() < 0.9)
 
 
-# -- what is done to them --------------------------------------------------------------------------
+# -- corruption ------------------------------------------------------------------------------------
 
 
 def corrupt(rng: random.Random) -> bytes:
-    """Return a file to which something was done, of which the random numbers decide."""
+    """Return a corrupt file, chosen by the random number generator."""
     form = rng.choice(FORMATS)
     data = good(form)
     if rng.random() < 0.7:
@@ -214,7 +214,7 @@ def _places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _change(data: Any, rng: random.Random) -> None:
-    """Take something away, misname it, put something else in its place, or something from elsewhere."""
+    """Delete, rename or replace one random value."""
     places = list(_places(data))
     if not places:
         return
@@ -268,7 +268,7 @@ def _damage(text: bytes, rng: random.Random) -> bytes:
 
 def _compress(text: bytes, rng: random.Random) -> bytes:
     what = rng.random()
-    if what < 0.02:  # much more than it looks like
+    if what < 0.02:  # expands to much more than its size
         text += rng.choice((b" ", b"\n", b"1\n", b"0,", b"[", b"9", b'"')) * rng.choice((1 << 20, 1 << 24))
     packed = gzip.compress(text, 1, mtime=0)
     if what < 0.5:

@@ -1,14 +1,15 @@
-"""Nothing committed is ever lost: tuners and servers are killed at random, and every record is looked for.
+"""Fault injection: tuners and servers are killed at random, and every committed record must survive.
 
     python -m tunebench.testing.faults [sqlite] [postgresql] [cli] [power] [--kills 200] [--json FILE]
 
-- ``sqlite``: four tuners on one file; one of them is killed by SIGKILL at a random moment, again and again.
-- ``postgresql``: four tuners on one server; the server is killed, and started again.
-- ``cli``: ``tunebench tune --device cpu`` itself, with all its processes killed.
-- ``power``: a power cut at any moment, from a trace of what a tuner wrote and flushed (see `power_cuts.py`).
+- ``sqlite``: four tuners write to one file; SIGKILL ends one of them at a random moment, again and again.
+- ``postgresql``: four tuners write to one server; the server is killed and restarted.
+- ``cli``: ``tunebench tune --device cpu`` is killed with all its processes.
+- ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
 
-Each tuner writes what `record` returned from into a journal beside the database (see `journaled_tuning.py`). After
-every kill the database is checked, and all the journal must be in it, once. Two readers look up meanwhile.
+Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
+database is checked, and each line of the journal must be in it exactly once. Two readers run lookups
+meanwhile.
 """
 
 from __future__ import annotations
@@ -50,10 +51,17 @@ TUNERS, READERS, ENDLESS = 4, 2, 10**6
 
 
 def read_forever(db: str, seconds_between: float, results: Any, until: Any) -> None:
-    """Look up until told to stop, and tell what came of it."""
+    """Run lookups until the event is set, and put the counts of their results into a queue.
+
+    Args:
+        db: Path or URL of the database.
+        seconds_between: Refresh interval of the lookup index.
+        results: Queue for the counts.
+        until: Event that ends the loop.
+    """
     lookup_index.REFRESH_S = seconds_between
     journaled_tuning.register_variant()
-    warnings.simplefilter("ignore", RuntimeWarning)  # a server that is away is what this is about
+    warnings.simplefilter("ignore", RuntimeWarning)  # the server is killed on purpose
     device, draw, counts = devices.local_cpu(), random.Random(os.getpid()), Counter[str]()
     newest = 0
     over = False
@@ -80,7 +88,14 @@ def read_forever(db: str, seconds_between: float, results: Any, until: Any) -> N
 
 
 class TunersAndReaders:
-    """Tuners and readers on one database; a context manager."""
+    """Tuner and reader processes on one database.
+
+    Args:
+        db: Path or URL of the database.
+        journal: The journal file.
+        counts: The counts to increase.
+        refresh_s: Refresh interval of the readers' lookup index, in seconds.
+    """
 
     def __init__(self, db: str, journal: Path, counts: FaultCounts, *, refresh_s: float = 0.1) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -106,26 +121,26 @@ class TunersAndReaders:
         return tuner
 
     def kill(self, place: int) -> None:
-        """Kill one tuner; another one takes its place when `replace` is called."""
-        self._see()
+        """Kill one tuner; `replace` starts another one."""
+        self._replace_dead()
         os.kill(self._tuners[place].pid, signal.SIGKILL)
         self._tuners[place].join()
         self._counts.kills += 1
 
     def replace(self, place: int) -> None:
-        """Start a tuner where one was killed."""
+        """Start a tuner in place of a killed one."""
         self._tuners[place] = self._tuner()
 
-    def _see(self) -> None:
-        """Count tuners that ended by themselves, and start others."""
+    def _replace_dead(self) -> None:
+        """Count and replace tuners that ended without being killed."""
         for place, tuner in enumerate(self._tuners):
             if not tuner.is_alive():
                 self._counts.deaths += 1
                 self.replace(place)
 
     def end(self) -> None:
-        """Kill the tuners, and let the readers end."""
-        self._see()
+        """Kill the tuners, end the readers, and add the readers' counts."""
+        self._replace_dead()
         for tuner in self._tuners:
             tuner.kill()
             tuner.join()
@@ -147,7 +162,14 @@ class TunersAndReaders:
 
 
 def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> FaultCounts:
-    """Kill one of four tuners of a file, again and again."""
+    """Kill one of four tuners of a SQLite file, again and again.
+
+    Args:
+        folder: Folder for the database and the journal.
+        kills: Number of kills.
+        seed: Seed of the moments.
+        pause_s: Longest time between kills, in seconds.
+    """
     counts, db, draw = FaultCounts(), folder / "soak.db", random.Random(seed)
     with open_store(db) as store:
         check = JournalCheck(store, folder / "journal", counts)
@@ -170,7 +192,15 @@ def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0
 def server_soak(
     server: Server, folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0
 ) -> FaultCounts:
-    """Kill the server of four tuners, again and again."""
+    """Kill and restart the PostgreSQL server of four tuners, again and again.
+
+    Args:
+        server: The server.
+        folder: Folder for the journal.
+        kills: Number of kills.
+        seed: Seed of the moments.
+        pause_s: Longest time between kills, in seconds.
+    """
     counts, draw, url = FaultCounts(), random.Random(seed), server.new_database()
     open_store(url).close()
     journal = folder / "journal"
@@ -186,7 +216,7 @@ def server_soak(
                 time.sleep(draw.uniform(0, pause_s / 2))
                 server.start()
                 _wait_for(journal, journal.stat().st_size + 1)
-                group._see()
+                group._replace_dead()
                 check.check()
         check.check(everything=True)
         check.claim_trials_of_the_dead()
@@ -199,7 +229,13 @@ QUICK = ("--workers", "1", "--no-baselines", "--sampler", "bound")
 
 
 def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
-    """Kill `tunebench tune` and all its processes, again and again; then let it finish."""
+    """Kill `tunebench tune` and all its processes, again and again; then run it to its end.
+
+    Args:
+        folder: Folder for the database and the journal.
+        kills: Number of kills.
+        seed: Seed of the moments.
+    """
     counts, draw = FaultCounts(), random.Random(seed)
     db, journal = folder / "cli.db", folder / "cli-journal"
     command = [
@@ -241,7 +277,7 @@ def _ended(group: TunersAndReaders) -> Iterator[None]:
 
 
 def _wait_for(journal: Path, size: int) -> None:
-    """Wait until a journal has so many bytes: somebody is at work."""
+    """Wait until a journal has at least `size` bytes, which shows that a tuner is running."""
     _wait_until(lambda: journal.exists() and journal.stat().st_size >= size)
 
 
@@ -249,12 +285,12 @@ def _wait_until(reached: Callable[[], bool], *, limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not reached():
         if time.monotonic() > deadline:
-            raise SystemExit(f"nothing was recorded for {limit_s:.0f} s")
+            raise SystemExit(f"expected a record within {limit_s:.0f} s, got none")
         time.sleep(0.01)
 
 
 def _with_progress(rounds: Sequence[int], counts: FaultCounts) -> Iterator[int]:
-    """Yield the rounds, and tell now and then where it stands."""
+    """Yield the rounds and print progress every 20."""
     for number in rounds:
         if number % 20 == 0 and len(rounds) > 20:
             print(f"  {number}/{len(rounds)}: {counts}", file=sys.stderr, flush=True)
@@ -262,14 +298,14 @@ def _with_progress(rounds: Sequence[int], counts: FaultCounts) -> Iterator[int]:
 
 
 def main() -> None:
-    """Print the counts as JSON; end with 1 if anything was seen that must not be."""
+    """Print the counts of each part as JSON; exit with 1 if a fault was found."""
     if sys.argv[1:2] == ["journal"]:
         sys.exit(journaled_tuning.run_cli(*sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=[])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("parts", nargs="*", default=[], help="sqlite, postgresql, cli, power (default: all)")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
     given = parser.parse_args()
     parts = given.parts or ["sqlite", "postgresql", "cli", "power"]
     found: dict[str, Any] = {}

@@ -1,15 +1,15 @@
-"""Imports of corrupt files: each goes in, or in part, or is refused, and leaves a database that is sound.
+"""Fuzzing of imports: a corrupt file is imported whole, in part, or refused, and the database stays valid.
 
     python -m tunebench.testing.import_fuzz [--files 100000] [--seed 0] [--first 0] [--out DIR]
 
-Kernel Tuner's cache files, T4 and JSON Lines, plain and compressed, to which this and that was done (see
-`_fuzz_files.py`). After each import:
+The files are Kernel Tuner cache files, T4 files and JSON Lines exports, plain and compressed, corrupted at
+random (see `corrupt_files`). After each import:
 
-- it ended within the time and the memory that it may take, with what it reports or a `TunebenchError`;
-- the database has as many measurements as were reported, and nothing of a file that was refused;
-- every row keeps the rules of the schema, and can be read back (`tunebench db verify`).
+- it ended within the limits of time and memory, with its report or a `TunebenchError`;
+- the database has as many measurements as reported, and none from a refused file;
+- every row satisfies the schema and can be read (`tunebench db verify`).
 
-File number N of a seed is always the same. What fails is kept in DIR, and the exit status is then 1.
+File N of a seed is always the same. Failing files are kept in DIR, and the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from tunebench.errors import TunebenchError
 from tunebench.testing.corrupt_files import corrupt
 
 TIME_LIMIT_S = 30.0
-"""Wall time of one file, on a machine that others use."""
+"""Time limit of one import, on a busy machine."""
 MEMORY_BYTES = 3 << 30
-"""Address space of the whole process; the libraries alone take half a GiB of it."""
+"""Limit of the process's address space; the libraries alone need half a GiB."""
 ALLOWED = {*NOTES, "bound"}
-"""What `verify` may find: a file may well tell of a time below its bound, and it is told."""
+"""Findings of `verify` that are allowed: a file may contain times below their lower bound."""
 GIVE_UP = 20
 
 _TABLES = (measurement_table, trial_table, run_table, device_table)
 
 
 class ImportTooSlow(BaseException):
-    """One file took longer than it may."""
+    """An import exceeded its time limit."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `ImportTooSlow` when the time is up."""
+    """Raise `ImportTooSlow` in the block after a time limit, in seconds."""
 
     def ring(number: int, frame: object) -> None:
         raise ImportTooSlow(f"more than {seconds:g} s")
@@ -71,13 +71,13 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def import_outcome(store: Store, path: Path) -> str:
-    """Import a file into an empty database, look at what became of it, and empty it again.
+    """Import a file into an empty database, check the result, and empty the database again.
 
     Returns:
         ``"whole"``, ``"with faults"`` or ``"refused"``.
 
     Raises:
-        AssertionError: if the database does not hold what was reported, or is not sound.
+        AssertionError: The database differs from the report, or violates the schema.
     """
     try:
         done = import_file(store, path)
@@ -92,12 +92,12 @@ def import_outcome(store: Store, path: Path) -> str:
         check_rules(connection, found)
         check_rows(connection, found, lambda done, total: None)
     wrong = {kind: [*map(str, first)] for kind, first in found.first.items() if kind not in ALLOWED}
-    assert not wrong, f"not sound: {wrong}"
+    assert not wrong, f"expected a valid database, found {wrong}"
     if done is None:
-        assert counts == [0, 0, 0, 0], f"rows of a file that was refused: {counts}"
+        assert counts == [0, 0, 0, 0], f"expected no rows of a refused file, found {counts}"
     else:
-        assert counts[0] == done.added, f"{done.added} reported, {counts[0]} there"
-        assert len(done.faults) == min(done.refused, MAX_FAULTS), "faults are not those that are counted"
+        assert counts[0] == done.added, f"{done.added} measurements reported, {counts[0]} stored"
+        assert len(done.faults) == min(done.refused, MAX_FAULTS), "the number of faults differs from the list"
     with store._write() as connection:
         for table in _TABLES:
             connection.execute(table.delete())
@@ -105,14 +105,17 @@ def import_outcome(store: Store, path: Path) -> str:
 
 
 def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | None = None) -> Counter[str]:
-    """Import files, and return how many ended how; what fails is told, and kept.
+    """Import corrupt files and count their outcomes; failures are printed.
 
     Args:
         store: An empty database.
-        folder: For the files.
-        seed: Of the files.
-        numbers: Which of them.
-        failed: Where those that failed are kept.
+        folder: Folder for the files.
+        seed: Seed of the files.
+        numbers: Numbers of the files.
+        failed: Folder that keeps the failing files; None keeps none.
+
+    Returns:
+        Number of files by outcome: whole, with faults, refused, failed.
     """
     became: Counter[str] = Counter()
     path = folder / "fuzzed"
@@ -141,14 +144,16 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=None, help="where files that fail are kept")
+    parser.add_argument("--files", type=int, default=100_000, help="number of files (default: 100000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder that keeps failing files (default: none)"
+    )
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the soaks of `faults.py` count, and how a database is held against its writers' journal."""
+"""Comparison of a database with the journal of its tuners, and the counts of the findings."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["FaultCounts", "JournalCheck", "is_damaged"]
 
 @dataclass(slots=True, kw_only=True)
 class FaultCounts:
-    """What a soak saw; those that must be zero come last.
+    """Counts of a soak test; those from `lost` on must be zero.
 
     Attributes:
-        kills: How often something was killed.
-        journalled: Measurements that a tuner was told are stored.
-        unheard: Measurements that are stored and nobody was told: the tuner died in between.
-        freed: Claims of dead tuners that a survivor, open since before, could take at once.
-        lookups: Answers and misses that the readers got.
-        refused: Lookups that ended in a `DatabaseError`.
-        lost: Journalled measurements that are not there, or not as they were.
+        kills: Processes or servers killed.
+        journalled: Measurements that a tuner knew to be committed.
+        unheard: Committed measurements that are not in the journal, because the tuner was killed in between.
+        freed: Trials claimed by dead tuners that a survivor could claim at once.
+        lookups: Answers and misses of the readers.
+        refused: Lookups that raised a `DatabaseError`.
+        lost: Journaled measurements that are missing or changed.
         duplicates: Trials with more than one measurement of the search.
-        held: Claims of dead tuners that a survivor could not take.
-        damaged: Checks of the database that found something.
-        deaths: Tuners that ended by themselves.
-        wrong: Answers that are not what was recorded, and exceptions of any other kind.
-        unfinished: Problems that a new tuner could not finish with the right answer.
+        held: Trials claimed by dead tuners that a survivor could not claim.
+        damaged: Failed integrity checks of the database.
+        deaths: Tuners that ended without being killed.
+        wrong: Answers that differ from the records, and exceptions other than `DatabaseError`.
+        unfinished: Workloads that a new tuner did not finish with the right answer.
     """
 
     kills: int = 0
@@ -59,7 +59,7 @@ class FaultCounts:
 
     @property
     def faults(self) -> int:
-        """How much of what must not be was seen."""
+        """Number of faults found."""
         zero = ("lost", "duplicates", "held", "damaged", "deaths", "wrong", "unfinished")
         return sum(getattr(self, name) for name in zero)
 
@@ -83,30 +83,30 @@ FROM trial AS t JOIN device AS d ON d.id = t.device_id WHERE t.state = 'claimed'
 
 @dataclass(slots=True)
 class JournalCheck:
-    """Holds a database against the journal of those who wrote it.
+    """Compares a database with the journal of its tuners.
 
     Attributes:
-        store: Open since before the first kill.
-        journal: What was written beside it.
-        counts: Is counted up.
+        store: The database, opened before the first kill.
+        journal: The journal file.
+        counts: The counts to increase.
     """
 
     store: Store
     journal: Path
     counts: FaultCounts
     _read: int = 0
-    _told: dict[int, list[Any]] = field(default_factory=dict)
+    _journalled: dict[int, list[Any]] = field(default_factory=dict)
 
     def check(self, *, everything: bool = False) -> None:
-        """Look for what was written down since the last check, or ever."""
+        """Look for each journal line since the last check (or each one, if `everything`) in the database."""
         new = self._news()
-        self._told |= new
-        self._lost(self._told if everything else new)
+        self._journalled |= new
+        self._lost(self._journalled if everything else new)
         with self.store._read() as connection:
             stored = connection.execute(sa.text("SELECT COUNT(*) FROM measurement")).scalar_one()
             self.counts.duplicates = connection.execute(sa.text(_TWICE)).scalar_one()
-        self.counts.journalled = len(self._told)
-        self.counts.unheard = stored - len(self._told) if everything else 0
+        self.counts.journalled = len(self._journalled)
+        self.counts.unheard = stored - len(self._journalled) if everything else 0
         if self.store.location.path is not None:
             self.counts.damaged += is_damaged(self.store.location.path)
 
@@ -116,18 +116,18 @@ class JournalCheck:
             text = file.read()
             whole = text[: text.rfind(b"\n") + 1]
             self._read += len(whole)
-            return {told[0]: told for told in map(json.loads, whole.splitlines())}
+            return {lines[0]: lines for lines in map(json.loads, whole.splitlines())}
         return {}
 
-    def _lost(self, told: dict[int, list[Any]]) -> None:
-        if told:
+    def _lost(self, lines: dict[int, list[Any]]) -> None:
+        if lines:
             with self.store._read() as connection:
-                span = {"first": min(told), "last": max(told)}
+                span = {"first": min(lines), "last": max(lines)}
                 found = {row[0]: list(row) for row in connection.execute(sa.text(_STORED), span)}
-            self.counts.lost += sum(found.get(number) != line for number, line in told.items())
+            self.counts.lost += sum(found.get(number) != line for number, line in lines.items())
 
     def claim_trials_of_the_dead(self) -> None:
-        """Claim what dead tuners hold, as one who has been at work since before; and give it back."""
+        """Claim and release each trial that a dead tuner has claimed."""
         me = new_owner()
         for key, holder in self._claims():
             if is_dead(holder):
@@ -146,13 +146,13 @@ class JournalCheck:
         ]
 
     def finish(self, seed: int) -> None:
-        """Let a new tuner finish every problem, and hold what is served then against all there is."""
+        """Finish every workload with a new tuner, and check that lookup returns the best configuration."""
         problems = self.store.stats().workloads
         with journaled_tuning.journaled_store(_name(self.store), self.journal) as store:
             for number in range(problems):
                 journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
         journaled_tuning.register_variant()
-        if self.store.location.url is not None:  # or it may be a minute old
+        if self.store.location.url is not None:  # otherwise the index may be a minute old
             lookup_index.export_index(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):
             self.counts.unfinished += not is_best(_name(self.store), number)
@@ -169,14 +169,14 @@ def _name(store: Store) -> str:
 
 
 def is_damaged(path: Path) -> bool:
-    """Tell whether SQLite finds anything wrong with a file."""
+    """Return whether SQLite's integrity or foreign key check of a file fails."""
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
         whole = connection.execute("PRAGMA integrity_check").fetchall()
         return whole != [("ok",)] or bool(connection.execute("PRAGMA foreign_key_check").fetchall())
 
 
 def is_best(db: str, number: int) -> bool:
-    """Tell whether what is served for a problem is the best of all its configurations."""
+    """Return whether lookup returns the best of all configurations for a workload."""
     problem = journaled_tuning.workload(number)
     times = (getattr(outcome, "median_us", None) for outcome in journaled_tuning.outcomes(problem))
     answer = lookup_workload(problem, device=devices.local_cpu(), db=db, strict=True)

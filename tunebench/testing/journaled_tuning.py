@@ -1,7 +1,7 @@
-"""A tuner for `faults.py`: the real session, loop and store; what compiles and measures is a stand-in.
+"""A real tuning session with a stand-in executor, whose store journals every committed measurement.
 
-What `record` returned from is written down beside the database, in a journal that is flushed line by line:
-all of it must be there after whatever happens.
+The journal is a file next to the database, flushed after each line. Whatever fault is injected, the database
+must contain every line of it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 SIDE = 16
-"""Values of each of the two parameters."""
+"""Values of each of the two parameters of `StandInVariant`."""
 
 
 class StandInVariant(Variant[Softmax]):
-    """A few hundred configurations that do nothing; the default is the slowest."""
+    """A variant with 256 configurations that compute nothing; the default is the slowest."""
 
     name = "stand_in"
     operator = Softmax
@@ -67,7 +67,7 @@ class StandInVariant(Variant[Softmax]):
         return Config({"a": 0, "b": 0})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Return no work at all."""
+        """Return costs of no work."""
         return Costs(blocks=1, full_blocks=0, threads=1)
 
     def revision(self, workload: Softmax, config: Config) -> str:
@@ -79,12 +79,12 @@ VARIANT = StandInVariant()
 
 
 def workload(number: int) -> Softmax:
-    """Return one of any number of problems."""
+    """Return the workload with the given number."""
     return Softmax(rows=1, cols=number + 1, dtype="f32")
 
 
 def outcome_of(problem: str, config: Config) -> Outcome:
-    """Return what becomes of a configuration: always the same, and a failure for one of sixteen."""
+    """Return the outcome of a configuration: a fixed time, or a crash for one configuration in sixteen."""
     drawn = zlib.crc32(f"{problem} {config}".encode())
     if config == Config({"a": 0, "b": 0}):
         drawn, us = 1, 1e6
@@ -102,18 +102,18 @@ def outcome_of(problem: str, config: Config) -> Outcome:
 
 
 def register_variant() -> None:
-    """Let lookups know the variant, as they know those of a user's file."""
+    """Register the variant for lookups, like a variant of a user's file."""
     load_file(__file__)
 
 
 def outcomes(problem: Softmax) -> Iterator[Outcome]:
-    """Yield what becomes of every configuration."""
+    """Yield the outcome of every configuration."""
     for a, b in itertools.product(range(SIDE), repeat=2):
         yield outcome_of(str(problem), Config({"a": a, "b": b}))
 
 
 class _StandInExecutor(WorkerExecutor[Task]):
-    """Measures nothing, in no time or a little."""
+    """Executor that returns prepared outcomes after 0 to 5 ms."""
 
     capacity = 3
 
@@ -122,29 +122,29 @@ class _StandInExecutor(WorkerExecutor[Task]):
 
     @property
     def busy_s(self) -> float:
-        """Nothing is compiled or measured."""
+        """Always 0: nothing is compiled or measured."""
         return 0.0
 
     def submit(self, task: Task) -> Future[Result]:
-        """Answer at once, or a little later."""
+        """Return a finished future, after 0 to 5 ms."""
         time.sleep(self._random.choice((0.0, 0.0, 0.001, 0.005)))
         future: Future[Result] = Future()
         future.set_result(Result(outcome=outcome_of(str(task.workload), task.config)))
         return future
 
     def close(self) -> None:
-        """Do nothing: nothing is under way."""
+        """Do nothing: no task is running."""
 
 
 class JournaledStore(Store):
-    """A store that writes down what is recorded, once it is recorded."""
+    """A store that journals each measurement after committing it."""
 
     journal: int
 
     def record_together(
         self, measurements: Sequence[NewMeasurement], *, run_id: str | None = None
     ) -> list[int]:
-        """Record, then write it down."""
+        """Record measurements, then write and flush their journal lines."""
         ids = super().record_together(measurements, run_id=run_id)
         lines = [json.dumps(_line(id_, each)) + "\n" for id_, each in zip(ids, measurements, strict=True)]
         os.write(self.journal, "".join(lines).encode())
@@ -160,7 +160,7 @@ def _line(measurement: int, addition: NewMeasurement) -> list[Any]:
 
 @contextmanager
 def journaled_store(db: str, journal: Path) -> Iterator[JournaledStore]:
-    """Open a database with a journal."""
+    """Open a database with a journal file."""
     store = JournaledStore(locate(db))
     store.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     with store:
@@ -168,7 +168,14 @@ def journaled_store(db: str, journal: Path) -> Iterator[JournaledStore]:
 
 
 def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -> None:
-    """Do what `tunebench.tune` does, with a stand-in for what compiles and measures."""
+    """Tune a workload as `tunebench.tune` does, with the stand-in executor.
+
+    Args:
+        store: The open database.
+        problem: The workload.
+        seed: Seed of the sampler and of the executor's delays.
+        trials: Number of trials.
+    """
     device = devices.local_cpu()
     table = VARIANT.configs(problem, device)
     costs = VARIANT.costs(problem, table, device)
@@ -185,16 +192,23 @@ def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -
 
 
 def tune_forever(db: str, journal: Path, seed: int, problems: int) -> None:
-    """Tune one problem after the other, as many as that; begin with the last one there is."""
+    """Tune workloads one after the other, starting at the last one in the database.
+
+    Args:
+        db: Path or URL of the database.
+        journal: The journal file.
+        seed: Seed of the sampler.
+        problems: Number of the last workload.
+    """
     with journaled_store(db, journal) as store:
         for number in range(max(0, store.stats().workloads - 1), problems):
             tune(store, workload(number), seed)
 
 
 def run_cli(db: str, journal: str, *arguments: str) -> int:
-    """Run a command of tunebench with a journal, and return its exit code."""
+    """Run a command of tunebench whose store has a journal, and return its exit code."""
     JournaledStore.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    setattr(tunebench.db.store, "Store", JournaledStore)  # noqa: B010 (a type checker knows it as a class)
+    setattr(tunebench.db.store, "Store", JournaledStore)  # noqa: B010 (mypy refuses the assignment)
     from tunebench import cli
 
     return cli.run([*arguments, "--db", db])

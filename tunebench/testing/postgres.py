@@ -35,11 +35,11 @@ def unavailable() -> str | None:
 
 
 class Server:
-    """A server that is reached through a socket in its folder; never run as root.
+    """A PostgreSQL server on a socket in its folder; as root it runs as the user `postgres`.
 
     Args:
-        folder: Where everything of it is.
-        flushed: Whether commits are flushed to the disk: a power cut is not among what tests do.
+        folder: Folder of the data, the socket and the log.
+        flushed: Whether commits are flushed to the disk; only tests of power cuts need that.
     """
 
     def __init__(self, folder: Path, *, flushed: bool = False) -> None:
@@ -65,7 +65,7 @@ class Server:
         )
 
     def start(self) -> None:
-        """Start it; returns once it answers."""
+        """Start the server and wait until it answers."""
         flags = (
             f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync={self._flush} "
             "-c shared_buffers=16MB -c max_connections=20"
@@ -73,11 +73,11 @@ class Server:
         self._command("pg_ctl", "start", "--wait", "--log", str(self.folder / "log"), "--options", flags)
 
     def stop(self, mode: str = "fast") -> None:
-        """Shut it down: ``"fast"``, or ``"immediate"``, after which it recovers as from a crash."""
+        """Stop the server: ``"fast"``, or ``"immediate"``, after which it recovers as from a crash."""
         self._command("pg_ctl", "stop", "--wait", "--mode", mode)
 
     def kill(self) -> None:
-        """End it and all its processes by SIGKILL."""
+        """Kill the server and its processes with SIGKILL, and wait until they are gone."""
         main = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         children = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(main)], capture_output=True, text=True, check=False
@@ -91,11 +91,11 @@ class Server:
             time.sleep(0.01)
 
     def url(self, database: str) -> str:
-        """Return the URL of a database."""
+        """Return the SQLAlchemy URL of a database."""
         return f"postgresql://tuner@/{database}?host={self.folder}"
 
     def new_database(self) -> str:
-        """Make a database, and return its URL."""
+        """Create a database and return its URL."""
         import psycopg
 
         self._databases += 1
@@ -115,7 +115,11 @@ def _is_there(pid: int) -> bool:
 
 @contextlib.contextmanager
 def serving(*, flushed: bool = False) -> Iterator[Server]:
-    """Run a server in a folder of its own until the end."""
+    """Run a server in a temporary folder for the duration of the block.
+
+    Args:
+        flushed: Whether commits are flushed to the disk; only tests of power cuts need that.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tunebench-pg-"))  # pytest's own folders are closed to other users
     try:
         running = Server(folder, flushed=flushed)

@@ -1,9 +1,9 @@
-"""Power cuts for `faults.py`: from a trace of what a tuner wrote and flushed, any disk that it could leave.
+"""Simulated power cuts, from a trace of the writes and flushes of a tuner.
 
-`strace` records every write, truncation, deletion and flush of a tuner. A cut is a moment of it. What was
-flushed by then is on the disk; of what was written since the last flush of its file, any part may be, in any
-order, down to single sectors: the disk keeps its word on flushes, and promises nothing else. The disk is put
-together, and opened: all the journal that was flushed by then must be in the database.
+`strace` records every write, truncation, deletion and flush. A cut is a moment of the trace. Data flushed
+before it is on the disk; of data written since the last flush of its file, any part may be, in any order,
+down to single sectors. Each simulated disk is opened, and the database must contain the flushed part of the
+journal.
 """
 
 from __future__ import annotations
@@ -31,49 +31,50 @@ _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 Operation = tuple[str, str, Any, Any]
-"""What was done, to which file, with which bytes or size, at which place."""
+"""Kind of operation, name of the file, bytes written or new size, offset."""
 
 
 def trace(folder: Path, trials: int, *, synchronous: str | None = None, network: bool = False) -> Path:
-    """Run a tuner under strace, and return the trace.
+    """Run a tuner under strace and return the path of the trace.
 
     Args:
-        folder: Where its database and its journal are.
-        trials: How many configurations it tries.
-        synchronous: What SQLite is told in place of what it is told: to see that it matters.
-        network: Whether the folder passes for one of a network file system.
+        folder: Folder of the database and the journal.
+        trials: Number of trials.
+        synchronous: SQLite's `synchronous` setting, in place of ours; a weaker one must lose data.
+        network: Whether to treat the folder as one of a network file system (rollback journal instead of
+            WAL).
     """
     script = (
         "from tunebench.testing import power_cuts; "
         f"power_cuts.tune({str(folder)!r}, {trials}, {synchronous!r}, {network!r})"
     )
     command = ["strace", "-f", "-xx", "-s", "1000000", "-e", f"trace={_CALLS}", "-e", "signal=none"]
-    told = folder / "trace"
-    subprocess.run([*command, "-o", str(told), sys.executable, "-c", script], check=True)
-    return told
+    trace_file = folder / "trace"
+    subprocess.run([*command, "-o", str(trace_file), sys.executable, "-c", script], check=True)
+    return trace_file
 
 
 def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> None:
-    """Tune a problem; what `trace` traces."""
+    """Tune a workload: the program that `trace` runs."""
     if network:
         disk.network_file_system = lambda path: "nfs4"
     if synchronous is not None:
         real = engine._configure_durability
 
         def weaker(connection: Any) -> str | None:
-            told = real(connection)
+            trace_file = real(connection)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
-            return told
+            return trace_file
 
         engine._configure_durability = weaker
     with journaled_tuning.journaled_store(f"{folder}/power.db", Path(folder, "journal")) as store:
         journaled_tuning.tune(store, journaled_tuning.workload(0), 1, trials=trials)
 
 
-def operations(told: Path, folder: Path) -> Iterator[Operation]:
-    """Yield what was done to the files of a folder, in its order, but to shared memory, which is not kept."""
+def operations(trace_file: Path, folder: Path) -> Iterator[Operation]:
+    """Yield the operations on the files of a folder, in order, without those on shared memory."""
     names: dict[str, str] = {}
-    for line in told.read_text(encoding="ascii", errors="replace").splitlines():
+    for line in trace_file.read_text(encoding="ascii", errors="replace").splitlines():
         match = _CALL.match(line)
         if match is None or match[3].startswith("-"):
             continue
@@ -102,18 +103,18 @@ def _of_file(call: str, name: str, texts: Sequence[bytes], last: str) -> Iterato
         yield ("truncate", name, int(last), None)
     elif call == "pwrite64":
         yield ("write", name, texts[0], int(last))
-    elif call == "write":  # only the journal, which is appended to
+    elif call == "write":  # only our journal uses write(), to append
         yield ("write", name, texts[0], None)
 
 
 @dataclass(slots=True)
 class SimulatedDisk:
-    """Files as they are after some operations: what is sure, and what may be.
+    """State of the files after some operations: flushed content and pending operations.
 
     Attributes:
-        sure: What was flushed, by name.
-        pending: What was done to a file since, by name.
-        unlinked: Files that were deleted, and whose folder was not flushed since.
+        sure: Flushed content, by file name.
+        pending: Operations since the last flush, by file name.
+        unlinked: Deleted files whose folder was not flushed since.
     """
 
     sure: dict[str, bytearray] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class SimulatedDisk:
     unlinked: dict[str, bytearray] = field(default_factory=dict)
 
     def do(self, operation: Operation) -> None:
-        """Do one more."""
+        """Apply one operation."""
         what, name, _, _ = operation
         if what == "flush" and name == ".":
             self.unlinked.clear()
@@ -138,7 +139,7 @@ class SimulatedDisk:
             self.pending.setdefault(name, []).append(operation)
 
     def cut(self, folder: Path, draw: random.Random) -> None:
-        """Write down what a power cut could leave."""
+        """Write the files to a folder as a power cut could leave them."""
         left = {name: bytearray(data) for name, data in self.sure.items()}
         left |= {name: bytearray(data) for name, data in self.unlinked.items() if draw.random() < 0.5}
         for name, pending in self.pending.items():
@@ -153,7 +154,7 @@ class SimulatedDisk:
 
 
 def _parts(operation: Operation) -> Iterator[Operation]:
-    """Yield what of an operation may be on the disk without the rest: its sectors."""
+    """Yield the parts of an operation that may reach the disk independently: its sectors."""
     what, name, data, place = operation
     if what != "write" or place is None:
         yield operation
@@ -184,7 +185,19 @@ def cuts(
     synchronous: str | None = None,
     network: bool = False,
 ) -> dict[str, Any]:
-    """Cut the power at random moments of one run, and look for what was flushed of its journal by then."""
+    """Cut the power at random moments of one run, and look for the flushed journal lines in the database.
+
+    Args:
+        folder: Folder for the files.
+        count: Number of cuts.
+        seed: Seed of the moments.
+        trials: Number of trials of the run.
+        synchronous: See `trace`.
+        network: See `trace`.
+
+    Returns:
+        Operations, flushes, journaled measurements, and the number of `faults` and their kinds.
+    """
     if shutil.which("strace") is None:
         return {"skipped": "strace is not installed"}
     draw, home = random.Random(seed), folder / "traced"
@@ -192,18 +205,18 @@ def cuts(
     done = list(operations(trace(home, trials, synchronous=synchronous, network=network), home))
     first = next(place for place, each in enumerate(done) if each[1] == "journal")
     moments = sorted(draw.randrange(first, len(done)) for _ in range(count))
-    left, counts, told = SimulatedDisk(), FaultCounts(), 0
+    left, counts, trace_file = SimulatedDisk(), FaultCounts(), 0
     for place, operation in enumerate(done):
         left.do(operation)
         while moments and moments[0] == place:
             moments.pop(0)
-            told += _look(left, folder / f"cut{len(moments)}", counts, draw)
+            trace_file += _look(left, folder / f"cut{len(moments)}", counts, draw)
     found = {name: getattr(counts, name) for name in ("kills", "lost", "duplicates", "damaged")}
     return {
         "operations": len(done),
         "flushes": sum(each[0] == "flush" for each in done),
         **found,
-        "journalled": told,
+        "journalled": trace_file,
         "faults": counts.lost + counts.duplicates + counts.damaged,
     }
 
@@ -211,13 +224,13 @@ def cuts(
 def _look(left: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.Random) -> int:
     folder.mkdir()
     left.cut(folder, draw)
-    sure = folder / "sure"  # what was flushed of the journal, not what may be there of it besides
+    sure = folder / "sure"  # only the flushed part of the journal
     sure.write_bytes(left.sure.get("journal", bytearray()))
     counts.kills += 1
     try:
         with open_store(folder / "power.db") as store:
             JournalCheck(store, sure, counts).check(everything=True)
-    except Exception as error:  # any refusal of what a cut leaves is a fault
+    except Exception as error:  # a database that cannot be opened after a cut is a fault
         counts.damaged += 1
         print(f"  {error}", file=sys.stderr)
     shutil.rmtree(folder)
