@@ -39,6 +39,8 @@ from tunebench.db.store import Store
 from tunebench.errors import TunebenchError
 from tunebench.testing.corrupt_files import corrupt
 
+__all__ = ["ImportTooSlow", "fuzz", "import_outcome", "main", "time_limit"]
+
 TIME_LIMIT_S = 30.0
 """Time limit of one import, on a busy machine."""
 MEMORY_BYTES = 3 << 30
