@@ -1,4 +1,4 @@
-"""The problems that stand for each operator in the compile matrix."""
+"""Workloads of each operator for the compile matrix."""
 
 from __future__ import annotations
 
@@ -161,4 +161,4 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "softmax:rows=8,cols=131072,dtype=bf16,log=true,direction=backward",
     ),
 }
-"""Problems that stand for each operator: types, transpositions, epilogues, aligned sizes and odd ones."""
+"""Workloads by operator: several types, transpositions and epilogues, with aligned and odd sizes."""

@@ -1,9 +1,10 @@
-"""What bounds cost: microseconds a thousand configurations, in one process and one thread.
+"""Cost of lower bounds: microseconds per 1000 configurations, in one process and one thread.
 
     python -m benchmarks.bound [--rows 1000000]
 
-For some spaces of this package: costs and bounds of all their configurations. And bounds alone of so many
-made-up configurations, with every column there is, of blocks that fill an SM's partitions and of any blocks.
+Two measurements: the costs and bounds of all configurations of some spaces of tunebench, and the bounds of
+random synthetic costs with every column set. The synthetic blocks have either at least 128 threads, which
+fill the partitions of an SM, or any number of threads.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REPEATS = 7
 
 
 def fastest_s(work: Callable[[], object]) -> float:
-    """Return the least seconds of some repetitions."""
+    """Return the shortest time of `REPEATS` runs, in seconds."""
     times = []
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -41,7 +42,12 @@ def fastest_s(work: Callable[[], object]) -> float:
 
 
 def made_up(rows: int, least_threads: int) -> Costs:
-    """Return costs of so many configurations, every column of them random."""
+    """Return random costs, with every column set.
+
+    Args:
+        rows: Number of configurations.
+        least_threads: Fewest threads of a block.
+    """
     rng = np.random.default_rng(0)
     full = rng.integers(1, 10_000, rows).astype(np.float64)
     work = ("fma", "mma_flop", "sfu", "smem_traffic_bytes", "fill_bytes", "accesses", "instructions")
@@ -58,9 +64,9 @@ def made_up(rows: int, least_threads: int) -> Costs:
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Print the time of costs and bounds for each space and for synthetic costs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="synthetic configurations")
     rows = parser.parse_args().rows
     for key, text, name in SPACES:
         chosen, workload, device = find(key), parse(text), devices.find(name)
@@ -70,11 +76,14 @@ def main() -> None:
         bounds = fastest_s(functools.partial(bound, counted, traffic, device, rows=len(table)))
         each = 1e9 / len(table)
         print(f"{key} {text} on {name}, {len(table)} configurations:")
-        print(f"  costs {costs * each:.0f} us a thousand, bounds {bounds * each:.0f} us a thousand")
+        print(f"  costs {costs * each:.0f} us, bounds {bounds * each:.0f} us per 1000 configurations")
     h100, nothing = devices.find("h100-sxm"), Traffic(read_bytes=0, write_bytes=0)
     for least in (128, 1):
         bounds = fastest_s(functools.partial(bound, made_up(rows, least), nothing, h100))
-        print(f"{rows} configurations of {least} threads and more: {1e9 * bounds / rows:.0f} us a thousand")
+        print(
+            f"{rows} synthetic configurations of at least {least} threads: "
+            f"{1e9 * bounds / rows:.0f} us per 1000 configurations"
+        )
     one = fastest_s(functools.partial(bound, made_up(1, 128), nothing, h100))
     print(f"one configuration: {1e6 * one:.0f} us")
 

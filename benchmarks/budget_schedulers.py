@@ -1,25 +1,25 @@
-"""What giving trials where they save most is worth, against equal shares and shares by time.
+"""Budget scheduling for a suite: time saved compared with equal shares and with shares by time.
 
-    python -m benchmarks.budget_schedulers [replay] [--seeds 10] [--first 0] [--models 60] [--out traces.jsonl]
-                                   [--data DIR]
+    python -m benchmarks.budget_schedulers [replay] [--seeds 10] [--first 0] [--models 60] [--data DIR]
+                                           [--out traces.jsonl]
     python -m benchmarks.budget_schedulers cpu [--trials 50] [--seed 0]
 
-`replay`: problems are parts of recorded spaces, models draw 6 to 12 of them, each with a weight by which its
-optimum takes 1 to 30 parts of the model's time. Every way of sharing a budget out sees the same searches.
-Told is the model's time in the end as a ratio to that of equal shares: the geometric mean over models and
-seeds with its 95 % interval (by bootstrap over seeds), the middle 80 % of the ratios, and how many lose more
-than 1 %.
+`replay`: workloads are parts of recorded spaces. A model draws 6 to 12 of them, each with a weight that gives
+its optimum 1 to 30 parts of the model's time. All rules see the same searches. The table shows the final time
+of the model divided by that after equal shares: the geometric mean over models and seeds, its 95 % interval
+(bootstrap over seeds), the middle 80 % of the ratios, and the fraction of models that are more than 1 %
+slower.
 
-    equal       every problem has as many trials, one after the other
-    by time     first rounds as below; then shares in proportion to the model's time after these
-    saving      as `tunebench.tune_suite` does
-    hindsight   the best there is, of whoever knows all traces beforehand: no rule can reach it
+    equal       every workload gets the same number of trials
+    by time     first rounds as below; then shares proportional to the model's time after them
+    saving      the rule of `tunebench.tune_suite`
+    hindsight   the best shares with knowledge of all searches: a limit that no rule can reach
 
-Courses are kept as they are made, and the same command goes on from there, also after Ctrl-C.
+Each search is saved when it ends. After Ctrl-C, the same command runs the missing searches only.
 
-`cpu`: a few problems on this machine's processor, tuned by `tune_suite` and with equal shares, each in a
-fresh database; what both serve is then timed in turn. Exit status: 0, 6 if recordings are missing, 130 after
-Ctrl-C.
+`cpu`: a few workloads on the CPU of this machine, tuned by `tune_suite` and with equal shares, each in a
+fresh database. The recorded configurations of both are then measured alternately. Exit status: 0; 6 if
+recorded spaces are missing; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
-"""Where recordings are by default: beside the checkout."""
+"""Default folder of the recorded spaces: next to the checkout."""
 
 SUBSPACES = (
     *(
@@ -81,16 +81,19 @@ SUBSPACES = (
         for y in (0, 1)
     ),
 )
-"""188 to 4,489 configurations each; some can be searched to their end, and four have no bound."""
+"""Workloads of the replay.
+
+They have 188 to 4,489 configurations each. Some can be searched completely, and four have no lower bound.
+"""
 
 BUDGETS = (5, 10, 20, 40, 80)
-"""Trials for each problem, on average."""
+"""Mean numbers of trials per workload."""
 
 SIZES = (6, 12)
-"""Problems of a model: at least, and at most."""
+"""Smallest and largest number of workloads of a model."""
 
 WEIGHTS = 30.0
-"""The largest part of a model's time over the smallest, at the optimum."""
+"""Largest over smallest share of a workload in the model's time, at the optimum."""
 
 RESAMPLES = 10_000
 
@@ -101,24 +104,34 @@ SUITE = {
     "softmax:rows=1024,cols=256,dtype=f32": 12,
     "rmsnorm:rows=64,cols=256,dtype=f32": 1,
 }
-"""What is tuned on the processor: some of a small transformer's problems, and one that hardly matters."""
+"""Workloads tuned on the CPU, with their calls: part of a small transformer, and one that hardly matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Problems, by their place in a list, and how often each is run."""
+    """Workloads of a model, as indices into a list, and the number of calls of each."""
 
     problems: tuple[int, ...]
     counts: tuple[int, ...]
 
     def time_us(self, traces: Sequence[SearchTrace], trials: Sequence[int]) -> float:
-        """Return what it takes after so many trials of each problem."""
+        """Return the time of the model after tuning, in microseconds.
+
+        Args:
+            traces: Search of each workload of the model.
+            trials: Trials spent on each workload.
+        """
         each = zip(self.counts, traces, trials, strict=True)
         return sum(count * trace.time_us(made) for count, trace, made in each)
 
 
 def draw(optima_us: Sequence[float], models: int) -> list[Model]:
-    """Draw models of problems whose optima are given; the same ones every time."""
+    """Draw random models, the same in every run.
+
+    Args:
+        optima_us: Fastest time of each workload, in microseconds.
+        models: Number of models.
+    """
     rng, drawn = np.random.default_rng(0), []
     for _ in range(models):
         chosen = rng.choice(len(optima_us), int(rng.integers(SIZES[0], SIZES[1] + 1)), replace=False)
@@ -129,14 +142,21 @@ def draw(optima_us: Sequence[float], models: int) -> list[Model]:
     return drawn
 
 
-# -- ways of sharing a budget out ----------------------------------------------------------------------------
+# -- rules that divide a budget ------------------------------------------------------------------------------
 
 Share = Callable[[Sequence[int], Sequence[SearchTrace], int], list[int]]
-"""Returns the trials of each problem, from counts, traces and the budget."""
+"""A rule: the trials of each workload, from the numbers of calls, the searches and the total budget."""
 
 
 def _even(shares: Sequence[float], made: list[int], traces: Sequence[SearchTrace], left: int) -> list[int]:
-    """Give what is left out trial by trial, to whoever is furthest behind its share."""
+    """Distribute the remaining trials one by one, each to the workload furthest below its share.
+
+    Args:
+        shares: Share of each workload; only ratios matter.
+        made: Trials of each workload so far; changed in place.
+        traces: Search of each workload, which limits its trials.
+        left: Trials to distribute.
+    """
     since = list(made)
     for _ in range(left):
         able = [i for i, trace in enumerate(traces) if made[i] < len(trace)]
@@ -147,12 +167,12 @@ def _even(shares: Sequence[float], made: list[int], traces: Sequence[SearchTrace
 
 
 def equal(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
-    """Give every problem as much; what one cannot use goes to the others."""
+    """Give every workload the same number of trials; trials that one cannot use go to the others."""
     return _even([1.0] * len(traces), [0] * len(traces), traces, total)
 
 
 def by_time(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
-    """Give first rounds, then shares by the model's time after these."""
+    """Give first rounds, then shares proportional to the model's time after them."""
     first = max(1, min(FIRST, int(FIRST_SHARE * total) // len(traces)))
     made = _even([1.0] * len(traces), [0] * len(traces), traces, min(total, first * len(traces)))
     shares = [count * trace.time_us(first) for count, trace in zip(counts, traces, strict=True)]
@@ -160,7 +180,7 @@ def by_time(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) ->
 
 
 def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
-    """Give as `tune_suite` does; nobody sees further than the trials that were made."""
+    """Divide the budget as `tune_suite` does, which sees only the trials made so far."""
     accounts = {
         number: TaskState(count=count, expected_us=trace.median_us)
         for number, (count, trace) in enumerate(zip(counts, traces, strict=True))
@@ -182,7 +202,7 @@ def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> 
 
 
 def hindsight(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
-    """Give what turns out best, by dynamic programming over problems: every problem has a trial at least."""
+    """Return the best possible shares with at least one trial each, by dynamic programming over workloads."""
     least_us: Array = np.where(np.arange(total + 1) == 0, 0.0, np.inf)
     choices = []
     for count, trace in zip(counts, traces, strict=True):
@@ -203,18 +223,22 @@ def hindsight(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) 
 WAYS: Mapping[str, Share] = {"by time": by_time, "saving": saving, "hindsight": hindsight}
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------------------
 
 
 def ratios(
     models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]], each: int
 ) -> tuple[dict[str, Array], Array]:
-    """Return times over that of equal shares by way, `(seeds, models)`, and that over the optimum.
+    """Return the final times of all models under each rule.
 
     Args:
         models: The models.
-        traces: Of every problem, by seed.
-        each: Trials for each problem, on average.
+        traces: Search of every workload, by seed.
+        each: Mean number of trials per workload.
+
+    Returns:
+        By rule, the time divided by that after equal shares, `(seeds, models)`; and the time after equal
+        shares divided by the optimum, `(seeds, models)`.
     """
     found: dict[str, Array] = {way: np.ones((len(traces), len(models))) for way in WAYS}
     off = np.ones((len(traces), len(models)))
@@ -242,8 +266,16 @@ def interval(values: Array) -> tuple[float, float]:
 
 
 def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> str:
-    """Return the ratios of all ways at all budgets, as a table."""
-    head = ("trials a problem", "equal / optimum", "way", "time / equal", "95 %", "middle 80 %", "lose > 1 %")
+    """Return a Markdown table of the ratios for all rules and budgets."""
+    head = (
+        "trials per workload",
+        "equal shares / optimum",
+        "rule",
+        "time / equal shares (lower is better)",
+        "95 % interval",
+        "middle 80 %",
+        "models > 1 % slower",
+    )
     rows = [head, ("---",) * len(head)]
     for each in BUDGETS:
         found, off = ratios(models, traces, each)
@@ -261,18 +293,18 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
 
 
 def replayed(asked: argparse.Namespace) -> int:
-    """Make the traces that are missing, and print the table."""
+    """Run the missing searches and print the table; return the exit status."""
     data = Data(asked.data)
     if absent := {one.space for one in SUBSPACES if not data.path(one.space).exists()}:
         print(
-            f"no recording of {', '.join(sorted(absent))} in {asked.data}: --data names another",
+            f"no recorded space {', '.join(sorted(absent))} in {asked.data}; name another folder with --data",
             file=sys.stderr,
         )
         return 6
     traces, console = TraceFile(asked.out, data), Console(stderr=True)
     seeds = range(asked.first, asked.first + asked.seeds)
     todo = list(traces.missing(SUBSPACES, seeds))
-    print(f"{len(todo)} of {len(SUBSPACES) * len(seeds)} searches to make", file=sys.stderr)
+    print(f"{len(todo)} of {len(SUBSPACES) * len(seeds)} searches to run", file=sys.stderr)
     try:
         for problem, seed in track(todo, "searching", console=console, disable=not console.is_terminal):
             traces.get(problem, seed)
@@ -284,17 +316,22 @@ def replayed(asked: argparse.Namespace) -> int:
     return 0
 
 
-# -- on this processor ---------------------------------------------------------------------------------------
+# -- on this machine's CPU -----------------------------------------------------------------------------------
 
 TURNS = 8
-"""How often what was found is timed again."""
+"""Number of times the recorded configurations are measured again."""
 
 Times = dict[str, list[float]]
-"""What each problem took in each turn, by its text."""
+"""Times of each workload in microseconds, one per turn, by the workload's text."""
 
 
 def measured(trials: int, seed: int) -> str:
-    """Tune the suite both ways, time what both serve in turn, and return that as a table."""
+    """Tune the suite under both rules, measure the results alternately, and return a Markdown table.
+
+    Args:
+        trials: Total budget of each rule.
+        seed: Seed of the searches.
+    """
     plan = Plan(trials=trials, seed=seed, baselines=False)
     alike = dataclasses.replace(plan, trials=trials // len(SUITE))
     with tempfile.TemporaryDirectory() as folder:
@@ -308,7 +345,7 @@ def measured(trials: int, seed: int) -> str:
 
 
 def _in_turn(dbs: Sequence[Path], seed: int) -> tuple[Times, ...]:
-    """Time what each database serves of each problem, one after the other, every second turn backwards."""
+    """Measure the answers of all databases alternately for each workload; every second turn is reversed."""
     times_us: tuple[Times, ...] = tuple({text: [] for text in SUITE} for _ in dbs)
     with start_workers(tuning_target("cpu"), Plan(seed=seed)) as executor:
         for turn in range(TURNS):
@@ -333,7 +370,7 @@ def _served(text: str, db: Path) -> Task:
 
 
 def _compared(given: Mapping[str, int], equal_us: Times, saving_us: Times) -> str:
-    rows = [("problem", "runs", "trials", "equal, us", "saving, us", "ratio"), ("---",) * 6]
+    rows = [("workload", "calls", "trials", "equal, us", "saving, us", "saving / equal"), ("---",) * 6]
     for text, count in SUITE.items():
         one, other = np.array(equal_us[text]), np.array(saving_us[text])
         cells = (f"{np.median(one):.1f}", f"{np.median(other):.1f}", f"{np.median(other / one):.3f}")
@@ -343,20 +380,22 @@ def _compared(given: Mapping[str, int], equal_us: Times, saving_us: Times) -> st
     cells = (*(f"{np.median(model):.0f}" for model in models), f"{np.median(each):.3f}")
     rows.append(("all", "", str(sum(given.values())), *cells))
     lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{lines}\n\nall, in each of {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
+    return f"{lines}\n\nratio of all workloads in the {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the figures that are asked for."""
+    """Run one part of the benchmark and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="?", choices=("replay", "cpu"), default="replay")
-    parser.add_argument("--seeds", type=int, default=10, help="searches of each problem")
-    parser.add_argument("--first", type=int, default=0, help="the first seed of them")
-    parser.add_argument("--models", type=int, default=60, help="models that are drawn")
-    parser.add_argument("--out", type=Path, default=Path("traces.jsonl"), help="where traces are kept")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of recordings")
-    parser.add_argument("--trials", type=int, default=50, help="cpu: the budget")
-    parser.add_argument("--seed", type=int, default=0, help="cpu: of the searches")
+    parser.add_argument("--seeds", type=int, default=10, help="searches per workload, default 10")
+    parser.add_argument("--first", type=int, default=0, help="first seed, default 0")
+    parser.add_argument("--models", type=int, default=60, help="number of random models, default 60")
+    parser.add_argument(
+        "--out", type=Path, default=Path("traces.jsonl"), help="file of the searches, default traces.jsonl"
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
+    parser.add_argument("--trials", type=int, default=50, help="cpu: total budget in trials, default 50")
+    parser.add_argument("--seed", type=int, default=0, help="cpu: seed of the searches, default 0")
     asked = parser.parse_args(arguments)
     if asked.part == "cpu":
         print(measured(asked.trials, asked.seed))

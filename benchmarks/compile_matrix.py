@@ -1,15 +1,15 @@
-"""Compiles random valid configurations of every CUDA C++ variant for every architecture, and looks into them.
+"""Compilation of random valid configurations of every CUDA C++ variant for every architecture.
 
     python -m benchmarks.compile_matrix [--configs 200] [--arch sm_80,sm_90] [--variant gemm/cuda_mma]
                                         [--shard 1/8] [--out compile_matrix.jsonl] [--workers 2]
 
-No GPU is needed. A configuration that its space admits must compile, and the device must be able to launch
-it with the registers and the shared memory that the compiler really used. A default, besides, must spill
-nothing, and its disassembled code must have the instructions that its variant claims.
+No GPU is needed. Every valid configuration must compile, and the device must be able to launch it with the
+registers and the shared memory of the compiled binary. In addition, a default configuration must not spill
+registers, and its disassembled code must contain the instructions that its variant claims.
 
-Results are kept as they come, a line each; the same command goes on from there, also after Ctrl-C, and
-compiles again what has changed since. Shards are disjoint and together are everything. Exit status: 0 if
-all is well, 1 if something is wrong, 130 after Ctrl-C.
+Each result is saved as one line. The same command compiles only what is missing, also after Ctrl-C, and
+compiles again what has changed since. Shards are disjoint and cover everything. Exit status: 0 if no
+configuration fails, 1 if one does, 6 without nvdisasm, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from tunebench.workloads import parse
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 TIMEOUT_S = 180.0
-"""Longest that one configuration may take; the longest seen take some seconds."""
+"""Time limit for one configuration; the slowest configurations seen took some seconds."""
 
 IDENTITY = ("architecture", "variant", "workload", "config")
-"""Fields that tell a configuration from others."""
+"""Fields that identify a configuration."""
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One configuration to compile; `default` says whether its variant would ship it."""
+    """One configuration to compile; `default` marks the default configuration of its variant."""
 
     architecture: str
     variant: str
@@ -66,11 +66,11 @@ class Item:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells it from others."""
+        """Values of the `IDENTITY` fields."""
         return tuple(getattr(self, name) for name in IDENTITY)
 
 
-# -- what there is to compile --------------------------------------------------------------------------------
+# -- configurations to compile -------------------------------------------------------------------------------
 
 
 def cuda_variants() -> tuple[CudaVariant[Any], ...]:
@@ -81,9 +81,16 @@ def cuda_variants() -> tuple[CudaVariant[Any], ...]:
 def items(
     architectures: Iterable[str], variants: Iterable[CudaVariant[Any]], configs: int, seed: int
 ) -> Iterator[Item]:
-    """Yield so many configurations of each variant for each architecture, spread over its problems.
+    """Yield configurations of each variant for each architecture, spread over the operator's workloads.
 
-    The default of every problem is among them. They depend on nothing but the arguments and the spaces.
+    The default configuration of every workload is included. The items depend only on the arguments and the
+    spaces.
+
+    Args:
+        architectures: Names of architectures, for example ``"sm_80"``.
+        variants: The variants.
+        configs: Number of configurations per variant and architecture.
+        seed: Seed of the random choice.
     """
     variants = tuple(variants)
     for architecture in architectures:
@@ -97,9 +104,15 @@ def items(
 
 
 def problems_of(operator: str) -> tuple[str, ...]:
-    """Return the problems that stand for an operator."""
+    """Return the workloads of an operator.
+
+    Raises:
+        SystemExit: if `WORKLOADS` has no entry for the operator.
+    """
     if operator not in WORKLOADS:
-        raise SystemExit(f"{operator} has no problems in WORKLOADS of _matrix_problems.py: add some")
+        raise SystemExit(
+            f"operator {operator} has no workloads: add some to WORKLOADS in _matrix_workloads.py"
+        )
     return WORKLOADS[operator]
 
 
@@ -122,18 +135,18 @@ def _items(
 
 
 def shard(found: Iterable[Item], which: str) -> list[Item]:
-    """Return every n-th item, from the i-th on, for `which` such as ``"1/8"``."""
+    """Return every n-th item, starting with the i-th, for `which` in the form i/n, for example ``"1/8"``."""
     i, _, n = which.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
-        raise SystemExit(f"--shard {which}: must be of the form 1/8, from 1/8 to 8/8")
+        raise SystemExit(f"--shard: expected i/n with 1 <= i <= n, for example 1/8, got {which}")
     return list(found)[int(i) - 1 :: int(n)]
 
 
-# -- one of them ---------------------------------------------------------------------------------------------
+# -- one configuration ---------------------------------------------------------------------------------------
 
 
 def examine(item: Item) -> Record:
-    """Compile one configuration and return what was seen, `problems` among it."""
+    """Compile one configuration and return its record; the field `problems` lists the failed checks."""
     variant, workload, device = (
         kernels.variant(item.variant),
         parse(item.workload),
@@ -163,26 +176,26 @@ def _problems_of_default(
 ) -> list[str]:
     problems = []
     if binary.resources.spill_bytes:
-        problems.append(f"the default spills {binary.resources.spill_bytes} bytes")
+        problems.append(f"the default configuration spills {binary.resources.spill_bytes} bytes")
     config = variant.space.parse(item.config)
     if variant.claims(workload, config):
         missing = unmet_claims(variant, workload, config, sass(binary.payload))
-        problems += [f"the default has no {name}" for name in missing]
+        problems += [f"the default configuration has no {name} instruction" for name in missing]
     return problems
 
 
 def _version(item: Item) -> dict[str, str]:
-    """Return what must be unchanged for a result to stand."""
+    """Return the versions of source and compiler that a saved result depends on."""
     variant = kernels.variant(item.variant)
     revision = variant.revision(parse(item.workload), variant.space.parse(item.config))
     return {"revision": revision, "compiler": nvrtc_version()}
 
 
-# -- all of them ---------------------------------------------------------------------------------------------
+# -- all configurations --------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> dict[tuple[str, ...], Record]:
-    """Return the results that a file holds, by item; a line that was cut off counts as absent."""
+    """Return the saved results of a file by item; an incomplete line counts as absent."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -194,12 +207,18 @@ def load(path: Path) -> dict[tuple[str, ...], Record]:
 
 
 def stands(record: Record | None, item: Item) -> bool:
-    """Tell whether a result is of the source and the compiler of today."""
+    """Return whether a saved result was made from the current source by the current compiler."""
     return record is not None and all(record[name] == value for name, value in _version(item).items())
 
 
 def compile_all(todo: Collection[Item], out: Path, workers: int) -> Iterator[Record]:
-    """Compile in worker processes; yield each result once it is in the file."""
+    """Compile in worker processes and yield each result after it is saved.
+
+    Args:
+        todo: Configurations to compile.
+        out: File to which results are appended, one line each.
+        workers: Number of processes.
+    """
     context = multiprocessing.get_context("forkserver")
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -207,7 +226,7 @@ def compile_all(todo: Collection[Item], out: Path, workers: int) -> Iterator[Rec
         out.open("a", encoding="utf-8") as file,
     ):
         if file.tell() and not out.read_bytes().endswith(b"\n"):
-            file.write("\n")  # after a line that was cut off
+            file.write("\n")  # end an incomplete line of an interrupted run
         running: dict[Future[Record], Item] = {}
         waiting = iter(todo)
         try:
@@ -223,7 +242,7 @@ def compile_all(todo: Collection[Item], out: Path, workers: int) -> Iterator[Rec
                     file.write(json.dumps(record) + "\n")
                     file.flush()
                     yield record
-        except BaseException:  # Ctrl-C, or a reader that has had enough
+        except BaseException:  # Ctrl-C, or the caller stopped the generator
             pool.stop()
             raise
 
@@ -233,7 +252,7 @@ def _ignore_interrupts() -> None:
 
 
 def _result(future: Future[Record], item: Item) -> Record:
-    """Return what a worker found, also if it is that it did not come back."""
+    """Return the record of a worker, or a record of its timeout or crash."""
     try:
         return future.result()
     except TimeoutError:
@@ -243,11 +262,11 @@ def _result(future: Future[Record], item: Item) -> Record:
     return {**dataclasses.asdict(item), **_version(item), "problems": [problem]}
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------------------
 
 
 class Progress:
-    """Tells on stderr, every few seconds, how far it is."""
+    """Progress lines on stderr, one every few seconds."""
 
     def __init__(self, total: int, every_s: float = 10.0) -> None:
         self._total, self._every_s = total, every_s
@@ -255,7 +274,7 @@ class Progress:
         self._done = self._wrong = 0
 
     def count(self, record: Record) -> None:
-        """Take note of one result."""
+        """Count one result, and print a progress line if one is due."""
         self._done += 1
         self._wrong += bool(record["problems"])
         now = time.monotonic()
@@ -264,14 +283,16 @@ class Progress:
             print(self.line(now - self._begun), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
-        """Return where it stands after so many seconds."""
+        """Return the progress line after this many seconds."""
         left = (self._total - self._done) * seconds / max(1, self._done) / 60
         rate = 60 * self._done / max(1e-9, seconds)
-        return f"{self._done}/{self._total}, {self._wrong} wrong, {rate:.0f} a minute, {left:.0f} min left"
+        return (
+            f"{self._done}/{self._total}, {self._wrong} failing, {rate:.0f} per minute, {left:.0f} min left"
+        )
 
 
 def summary(records: Collection[Record]) -> str:
-    """Return the figures as a table in Markdown, one row a variant and architecture."""
+    """Return a Markdown table with a row per variant and architecture, and the totals."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["variant"], record["architecture"]), []).append(record)
@@ -279,7 +300,9 @@ def summary(records: Collection[Record]) -> str:
     rows = [
         f"| {variant} | {architecture} | {_figures(group)} |" for (variant, architecture), group in ordered
     ]
-    head = "| variant | architecture | configs | wrong | spilling | registers, most | median s | p95 s |"
+    head = (
+        "| variant | architecture | configurations | failing | spilling | most registers | median s | p95 s |"
+    )
     return "\n".join([head, "|---" * 8 + "|", *rows, f"| all | | {_figures(records)} |"])
 
 
@@ -295,29 +318,38 @@ def _figures(records: Collection[Record]) -> str:
     return f"{len(records)} | {wrong} | {spilling} | {registers} | {median(seconds):.2f} | {p95:.2f}"
 
 
-# -- the command ---------------------------------------------------------------------------------------------
+# -- command line --------------------------------------------------------------------------------------------
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     known = [variant.key for variant in cuda_variants()]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--configs", type=int, default=200, help="of each variant for each architecture")
-    parser.add_argument("--arch", default=",".join(ARCHITECTURES), help="architectures, by commas")
-    parser.add_argument("--variant", action="append", choices=known, help="only this one; may be repeated")
-    parser.add_argument("--shard", default="1/1", help="part of the whole, such as 1/8")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--out", type=Path, default=Path("compile_matrix.jsonl"), help="where results are kept"
+        "--configs", type=int, default=200, help="configurations per variant and architecture, default 200"
+    )
+    parser.add_argument("--arch", default=",".join(ARCHITECTURES), help="architectures, comma-separated")
+    parser.add_argument(
+        "--variant", action="append", choices=known, help="compile only this variant; repeatable"
+    )
+    parser.add_argument(
+        "--shard", default="1/1", help="part of the work as i/n, for example 1/8; default 1/1"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice, default 0")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("compile_matrix.jsonl"),
+        help="file of the results, default compile_matrix.jsonl",
     )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compile what is not compiled yet, and print the figures of all that was asked for."""
+    """Compile the missing configurations, print the table and return the exit status."""
     asked = _arguments(arguments)
     if find_disassembler() is None:
-        print("no nvdisasm here: pip install 'tunebench[cuda]'", file=sys.stderr)
+        print("nvdisasm not found: pip install 'tunebench[cuda]'", file=sys.stderr)
         return 6
     variants = [v for v in cuda_variants() if asked.variant is None or v.key in asked.variant]
     wanted = shard(items(asked.arch.split(","), variants, asked.configs, asked.seed), asked.shard)

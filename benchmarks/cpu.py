@@ -1,9 +1,9 @@
-"""What tuning gains on this machine's CPU: best against default, median, NumPy and torch.
+"""Speedup by tuning on this machine's CPU: the best configuration over default, median, NumPy and torch.
 
     python -m benchmarks.cpu [--trials 20] [--workload TEXT ...] [--db FILE] [--out FILE.json]
 
-The search is a random sample of the valid configurations, so that the default's percentile and the median can
-be taken from it. An aborted configuration counts with the faster of its two samples, which flatters it.
+The search is a random sample of the valid configurations. From the sample come the default's percentile and
+the median. An aborted configuration counts with the faster of its two samples, which underestimates its time.
 """
 
 from __future__ import annotations
@@ -56,11 +56,16 @@ WORKLOADS = (
     "attention:batch=4,heads=32,seq_q=1,head_dim=128,dtype=f32,seq_k=4096,heads_k=8",
     "elementwise:rows=4096,cols=1024,dtype=f32,expression=gelu(x+bias)*y+z,vectors=bias",
 )
-"""Every operator and direction, at sizes of small networks."""
+"""Workloads by default: every operator and direction, at sizes of small networks."""
 
 
 def sample(workload: str, db: Path) -> dict[str, float]:
-    """Return the time of each configuration the search tried."""
+    """Return the time of each configuration of the search in microseconds, by configuration.
+
+    Args:
+        workload: Workload as text.
+        db: Database of the search.
+    """
     times: dict[str, float] = {}
     with open_store(db, read_only=True) as store:
         for entry in store.history(workload, local_cpu().key):
@@ -72,7 +77,12 @@ def sample(workload: str, db: Path) -> dict[str, float]:
 
 
 def figures(report: Report, db: Path) -> dict[str, Any]:
-    """Return what one row of the table says."""
+    """Return one row of the table.
+
+    Args:
+        report: Result of tuning one workload.
+        db: Database of the search.
+    """
     assert report.variant is not None, report
     assert report.median_us is not None, report
     times = sample(report.workload, db)
@@ -98,12 +108,14 @@ def figures(report: Report, db: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Tune each workload and print its row as it comes."""
+    """Tune each workload, and print and save its row at once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--workload", action="append", help="instead of the usual ones")
+    parser.add_argument("--trials", type=int, default=20, help="trials per workload, default 20")
+    parser.add_argument(
+        "--workload", action="append", help="workload instead of the default ones; repeatable"
+    )
     parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="JSON file of the results")
     given = parser.parse_args()
     rows = []
     for workload in given.workload or WORKLOADS:

@@ -1,6 +1,6 @@
-"""What serving a call costs on a processor: against the bare compiled kernel, and against torch's own call.
+"""Overhead of dispatch on a CPU, compared with the compiled kernel alone and with a call of torch.
 
-Small problems, in turn, so that a loaded machine slows all alike; medians in microseconds.
+Small workloads, measured alternately so that load affects all calls equally. Medians in microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS, CALLS = 200, 50
 
 
 def interleaved_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Time calls in turn, some at a time, and return the median of each."""
+    """Time calls alternately, in blocks, and return the median of each in microseconds."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
@@ -37,7 +37,7 @@ def interleaved_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def contenders() -> dict[str, dict[str, Callable[[], Any]]]:
-    """Return, for each function, ways to have it done."""
+    """Return the calls to compare, by function and name."""
     x, w, b = torch.randn(8, 16), torch.randn(16, 16), torch.randn(16)
     return {
         "softmax 8 x 16": _ways(
@@ -86,13 +86,13 @@ def _ways(
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
         "choice alone": found.bound_choice,
         "key and choice": lambda: _custom_op._cached_dispatch(*asked).dispatcher.bound_choice(),  # type: ignore[union-attr]
-        "served": preferring("tunebench", ours),
-        "passed to torch": preferring("torch", ours),
+        "dispatched": preferring("tunebench", ours),
+        "dispatched to torch": preferring("torch", ours),
     }
 
 
 def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return what a call asks the table of calls for: what its key is made of."""
+    """Return the arguments with which a call looks up its cached dispatch."""
     asked: list[tuple[Any, ...]] = []
     real = _custom_op._cached_dispatch
 
@@ -109,7 +109,7 @@ def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print a table with a row per function and a column per kind of call."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     print("| call, us | " + " | ".join(next(iter(contenders().values()))) + " |")
     with torch.no_grad():

@@ -1,11 +1,12 @@
-"""What giving up hopeless configurations saves: kernel time, on recorded spaces with their raw samples.
+"""Kernel time saved by early abort of slow configurations, on recorded spaces with raw samples.
 
     python -m benchmarks.early_abort [FILE ...] [--seeds 20] [--after 1] [--factor 1.5] [--json]
 
-A tuner runs every configuration of a space in random order. One whose fastest sample after so many exceeds
-`factor` times the median of the best so far is given up, as `tunebench.measure.timing` does. What is saved is
-the share of the time of all samples; the optimum is lost if the configuration of least median was given up.
-Files are Kernel Tuner's cache files; without any, those beside the checkout.
+The benchmark runs every configuration of a space in random order. As in `tunebench.measure.timing`, it aborts
+a configuration whose fastest sample after the first `--after` exceeds `--factor` times the median of the
+incumbent. The saving is the fraction of the time of all samples that is not spent. The optimum is lost if the
+configuration with the lowest median is aborted. FILE is a Kernel Tuner cache file; by default, all files next
+to the checkout.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What one order of a space has come to.
+    """Result of one random order of a space.
 
     Attributes:
-        share: Of the time of all samples, what was not spent.
-        given_up: Share of the configurations that were given up.
-        lost: Whether the configuration of the least median was among them.
+        share: Fraction of the time of all samples that was not spent.
+        given_up: Fraction of the configurations that were aborted.
+        lost: Whether the configuration with the lowest median was aborted.
     """
 
     share: float
@@ -42,7 +43,7 @@ class Saved:
 
 
 def read(path: Path) -> Array:
-    """Return the samples of every configuration that has them, `(configurations, repeats)`, in ms."""
+    """Return the samples of every successful configuration, `(configurations, repeats)`, in milliseconds."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         entries = json.load(file)["cache"].values()
     samples = [entry["times"] for entry in entries if isinstance(entry.get("time"), int | float)]
@@ -51,13 +52,13 @@ def read(path: Path) -> Array:
 
 
 def abort(samples: Array, order: NDArray[np.int64], *, after: int, factor: float) -> Saved:
-    """Run configurations in an order, giving up what is hopeless against the best before.
+    """Run configurations in order, and abort those much slower than the incumbent.
 
     Args:
-        samples: `(configurations, repeats)`.
-        order: The configurations, each once.
-        after: Samples that decide.
-        factor: Of the incumbent's median.
+        samples: Samples `(configurations, repeats)`.
+        order: Indices of the configurations, each once.
+        after: Number of samples before the decision.
+        factor: Limit as a multiple of the incumbent's median.
     """
     medians = np.median(samples[order], axis=1)
     first = samples[order, :after].min(axis=1)
@@ -76,22 +77,24 @@ def abort(samples: Array, order: NDArray[np.int64], *, after: int, factor: float
 
 
 def space_of(path: Path) -> str:
-    """Return a name for a file: its folder and itself."""
+    """Return the name of a space: its folder and file name."""
     return f"{path.parent.name}/{path.name.partition('.')[0]}"
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the saving for each recorded space."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--after", type=int, default=1)
-    parser.add_argument("--factor", type=float, default=Protocol().abort_factor)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("files", nargs="*", type=Path, help="Kernel Tuner cache files")
+    parser.add_argument("--seeds", type=int, default=20, help="random orders, default 20")
+    parser.add_argument("--after", type=int, default=1, help="samples before the decision, default 1")
+    parser.add_argument(
+        "--factor", type=float, default=Protocol().abort_factor, help="limit over the incumbent"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     files = given.files or sorted(p for p in RECORDED.glob("*/*.json.gz") if "_T4" not in p.name)
     if not files:
-        print(f"no recorded spaces in {RECORDED}; name files of Kernel Tuner")
+        print(f"no recorded spaces in {RECORDED}; name cache files of Kernel Tuner")
         return
     rows = []
     for path in files:
@@ -112,12 +115,14 @@ def main() -> None:
     if given.json:
         print(json.dumps(rows))
         return
-    print(f"given up after {given.after} samples at {given.factor:g} times the best, {given.seeds} orders")
+    print(
+        f"abort after {given.after} samples above {given.factor:g} x incumbent, {given.seeds} random orders"
+    )
     for row in rows:
         print(
             f"{row['space']:30} {row['configurations']:6} configurations of {row['repeats']:2} samples: "
-            f"saved {row['saved']:.3f} of kernel time (least {row['least']:.3f}), "
-            f"gave up {row['given_up']:.3f}, lost the optimum {row['lost']} times"
+            f"saved {row['saved']:.3f} of kernel time (lowest {row['least']:.3f}), "
+            f"aborted {row['given_up']:.3f} of configurations, lost the optimum in {row['lost']} orders"
         )
 
 

@@ -1,10 +1,10 @@
-"""What emulation costs: multiply-adds a second of a matrix product on the host, and what building it takes.
+"""Cost of emulation: build time and speed of a matrix product on the host, in multiply-adds per second.
 
     python -m benchmarks.emulation [--size 256]
 
-Each kernel in its default configuration, run plainly, under AddressSanitizer, and under watch, which counts
-and finds races. Seconds are processor time of its process, the least of three runs; the first build
-of a mode includes the emulator's runtime.
+Each kernel runs in its default configuration in three modes: plain, with AddressSanitizer, and with watch,
+which counts accesses and finds races. Times are processor seconds of the child process, the shortest of three
+runs. The first build of a mode includes the emulator's runtime.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ MODES: dict[str, Callable[..., Any]] = {
 
 
 def used() -> float:
-    """Return the processor seconds of all processes that this one has started."""
+    """Return the processor time of all finished child processes, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def seconds(run: Callable[..., Any], *arguments: Any) -> float:
-    """Return the processor seconds of what a call starts."""
+    """Return the processor time of the processes that a call starts, in seconds."""
     began = used()
     run(*arguments, timeout_s=600)
     return used() - began
 
 
 def main() -> None:
-    """Print a line for each kernel and mode."""
+    """Print the speed and the build time of each kernel and mode."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="m, n and k")
+    parser.add_argument("--size", type=int, default=256, help="m, n and k, default 256")
     size = parser.parse_args().size
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TUNEBENCH_CACHE"] = cache
@@ -60,8 +60,8 @@ def main() -> None:
                 first = seconds(run, *arguments)
                 again = min(seconds(run, *arguments) for _ in range(3))
                 print(
-                    f"{key:15} {dtype}  {mode:8}  {size**3 / again / 1e6:8.1f} M multiply-adds/s"
-                    f"  {first - again:5.2f} s to build"
+                    f"{key:15} {dtype}  {mode:8}  {size**3 / again / 1e6:8.1f} million multiply-adds/s"
+                    f"  {first - again:5.2f} s build time"
                 )
 
 

@@ -166,8 +166,8 @@ def test_it_sees_what_cannot_be_launched(broken: Any) -> None:
 
 def test_it_sees_spills_and_missing_instructions_of_a_default_only(broken: Any) -> None:
     spilled, missing = broken(SPILLING)
-    assert spilled.startswith("the default spills ")
-    assert missing == "the default has no HMMA"
+    assert spilled.startswith("the default configuration spills ")
+    assert missing == "the default configuration has no HMMA instruction"
     assert broken(SPILLING, default=False) == []
 
 
