@@ -1,25 +1,28 @@
-"""What fusing gains: a fused workload against its parts, each tuned and timed by itself, and against torch.
+"""Gain of fusion: a fused workload compared with its parts, each tuned separately, and with torch.
 
     python -m benchmarks.fusion [--device cpu] [--trials 30] [--workload TEXT ...] [--finest]
                                 [--cache warm] [--db FILE] [--out FILE.json]
 
-The parts are what `Workload.unfused` says: a product and its epilogue as one elementwise chain, say. With
-`--finest` elementwise parts are divided further, an operation a kernel, as programs run without a compiler.
+The parts are those of `Workload.unfused`, for example a product and its epilogue as one elementwise chain.
+With `--finest`, elementwise parts are divided further into one operation per kernel, as in a program without
+a compiler.
 
-The best configurations of the whole and of its parts are then timed again, in turn, so that a drift of the
-machine meets all alike; torch was timed in turn with the whole when that was tuned.
+The best configurations of the fused workload and of its parts are then measured again alternately, so that
+drift of the machine affects all equally. Torch is measured alternately with the fused workload when that is
+tuned.
 
-On a processor use an idle machine (see `uptime`) and no `nice`: beside eight busy processes one at `nice 10`
-gets some 2 % of two cores, and seems to hang. One or two busy processes spoil the figures: calls wait for
-their turn, and on two cores a kernel of 0.3 ms took 5.7, so that short kernels are counted, not timed.
-Products take minutes to tune even so; what is being tuned is told on stderr.
+On a CPU, use an idle machine (see `uptime`) without `nice`: next to eight busy processes, a process at
+`nice 10` gets about 2 % of two cores and appears to hang. One or two busy processes distort the results: a
+call waits to be scheduled. On two cores a kernel of 0.3 ms took 5.7 ms, so the figures of short kernels show
+their number and not their time.
+Products take minutes to tune even on an idle machine; stderr names the workload that is being tuned.
 
-Caches are flushed before each run, so that a part reads what the one before it has written from memory:
-where that would still be in the last-level cache the gain is flattered. With `--cache warm` all that fits is
-in the cache, inputs too, for the whole and for its parts.
+Caches are flushed before each run, so a part reads the output of the previous part from memory. Where that
+output would still be in the last-level cache, the gain is overestimated. With `--cache warm`, everything that
+fits is in the cache, including the inputs, for the fused workload and for its parts.
 
-What was tried is in the database, and counts: the same command goes on where it was stopped, and where
-nothing is missing tries one configuration more and times the best few again, with torch.
+Trials in the database count: the same command continues an interrupted run. If no trial is missing, it tries
+one more configuration and measures the best few again, with torch.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ WORKLOADS = (
 RESULTS = Path(__file__).parent / "results" / "fusion"
 
 ROUNDS = 5
-"""Turns of the whole and of its parts."""
+"""Alternations between the fused workload and its parts."""
 
 Row = dict[str, Any]
 Tune = Callable[[Workload], Report]
@@ -75,7 +78,12 @@ Timed = Callable[[Sequence[Report]], list[float]]
 
 
 def parsed(texts: Iterable[str], skipped: dict[str, str]) -> Iterator[Workload]:
-    """Yield those that are fused workloads; tell of the others why they are not."""
+    """Yield the fused workloads among texts.
+
+    Args:
+        texts: Workloads as text.
+        skipped: Receives the reason for each text that is skipped.
+    """
     for text in texts:
         try:
             workload = parse(text)
@@ -85,11 +93,16 @@ def parsed(texts: Iterable[str], skipped: dict[str, str]) -> Iterator[Workload]:
         if workload.unfused():
             yield workload
         else:
-            skipped[text] = "nothing is fused, or no operator does a part of it alone"
+            skipped[text] = "nothing is fused, or no operator computes one of the parts"
 
 
 def parts_of(workload: Workload, finest: bool) -> tuple[Workload, ...]:
-    """Return the parts; if asked, elementwise ones an operation each."""
+    """Return the parts of a fused workload.
+
+    Args:
+        workload: The fused workload.
+        finest: Whether to divide elementwise parts into single operations.
+    """
     parts = workload.unfused()
     if not finest:
         return parts
@@ -97,16 +110,16 @@ def parts_of(workload: Workload, finest: bool) -> tuple[Workload, ...]:
 
 
 def row(workload: Workload, finest: bool, tuned: Tune, timed: Timed) -> Row:
-    """Tune a workload and its parts, each different part once, and return what they take.
+    """Tune a workload and each different part once, and return their times.
 
     Args:
-        workload: The whole.
-        finest: Whether elementwise parts are divided further.
-        tuned: Finds the best configuration of a workload.
-        timed: Times the best configurations of several reports together.
+        workload: The fused workload.
+        finest: Whether to divide elementwise parts into single operations.
+        tuned: Tunes a workload and returns its report.
+        timed: Measures the best configurations of several reports together, in microseconds.
 
     Raises:
-        InputError: if no variant can do one of them on the device.
+        InputError: if no variant supports the workload or a part on the device.
     """
     whole, parts = tuned(workload), parts_of(workload, finest)
     reports = {part: tuned(part) for part in dict.fromkeys(parts)}
@@ -139,20 +152,20 @@ def _found(report: Report) -> dict[str, Any]:
 
 
 def lines(found: Row) -> Iterator[str]:
-    """Yield a row as text."""
+    """Yield the text lines of a row."""
     over_torch = found["gain_over_torch"]
     yield found["workload"]
-    against = f", {over_torch:.2f}x over torch" if over_torch is not None else ""
+    against = f", speedup over torch {over_torch:.2f}x" if over_torch is not None else ""
     yield (
         f"  {found['whole']['us']:.0f} us fused, {found['parts_us']:.0f} us in parts: "
-        f"{found['gain']:.2f}x{against}"
+        f"speedup {found['gain']:.2f}x{against}"
     )
     for part in found["parts"]:
         yield f"    {part['us']:.0f} us {part['workload']}"
 
 
 def tuner(given: argparse.Namespace) -> Tune:
-    """Return what tunes a workload by the one plan that all share, less the trials that are recorded."""
+    """Return a function that tunes a workload with the trials that the database does not have yet."""
     device, protocol = find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache)
 
     def tuned(workload: Workload) -> Report:
@@ -165,7 +178,14 @@ def tuner(given: argparse.Namespace) -> Tune:
 
 
 def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> int:
-    """Return how many configurations were tried in this cache state, from today's sources."""
+    """Return the number of recorded trials from the current sources in one cache state.
+
+    Args:
+        workload: The workload.
+        device: Device of the trials.
+        cache: State of the caches during measurement.
+        db: Database file.
+    """
     with open_store(db) as store:
         found = [
             (chosen, one)
@@ -180,16 +200,16 @@ def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> in
 
 
 def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeout_s) -> Timed:
-    """Return what times the best configurations of reports, one after the other, `ROUNDS` times over.
+    """Return a function that measures the best configurations of reports alternately, in `ROUNDS` rounds.
 
-    Each has a process of its own, which keeps its inputs and their reference from round to round: on a busy
-    machine computing them anew takes far longer than what is timed. What hangs or dies is told.
-    Predictions, and reports of nothing that succeeded, keep what they say.
+    Each configuration has a separate process, which keeps its inputs and their reference from round to round:
+    on a busy machine, computing them again takes far longer than the measurement. A timeout or crash raises
+    `InputError`. Reports of predictions keep their times.
 
     Args:
-        device: Where.
-        protocol: How samples are taken in each round.
-        timeout_s: Longest that verifying and timing one may take.
+        device: Device to measure on.
+        protocol: Sampling protocol of each round.
+        timeout_s: Time limit for verifying and measuring one configuration, in seconds.
     """
     runner: Literal["cpu", "cuda"] = "cpu" if device.kind == "cpu" else "cuda"
     stage = ProcessStage(
@@ -214,7 +234,7 @@ def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeou
 
 
 def _ready(report: Report, device: Device) -> tuple[Task, Binary]:
-    """Return what a report found best, compiled."""
+    """Return the best configuration of a report as a task, with its compiled binary."""
     chosen, problem = variant(str(report.variant)), parse(report.workload)
     config = chosen.space.parse(str(report.config))
     binary = compile_config(chosen, problem, config, device, BinaryCache(cache_folder() / "binaries"))
@@ -229,7 +249,14 @@ def _samples_us(task: Task, answer: Result | Crashed | TimedOut) -> tuple[float,
 
 
 def save(path: Path, given: argparse.Namespace, rows: list[Row], skipped: Mapping[str, str]) -> None:
-    """Write all that is known so far."""
+    """Write all rows so far as JSON.
+
+    Args:
+        path: Output file.
+        given: Command-line arguments.
+        rows: One row per fused workload.
+        skipped: Reason for each skipped workload, by its text.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"device": find(given.device).key, "trials": given.trials, "cache": given.cache}
     data = {**facts, "finest": given.finest, "rows": rows, "skipped": skipped}
@@ -237,15 +264,27 @@ def save(path: Path, given: argparse.Namespace, rows: list[Row], skipped: Mappin
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Tune each workload and its parts, and print what fusing gains as it comes."""
+    """Tune each workload and its parts, and print each gain at once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", help="where; a device that is not here is predicted")
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--workload", action="append", help="instead of the usual ones")
-    parser.add_argument("--finest", action="store_true", help="divide elementwise parts into operations")
-    parser.add_argument("--cache", choices=("cold", "warm"), default=Protocol().cache)
-    parser.add_argument("--db", type=Path, default=Path(tempfile.gettempdir()) / "tunebench-fusion.db")
-    parser.add_argument("--out", type=Path, help=f"default: a file of the architecture in {RESULTS}")
+    parser.add_argument(
+        "--device", default="cpu", help="device key; times for a device that is not present are predictions"
+    )
+    parser.add_argument("--trials", type=int, default=30, help="trials per workload, default 30")
+    parser.add_argument(
+        "--workload", action="append", help="fused workload instead of the default ones; repeatable"
+    )
+    parser.add_argument(
+        "--finest", action="store_true", help="divide elementwise parts into single operations"
+    )
+    parser.add_argument(
+        "--cache", choices=("cold", "warm"), default=Protocol().cache, help="state of the caches"
+    )
+    parser.add_argument(
+        "--db", type=Path, default=Path(tempfile.gettempdir()) / "tunebench-fusion.db", help="database"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"JSON file of the results, default: named by architecture in {RESULTS}"
+    )
     given = parser.parse_args(arguments)
     out = given.out or RESULTS / f"{find(given.device).architecture}.json"
     tuned, rows, skipped = tuner(given), list[Row](), dict[str, str]()

@@ -1,8 +1,8 @@
-"""Searches by another tuner: Kernel Tuner's strategies, simulated on a recording.
+"""Search with Kernel Tuner's strategies, in simulation mode on a recorded space.
 
-Kernel Tuner (`pip install 'tunebench[peers]'`) is asked as its users ask it: a cache file, simulation mode, a
-strategy by name with its default options, and a budget in distinct configurations. Its space is the
-recording: what was recorded is valid, failures among it, and nothing else.
+Kernel Tuner (`pip install 'tunebench[peers]'`) is called through its public interface: a cache file,
+simulation mode, a strategy with its default options, and a budget in distinct configurations. Its space is
+exactly the recorded one: the recorded configurations, failures included.
 
 Source: van Werkhoven, "Kernel Tuner: A search-optimizing GPU code auto-tuner" (2019); strategies as released
 in kernel-tuner 1.5.0.
@@ -28,12 +28,12 @@ from tunebench.cache_file import RecordedSpace
 from tunebench.tuning.replay import ReplayTrace
 
 STRATEGIES = ("adaptive_tabu_greywolf", "genetic_algorithm", "hybrid_vndx", "random_sample")
-"""Strategies that are compared, by Kernel Tuner's names; its versions 1.3 do not have all of them."""
+"""Kernel Tuner strategies to compare; version 1.3 does not have all of them."""
 
 
 @functools.cache
 def version() -> str | None:
-    """Return the installed version of Kernel Tuner, None if there is none."""
+    """Return the installed version of Kernel Tuner, or None if it is not installed."""
     try:
         return importlib.metadata.version("kernel-tuner")
     except importlib.metadata.PackageNotFoundError:
@@ -41,13 +41,13 @@ def version() -> str | None:
 
 
 def search(recording: RecordedSpace, strategy: str, *, trials: int, seed: int) -> ReplayTrace:
-    """Search a recording by one of Kernel Tuner's strategies.
+    """Search a recorded space with one of Kernel Tuner's strategies.
 
     Args:
-        recording: What stands in for the device.
-        strategy: By Kernel Tuner's name.
-        trials: Distinct configurations that it may ask for, failures among them.
-        seed: Of Python's and NumPy's global generators, from which strategies draw.
+        recording: The recorded space, which replaces the device.
+        strategy: Kernel Tuner's name of the strategy.
+        trials: Budget in distinct configurations, failures included.
+        seed: Seed of the global random generators of Python and NumPy, from which the strategies draw.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -57,14 +57,15 @@ def search(recording: RecordedSpace, strategy: str, *, trials: int, seed: int) -
         results = _simulate(recording, cache, strategy, trials)
     names = recording.table.space.names
     rows = [recording.table.row({name: result[name] for name in names}) for result in results]
-    assert None not in rows, "asked for what was not recorded"
+    assert None not in rows, "Kernel Tuner evaluated a configuration that was not recorded"
     return replayed(recording, rows, trials=trials, seed=seed)
 
 
 def cache_of(recording: RecordedSpace) -> dict[str, Any]:
-    """Return a recording as the content of a cache file: parameters, and time in ms or a word for a failure.
+    """Return the content of a Kernel Tuner cache file for a recorded space.
 
-    The entries come last: from the closing brackets Kernel Tuner tells whether a file is whole.
+    Each entry has the parameters and the time in ms, or the name of a failure. The entries come last, because
+    Kernel Tuner recognizes a complete file by its closing brackets.
     """
     names = recording.table.space.names
     entries = {}
@@ -83,7 +84,7 @@ def cache_of(recording: RecordedSpace) -> dict[str, Any]:
 
 
 def _simulate(recording: RecordedSpace, cache: Path, strategy: str, trials: int) -> list[dict[str, Any]]:
-    """Return what a strategy evaluated, in order; a configuration that it comes back to is there again."""
+    """Return the results of a strategy in order, including configurations that it evaluated again."""
     valid = {tuple(recording.table.config(row).values()) for row in range(len(recording.table))}
     with _quiet():
         import kernel_tuner
@@ -107,14 +108,21 @@ def _simulate(recording: RecordedSpace, cache: Path, strategy: str, trials: int)
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let nothing be printed or warned of: which parameters are a block's sizes matters to real kernels."""
+    """Suppress output and warnings; the warning about names of block sizes matters only for real kernels."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def replayed(recording: RecordedSpace, rows: Iterable[int], *, trials: int, seed: int) -> ReplayTrace:
-    """Return a search by the rows it asked for, in order; those that it asked for before do not count."""
+    """Return the trace of a search from the rows that it evaluated.
+
+    Args:
+        recording: The recorded space.
+        rows: Rows in order; only the first evaluation of a row counts.
+        trials: Number of distinct configurations to keep.
+        seed: Seed of the search.
+    """
     times_us = np.where(np.isnan(recording.times_us), np.inf, recording.times_us)
     asked = list(dict.fromkeys(rows))[:trials]
     best_us = np.minimum.accumulate(times_us[asked])

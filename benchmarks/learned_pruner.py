@@ -1,17 +1,18 @@
-"""What the calibrated pruner passes over, and what it misses by that, on recorded spaces.
+"""Configurations postponed and winners missed by the learned pruner, on recorded spaces.
 
-    python -m benchmarks.learned_pruner [--seeds 20] [--jobs 2] [--samplers random] [--by bound] [--data FOLDER]
+    python -m benchmarks.learned_pruner [--seeds 20] [--jobs 2] [--samplers random] [--by bound] [--data DIR]
 
-FOLDER holds recorded spaces by kernel: `gemm/RTX_3090.json.gz` and so on. For each seed and sampler, a space
-is searched with the pruner and without it: knowing the kernel's other devices, and knowing none. A search
-learns of the device under test only what it asks for; the whole recording serves the account alone.
+DIR holds recorded spaces by kernel, for example `gemm/RTX_3090.json.gz`. For each seed and sampler, a space
+is searched with and without the pruner: once with the recorded spaces of the kernel's other devices, and once
+without. A search sees only the configurations that it tries; the complete recorded space is used only to
+count the winners missed.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the searches themselves run side by side
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # searches run in parallel processes, one thread each
 
 import argparse
 import functools
@@ -32,13 +33,13 @@ from tunebench.tuning.replay import PostponedCheck, Space, replay
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 SAMPLERS = ("surrogate", "random")
 BY = ("devices", "bound")
-"""What configurations are judged by: their times on the kernel's other devices, or their bounds alone."""
+"""Evidence for the pruner: times on the kernel's other devices, or lower bounds only."""
 
 EARLY, LATE = 50, 200
-"""Configurations asked for when the account is made."""
+"""Trials after which the postponed configurations are counted."""
 
 LOST = 0.01
-"""Share of the best time by which a run must differ to count as lost or gained."""
+"""Difference of the best times, as a fraction, from which a search counts as lost or gained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,9 @@ class Case:
     """One device under test.
 
     Attributes:
-        path: Its recording.
-        elsewhere: Those of other devices that are known beforehand.
-        sampler: By name.
+        path: Recorded space of the device.
+        elsewhere: Recorded spaces of other devices, known to the search.
+        sampler: Name of the sampler.
     """
 
     path: Path
@@ -62,14 +63,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One seed of a case, with the pruner and without.
+    """Searches of a case with one seed, with and without the pruner.
 
     Attributes:
-        rows: Of the space.
-        early: What is passed over after `EARLY` configurations.
-        late: What is passed over after `LATE`.
-        with_us: Best time with the pruner.
-        without_us: Best time without.
+        rows: Number of configurations of the space.
+        early: Postponed configurations after `EARLY` trials.
+        late: Postponed configurations after `LATE` trials.
+        with_us: Best time with the pruner, in microseconds.
+        without_us: Best time without the pruner, in microseconds.
     """
 
     rows: int
@@ -80,12 +81,14 @@ class Pair:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Run all searches in parallel and print a table with a row per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="searches of each kind")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that search")
-    parser.add_argument("--samplers", nargs="+", default=SAMPLERS, choices=SAMPLERS)
-    parser.add_argument("--by", nargs="+", default=BY, choices=BY, help="what chances are taken from")
+    parser.add_argument("--seeds", type=int, default=5, help="searches per case, default 5")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="worker processes, default: one per core"
+    )
+    parser.add_argument("--samplers", nargs="+", default=SAMPLERS, choices=SAMPLERS, help="default: both")
+    parser.add_argument("--by", nargs="+", default=BY, choices=BY, help="evidence for the pruner")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
     options = parser.parse_args()
     cases = list(_cases(options.data, options.samplers, options.by))
@@ -102,7 +105,7 @@ def main() -> None:
 
 
 def _cases(folder: Path, samplers: Sequence[str], by: Sequence[str]) -> Iterator[Case]:
-    """Return every described space, with the kernel's other devices and without, for each sampler."""
+    """Yield a case per sampler for every space with lower bounds, with and without the other devices."""
     for path in sorted(folder.glob("*/*.json.gz")):
         if path.stem.endswith("_T4.json") or _space(path).bounds is None:
             continue
@@ -123,7 +126,7 @@ def _name(path: Path) -> str:
 
 
 def run(case: Case, seed: int) -> Pair:
-    """Search with the pruner, for as long as `EARLY` and for as long as `LATE`, and without it."""
+    """Run a case: `EARLY` and `LATE` trials with the pruner, and `LATE` trials without."""
     space, elsewhere = _space(case.path), [_space(other).recording for other in case.elsewhere]
     search = functools.partial(replay, space, seed=seed, sampler=case.sampler, elsewhere=elsewhere)
     early, late = (search(trials=trials, learned_pruner=True) for trials in (EARLY, LATE))
@@ -138,7 +141,7 @@ def run(case: Case, seed: int) -> Pair:
 
 
 def _table(found: dict[Case, list[Pair]]) -> Table:
-    columns = ("passed over", "expected", "missed", "of winners")
+    columns = ("postponed", "expected faster", "measured faster", "winners missed")
     table = Table(
         "space", "sampler", *(f"{c} ({n})" for n in (EARLY, LATE) for c in columns), "lost", "gained"
     )
@@ -153,7 +156,11 @@ def _table(found: dict[Case, list[Pair]]) -> Table:
 
 
 def _account(pairs: Sequence[Pair], when: str) -> Iterator[str]:
-    """Return the share passed over, its expected and measured miss rates, and the winners missed."""
+    """Yield the cells after one number of trials.
+
+    They are the fraction of configurations postponed, the expected and the measured fraction of those that is
+    faster than the best, and the number of faster configurations that were postponed.
+    """
     passed: list[PostponedCheck] = [getattr(pair, when) for pair in pairs]
     count = sum(each.count for each in passed)
     yield f"{count / sum(pair.rows for pair in pairs):.3f}"

@@ -1,10 +1,11 @@
-"""What a lookup costs, as a database grows: a hot hit, the first answer of a fresh process, and its memory.
+"""Cost of a lookup by database size: a repeated lookup, the first answer of a fresh process, and memory.
 
     python -m benchmarks.lookup [--records 1000 10000 100000 1000000] [--repeats 9]
 
-Every problem has 100 records of one variant on one device. A fresh process is timed from before it is started
-to its answer, a bare interpreter apart; the median of some. `first` is the first process ever, which asks the
-variant whether the record stands; the later ones read that from the cache folder.
+Every workload has 100 records of one variant on one device. A fresh process is measured from before its start
+to its answer, alternately with a bare Python interpreter; medians. `first_ms` is the very first process,
+which checks with the variant whether the record is stale. Later processes read the result of that check from
+the cache folder.
 """
 
 from __future__ import annotations
@@ -52,13 +53,20 @@ LOOKUP = (
 
 
 def problems(count: int) -> Iterator[str]:
-    """Yield products of many sizes."""
+    """Yield workloads: matrix products of many sizes."""
     for number in range(count):
         yield f"gemm:m={64 * (number % 500 + 1)},n={128 * (number // 500 + 1)},k=4096,dtype=f16"
 
 
 def fill(path: Path, records: int) -> None:
-    """Make a database with so many records; the best of each problem stands, as all do after a search."""
+    """Create a database of random times.
+
+    Only the best record of each workload has the current revision; the others are never checked.
+
+    Args:
+        path: Database file.
+        records: Number of records.
+    """
     rng = np.random.default_rng(0)
     table = VARIANT.configs(parse(next(problems(1))), DEVICE)
     configs = [table.config(int(row)) for row in rng.choice(len(table), EACH, replace=False)]
@@ -86,7 +94,12 @@ def fill(path: Path, records: int) -> None:
 
 
 def fresh(imports: str, ask: str = "") -> tuple[float, float]:
-    """Return the milliseconds from before a process is started to its answer, and its memory in MiB."""
+    """Run a fresh process, and return its milliseconds from start to answer and its memory in MiB.
+
+    Args:
+        imports: Import statements of the process.
+        ask: Statements that look up the answer.
+    """
     script = CHILD.format(imports=imports, ask=ask)
     began = time.time()
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
@@ -95,13 +108,20 @@ def fresh(imports: str, ask: str = "") -> tuple[float, float]:
 
 
 def cold(db: Path, workload: str, how: str, repeats: int) -> dict[str, float]:
-    """Return what the first answer of a fresh process costs beyond a bare interpreter, and in all."""
+    """Return time and memory of the first answer of a fresh process, in total and beyond a bare interpreter.
+
+    Args:
+        db: Database file.
+        workload: Workload to look up.
+        how: Expected kind of answer.
+        repeats: Number of processes.
+    """
     ask = LOOKUP.format(workload=workload, db=str(db), how=how)
     imports = (
         "import tunebench\ntunebench.lookup_workload = __import__('tunebench.answer').answer.lookup_workload"
     )
     first_ms, _ = fresh(imports, ask)
-    rounds = [(fresh(""), fresh(imports, ask)) for _ in range(repeats)]  # in turn: a busy machine meets both
+    rounds = [(fresh(""), fresh(imports, ask)) for _ in range(repeats)]  # alternate: load affects both
     return {
         "first_ms": first_ms,
         "ms": statistics.median(asked[0] for _, asked in rounds),
@@ -111,7 +131,7 @@ def cold(db: Path, workload: str, how: str, repeats: int) -> dict[str, float]:
 
 
 def hot_ns(db: Path) -> float:
-    """Return nanoseconds of a lookup that was made before, with the sizes given as numbers."""
+    """Return the time of a repeated lookup with numeric arguments, in nanoseconds."""
     os.environ["TUNEBENCH_DB"] = str(db)
 
     def ask() -> object:
@@ -122,7 +142,12 @@ def hot_ns(db: Path) -> float:
 
 
 def kept_bytes(db: Path, count: int) -> float:
-    """Return how much memory each answer takes that a process keeps."""
+    """Return the memory of each cached answer of a process, in bytes.
+
+    Args:
+        db: Database file.
+        count: Number of different lookups.
+    """
     import tracemalloc
 
     chosen = list(problems(count))
@@ -137,10 +162,12 @@ def kept_bytes(db: Path, count: int) -> float:
 
 
 def main() -> None:
-    """Print a row of figures for each size, as JSON lines."""
+    """Print a JSON line of results for each database size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--records", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000], help="database sizes"
+    )
+    parser.add_argument("--repeats", type=int, default=9, help="fresh processes per figure, default 9")
     given = parser.parse_args()
     warnings.simplefilter("ignore", tunebench.Unmeasured)
     with tempfile.TemporaryDirectory() as folder:

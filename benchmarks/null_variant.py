@@ -1,4 +1,4 @@
-"""A variant that does nothing, and stages that take exactly as long as they are told; for `overhead.py`."""
+"""Variant whose kernel does nothing, and stages with a fixed delay, for `tuning_overhead.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunebench.workloads.operators.softmax import Softmax
 
 
 class Null(Variant[Softmax]):
-    """Ten thousand configurations that do nothing."""
+    """Variant with ten thousand configurations of a kernel that does nothing."""
 
     name = "null"
     operator = Softmax
@@ -29,11 +29,11 @@ class Null(Variant[Softmax]):
         return Config({"a": 0, "b": 0})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Return no work at all."""
+        """Return the costs of no work."""
         return Costs(blocks=1, full_blocks=0, threads=1)
 
     def revision(self, workload: Softmax, config: Config) -> str:
-        """Return a constant."""
+        """Return a constant revision."""
         return "null"
 
 
@@ -42,19 +42,19 @@ _delay_s = 0.0
 
 
 def start(delay_s: float) -> None:
-    """Set how long each call takes."""
+    """Set the duration of each stage call, in seconds."""
     global _delay_s
     _delay_s = delay_s
 
 
 def compile_task(_task: Task) -> Binary:
-    """Compile nothing."""
+    """Return an empty binary after the delay."""
     time.sleep(_delay_s)
     return Binary(key="null", language="numba-cpu", target="", payload=b"")
 
 
 def measure_task(_task: Task, _binary: Binary, _abort_above_us: float | None) -> Result:
-    """Measure nothing; ten samples, as a real run has."""
+    """Return a result of ten samples, as many as a real measurement has, after the delay."""
     time.sleep(_delay_s)
     outcome: Any = Measured(
         median_us=1.0,

@@ -1,7 +1,7 @@
-"""Best time after each trial of a search in a part of a recorded tuning space, kept in a file.
+"""Traces of searches: the best time after each trial in a part of a recorded tuning space, saved in a file.
 
-A search asks for the same configurations whether its trials come at once or a few at a time. So one course of
-it tells what any way of sharing a budget out would have found.
+A search asks for the same configurations whether its trials run all at once or a few at a time. So one trace
+shows the result of the search under every rule that divides a budget.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.tuning.replay import ReplayExecutor, Space
 
 LONGEST = 300
-"""Trials that a course is followed for."""
+"""Trials of a trace, unless the space ends earlier."""
 
 SAMPLER = "surrogate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subspace:
-    """A part of a recorded space that stands for a subspace: some parameters are fixed.
+    """A part of a recorded space: the configurations with fixed values of some parameters.
 
     Attributes:
-        space: The recording: kernel and device.
+        space: Name of the recorded space, kernel and device.
         fixed: Parameters and their values.
     """
 
@@ -47,12 +47,17 @@ class Subspace:
         return f"{self.space}[{','.join(f'{name}={value}' for name, value in self.fixed)}]"
 
     def of(self, data: Data) -> Space:
-        """Return it as a space."""
+        """Return the part as a space to search."""
         return Space.of(part(data.space(self.space).recording, dict(self.fixed)))
 
 
 def part(recording: RecordedSpace, fixed: dict[str, int]) -> RecordedSpace:
-    """Return the rows of a recording in which parameters have these values."""
+    """Return the rows of a recorded space with the given values.
+
+    Args:
+        recording: The recorded space.
+        fixed: Values by parameter.
+    """
     mask = np.logical_and.reduce([recording.table[name] == value for name, value in fixed.items()])
     rows = np.flatnonzero(mask)
     failures = {place: recording.failures[row] for place, row in enumerate(rows) if row in recording.failures}
@@ -67,18 +72,17 @@ def part(recording: RecordedSpace, fixed: dict[str, int]) -> RecordedSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTrace:
-    """How one search went.
+    """Course of one search.
 
     Attributes:
-        subspace: Of what, as text.
-        seed: Of the sampler.
-        by: The sampler's version.
-        best_us: The best time after each trial; infinite before the first success.
-        floor_us: The lowest bound that was still open then; the best time if nothing was.
-        optimum_us: The least time there is.
-        median_us: The median of the space's times: what is believed of it beforehand, and taken where
-            nothing has succeeded.
-        ended: Whether nothing was left after that.
+        subspace: Text of the `Subspace`.
+        seed: Seed of the sampler.
+        by: Version of the sampler.
+        best_us: Best time after each trial, in microseconds; infinite before the first success.
+        floor_us: Lowest bound of the open configurations after each trial; the best time if none is open.
+        optimum_us: Shortest time of the part.
+        median_us: Median time of the part: the expectation before the search, and the time before a success.
+        ended: Whether the search tried all open configurations.
     """
 
     subspace: str
@@ -94,18 +98,18 @@ class SearchTrace:
         return len(self.best_us)
 
     def time_us(self, trials: int) -> float:
-        """Return the best time after so many trials."""
+        """Return the best time after a number of trials, in microseconds."""
         best_us = self.best_us[min(trials, len(self)) - 1] if trials else math.inf
         return best_us if math.isfinite(best_us) else self.median_us
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON knows it: times where they change."""
+        """Return the JSON form, in which times are stored where they change."""
         told = dataclasses.asdict(self)
         return told | {name: _changes(told[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> SearchTrace:
-        """Read what `record` returns."""
+        """Return the trace from its JSON form."""
         asked = record.pop("asked")
         for name in ("best_us", "floor_us"):
             record[name] = _filled(record[name], asked)
@@ -125,13 +129,13 @@ def _filled(changes: list[tuple[int, float | None]], length: int) -> tuple[float
 
 
 def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") -> SearchTrace:
-    """Search a space, a trial at a time, as `tune_suite` searches a subspace in rounds.
+    """Search a space trial by trial, as `tune_suite` searches a workload in rounds, and return the trace.
 
     Args:
-        space: Where.
-        seed: Of the sampler.
-        trials: How far.
-        name: Of the subspace.
+        space: Space to search.
+        seed: Seed of the sampler.
+        trials: Longest trace.
+        name: Text of the `Subspace`.
     """
     search = VariantSearch(space.recording.kernel, space.prospects(), sampler=SAMPLER, seed=seed)
     best_us, floor_us, budget = list[float](), list[float](), Budget(trials=0)
@@ -168,7 +172,7 @@ def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") ->
 
 
 class TraceFile:
-    """Courses in a file, a line each; what is missing is made when it is asked for."""
+    """File of traces, one per line; a missing trace is made on request."""
 
     def __init__(self, path: Path, data: Data) -> None:
         self._path, self._data = path, data
@@ -177,7 +181,12 @@ class TraceFile:
         self._found = {(one.subspace, one.seed): one for one in found if one.by == version(SAMPLER)}
 
     def get(self, subspace: Subspace, seed: int) -> SearchTrace:
-        """Return the course of a search of today's sampler."""
+        """Return the trace of a search by the current sampler, and make it if the file has none.
+
+        Args:
+            subspace: Part of a recorded space.
+            seed: Seed of the sampler.
+        """
         key = (str(subspace), seed)
         if key not in self._found:
             made = self._found[key] = follow(_space(subspace, self._data), seed, name=str(subspace))
@@ -187,7 +196,12 @@ class TraceFile:
         return self._found[key]
 
     def missing(self, subspaces: Iterable[Subspace], seeds: Iterable[int]) -> Iterator[tuple[Subspace, int]]:
-        """Yield what is not made yet, seed by seed."""
+        """Yield the missing traces, seed by seed.
+
+        Args:
+            subspaces: Parts of recorded spaces.
+            seeds: Seeds of the sampler.
+        """
         subspaces = tuple(subspaces)
         for seed in seeds:
             yield from ((one, seed) for one in subspaces if (str(one), seed) not in self._found)

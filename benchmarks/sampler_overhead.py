@@ -1,4 +1,4 @@
-"""How long a sampler thinks: the time from an outcome to the next proposal, on synthetic spaces."""
+"""Sampler overhead: time from an outcome to the next proposal, on synthetic spaces."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SIZES = {18_000: (5, 5, 6, 5, 6, 4), 1_000_000: (10,) * 6}
-"""Configurations of a space, and how many values its parameters have."""
+"""Numbers of values of the parameters, by size of the synthetic space in configurations."""
 
 NOT_VERIFIED = Verification(how="not verified", detail="synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """Seconds until a sampler's first proposal, and from each outcome to the next one."""
+    """Time to the first proposal of a sampler, and from each outcome to the next proposal, in seconds."""
 
     first_s: float
     then_s: tuple[float, ...]
 
 
 def thinking(sampler: str, values: Sequence[int], proposals: int) -> Thinking:
-    """Time a sampler over so many proposals in a space of parameters with so many values."""
+    """Measure the overhead of a sampler in a synthetic space.
+
+    Args:
+        sampler: Name of the sampler.
+        values: Number of values of each parameter.
+        proposals: Number of outcomes and proposals.
+    """
     prospects, times_us = synthetic(values)
     began = time.perf_counter()
     search = VariantSearch("synthetic", prospects, sampler=sampler, seed=0)
@@ -51,10 +57,11 @@ def thinking(sampler: str, values: Sequence[int], proposals: int) -> Thinking:
 
 
 def synthetic(values: Sequence[int]) -> tuple[Prospects, Array]:
-    """Return a space where all is valid, as kernels' spaces look to a sampler, and its times in microseconds.
+    """Return a space in which everything is valid, and its times in microseconds.
 
-    Values double, two figures follow from four of them, and times grow with the distance from one
-    configuration, each by up to a fifth more or less than that.
+    Parameters take powers of two. Two figures are products of two parameters each, as for real kernels. Times
+    grow with the squared distance from one configuration, each multiplied by a random factor between 0.8 and
+    1.2.
     """
     names = "abcdef"[: len(values)]
     parameters = [

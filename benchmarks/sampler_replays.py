@@ -1,4 +1,4 @@
-"""Searches of recorded spaces, by whatever sampler: made once each, and kept in a file."""
+"""Searches of recorded spaces with any sampler, run once each and saved in a file."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tunebench.cache_file import read
 from tunebench.tuning.replay import CHECKPOINTS, Space, replay
 
 BLIND = "surrogate-blind"
-"""The default sampler, told nothing of the kernel: neither bounds nor what follows from parameters."""
+"""The default sampler without bounds and without quantities derived from the parameters."""
 
 OURS = ("surrogate", BLIND, "bound", "random", "tpe")
-"""Samplers of tunebench; any other is a strategy of Kernel Tuner."""
+"""Samplers of tunebench; any other name is a strategy of Kernel Tuner."""
 
 WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
-"""What is known of other devices helps early, or not at all."""
+"""Checkpoints of a warm search, in which other devices matter early or not at all."""
 
 SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "recording/*.py")
-"""Files of tunebench on which the result of a search depends."""
+"""Source files of tunebench that determine the result of a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search of one recording; the recordings of `elsewhere` are known beforehand."""
+    """One search of one recorded space; the spaces of `elsewhere` are known to it (warm start)."""
 
     space: str
     sampler: str
@@ -48,19 +48,19 @@ class Search:
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Configurations asked for after which its efficiency is told."""
+        """Numbers of trials after which the efficiency is reported."""
         return WARM_CHECKPOINTS if self.elsewhere else CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What came of a search.
+    """Result of a search.
 
     Attributes:
-        search: Which.
-        by: The sampler's version: a result of another one does not stand.
-        asked: Distinct configurations that it asked for; fewer than it might if it ended by itself.
-        efficiency: The optimum's time over the best so far, by the number asked for; 0 before a success.
+        search: The search.
+        by: Version of the sampler; the result of another version is stale.
+        asked: Number of distinct configurations tried; below the budget if the search ended by itself.
+        efficiency: Time of the optimum over the best time, by number of trials; 0 before the first success.
     """
 
     search: Search
@@ -69,13 +69,13 @@ class Found:
     efficiency: Mapping[int, float]
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON knows it."""
+        """Return the JSON form."""
         told = {str(count): round(share, 5) for count, share in self.efficiency.items()}
         return {**dataclasses.asdict(self.search), "by": self.by, "asked": self.asked, "efficiency": told}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Found:
-        """Read what `record` returns."""
+        """Return the result from its JSON form."""
         space, sampler, seed = (record[name] for name in ("space", "sampler", "seed"))
         search = Search(space=space, sampler=sampler, seed=seed, elsewhere=tuple(record["elsewhere"]))
         told = {int(count): float(share) for count, share in record["efficiency"].items()}
@@ -84,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A folder of recordings: `<kernel>/<device>.json.gz`."""
+    """Folder of recorded spaces: `<kernel>/<device>.json.gz`."""
 
     folder: Path
 
@@ -93,7 +93,7 @@ class Data:
         return self.folder / f"{space}.json.gz"
 
     def space(self, name: str) -> Space:
-        """Return a recording with what is known of its kernel and device."""
+        """Return a recorded space, with costs and bounds if its kernel and device are described."""
         return _space(self.path(name))
 
 
@@ -103,16 +103,26 @@ def _space(path: Path) -> Space:
 
 
 def elsewhere(space: str, among: Iterable[str]) -> tuple[str, ...]:
-    """Return the spaces, of some, that are of the same kernel on other devices."""
+    """Return the spaces of the same kernel on other devices.
+
+    Args:
+        space: Name of a space.
+        among: Names to choose from.
+    """
     family = Path(space).parent
     return tuple(sorted({other for other in among if other != space and Path(other).parent == family}))
 
 
-# -- making them ---------------------------------------------------------------------------------------------
+# -- running searches ----------------------------------------------------------------------------------------
 
 
 def run(search: Search, data: Data) -> Found:
-    """Make one search, as far as its last checkpoint."""
+    """Run a search up to its last checkpoint.
+
+    Args:
+        search: The search.
+        data: Folder of the recorded spaces.
+    """
     space, trials = data.space(search.space), max(search.checkpoints)
     if search.sampler in OURS:
         known = [data.space(other).recording for other in search.elsewhere]
@@ -133,7 +143,7 @@ def run(search: Search, data: Data) -> Found:
 
 @functools.cache
 def version(sampler: str) -> str | None:
-    """Return what a sampler's results depend on, None if it is not installed."""
+    """Return the version that determines a sampler's results, or None if it is not installed."""
     if sampler not in OURS:
         installed = kernel_tuner_search.version()
         return None if installed is None else f"kernel-tuner {installed}"
@@ -142,18 +152,24 @@ def version(sampler: str) -> str | None:
 
 
 def fingerprint(root: Path) -> str:
-    """Return a digest of the package's sources that matter; comments and layout do not count."""
+    """Return a digest of the sources in `SOURCES`, without comments and layout."""
     files = sorted(path for pattern in SOURCES for path in root.glob(pattern))
     trees = [ast.dump(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
 
 
 def run_all(todo: Sequence[Search], data: Data, jobs: int) -> Iterator[Found]:
-    """Yield the result of each search as it comes, from this process or from so many others."""
+    """Yield the result of each search as soon as it ends.
+
+    Args:
+        todo: Searches to run.
+        data: Folder of the recorded spaces.
+        jobs: Number of worker processes; 1 runs in this process.
+    """
     if jobs == 1:
         yield from (run(search, data) for search in todo)
         return
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a job is one thread
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # one thread per worker process
     context = multiprocessing.get_context("spawn")
     with ProcessPool(max_workers=jobs, initializer=_ignore_interrupts, context=context) as pool:
         try:
@@ -161,7 +177,7 @@ def run_all(todo: Sequence[Search], data: Data, jobs: int) -> Iterator[Found]:
             while running:
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in finished)
-        except BaseException:  # Ctrl-C, or a reader that has had enough
+        except BaseException:  # Ctrl-C, or the caller stopped the generator
             pool.stop()
             raise
 
@@ -170,11 +186,11 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-# -- keeping them --------------------------------------------------------------------------------------------
+# -- saving results ------------------------------------------------------------------------------------------
 
 
 class Results:
-    """What was found, in a JSON file that is whole after every search."""
+    """Results in a JSON file that is complete after every search."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -185,9 +201,9 @@ class Results:
         return {found.search: found for found in map(Found.of, json.loads(text)["searches"])}
 
     def get(self, search: Search) -> Found | None:
-        """Return what a search found, None if it was not made to its end by the sampler of today.
+        """Return the result of a search, or None if it is missing, incomplete or stale.
 
-        What is not installed cannot have changed.
+        The result of a sampler that is not installed is never stale.
         """
         found = self._found.get(search)
         if found is None or not set(search.checkpoints) <= set(found.efficiency):
@@ -195,7 +211,7 @@ class Results:
         return found if version(search.sampler) in (None, found.by) else None
 
     def add(self, found: Found) -> None:
-        """Keep one result, beside what other processes have added meanwhile."""
+        """Save one result, and keep those that other processes have saved in the meantime."""
         self._found = self._load() | {found.search: found}
         ordered = sorted(self._found.values(), key=lambda each: dataclasses.astuple(each.search))
         lines = ",\n".join(json.dumps(each.record()) for each in ordered)

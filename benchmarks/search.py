@@ -1,21 +1,21 @@
-"""How close samplers come to the optimum of recorded spaces, ours and others', in one go.
+"""Search efficiency of the samplers of tunebench and Kernel Tuner on recorded spaces.
 
     python -m benchmarks.search [compare|warm|overhead] [--seeds 20] [--spaces gemm/RTX_3090,…]
                                 [--samplers surrogate,tpe,…] [--jobs 1] [--out search.json] [--data DIR]
 
-`compare`: efficiency (the optimum's time over the best so far) after 25, 50, 100 and 200 distinct
-configurations asked for, failures among them, as a mean over seeds. Samplers are those of tunebench, where
-`tpe` is Optuna's TPE with each invalid or repeated proposal moved to the nearest open configuration, and four
-strategies of Kernel Tuner with its default options (`pip install 'tunebench[peers]'`; left out without it).
+`compare`: efficiency, the time of the optimum divided by the best time so far, after 25, 50, 100 and 200
+distinct configurations, failures included, as a mean over seeds. The samplers are those of tunebench and four
+strategies of Kernel Tuner with its default options (`pip install 'tunebench[peers]'`; skipped without it).
+`tpe` is Optuna's TPE; each invalid or repeated proposal is moved to the nearest open configuration.
 
-`warm`: the same after 25 and 50 where the other devices of a space are known beforehand; beside it, what
-taking over the fastest configuration of the others gives, and measuring their first 25 and 50 again.
+`warm`: efficiency after 25 and 50 configurations with the other devices of the kernel known to the search.
+For comparison: the efficiency of measuring only the fastest 1, 25 or 50 configurations of the other devices.
 
-`overhead`: the time from an outcome to the next proposal, on synthetic spaces.
+`overhead`: time from an outcome to the next proposal, on synthetic spaces.
 
-Intervals are 95 % by bootstrap over seeds. Results are kept as they come; the same command goes on from
-there, also after Ctrl-C, and searches again where a sampler has changed since. Exit status: 0, 6 if
-recordings are missing, 130 after Ctrl-C.
+Intervals are 95 %, by bootstrap over seeds. Each result is saved at once. The same command runs only what is
+missing, also after Ctrl-C, and searches again where a sampler has changed since. Exit status: 0; 6 if
+recorded spaces are missing; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -59,28 +59,38 @@ SPACES = (
     "convolution_milo/A100",
     "dedispersion_milo/A100",
 )
-"""Recordings by default: kernel and device. Devices of one kernel stand in one folder."""
+"""Default recorded spaces, as kernel and device. The devices of one kernel share a folder."""
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
-"""Where recordings are by default: beside the checkout."""
+"""Default folder of the recorded spaces: next to the checkout."""
 
 PROPOSALS = 100
-"""Over so many a sampler's thinking is timed."""
+"""Proposals over which the overhead of a sampler is measured."""
 
 TOLD_EVERY = 10
-"""Searches after which a log is told how far it is; a terminal has a bar."""
+"""Searches between two progress lines in a log; a terminal shows a progress bar."""
 
 RESAMPLES = 10_000
-"""Draws of the bootstrap."""
+"""Number of bootstrap samples."""
 
 
 def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) -> int:
-    """Make the searches that are not made yet; returns 130 if Ctrl-C came between."""
+    """Run the missing searches; return 0, or 130 after Ctrl-C.
+
+    Args:
+        wanted: All searches.
+        results: File of the results.
+        data: Folder of the recorded spaces.
+        jobs: Number of worker processes.
+    """
     missing = [search for search in wanted if results.get(search) is None]
     todo = [search for search in missing if version(search.sampler) is not None]
-    print(f"{len(todo)} of {len(wanted)} searches to make", file=sys.stderr)
+    print(f"{len(todo)} of {len(wanted)} searches to run", file=sys.stderr)
     if len(todo) < len(missing):
-        print("left out: Kernel Tuner's strategies (pip install 'tunebench[peers]')", file=sys.stderr)
+        print(
+            "skipped: Kernel Tuner's strategies, not installed (pip install 'tunebench[peers]')",
+            file=sys.stderr,
+        )
     console = Console(stderr=True)
     bar = functools.partial(track, total=len(todo), console=console, disable=not console.is_terminal)
     try:
@@ -93,13 +103,13 @@ def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) 
     return 0
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------------------
 
 
 def interval(samples: Array) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of (seeds, spaces) samples, by bootstrap over seeds.
+    """Return the 95 % interval of the mean of `(seeds, spaces)` samples, by bootstrap over seeds.
 
-    Seeds are drawn for all spaces at once: a seed may begin alike in spaces that are alike.
+    Seeds are drawn for all spaces jointly, because searches with one seed may start alike in similar spaces.
     """
     drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
     low, high = np.percentile(samples.mean(axis=1)[drawn].mean(axis=1), (2.5, 97.5))
@@ -107,7 +117,7 @@ def interval(samples: Array) -> tuple[float, float]:
 
 
 def figure(samples: Array) -> str:
-    """Return a mean as text, and its interval where there is more than one seed."""
+    """Return the mean of samples as text, with its interval if there is more than one seed."""
     if len(samples) == 1:
         return f"{samples.mean():.3f}"
     low, high = interval(samples)
@@ -117,9 +127,15 @@ def figure(samples: Array) -> str:
 def figures(
     results: Results, searches: Sequence[Search], counts: Sequence[int], seeds: int
 ) -> tuple[str, ...]:
-    """Return how many seeds all of some searches were made with, and how close they came after each count.
+    """Return the number of complete seeds, and the mean efficiency after each count.
 
-    Nothing is returned where there is none.
+    The result is empty if no seed has all searches.
+
+    Args:
+        results: File of the results.
+        searches: Searches to average, one per space.
+        counts: Numbers of trials.
+        seeds: Number of seeds to look for.
     """
     rows = []
     for seed in range(seeds):
@@ -134,17 +150,24 @@ def figures(
 
 
 def groups(spaces: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return what a table has rows for: each space, and all of them."""
+    """Return the row groups of a table: each space, and all spaces together."""
     return {space: [space] for space in spaces} | ({"all": spaces} if len(spaces) > 1 else {})
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table."""
+    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str], seeds: int) -> str:
-    """Return the efficiency of each sampler in each space, and its mean over spaces, as a table."""
+    """Return a table of the efficiency of each sampler, by space and as the mean over spaces.
+
+    Args:
+        results: File of the results.
+        spaces: Names of the recorded spaces.
+        samplers: Names of the samplers.
+        seeds: Number of seeds.
+    """
     rows = []
     for name, group in groups(spaces).items():
         for sampler in samplers:
@@ -155,10 +178,15 @@ def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str],
 
 
 def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> float:
-    """Return the efficiency of measuring here the first so many of the others' order: the fastest of them.
+    """Return the efficiency of measuring only the fastest configurations of other devices.
 
-    The order is that of the mean of log(time / optimum) over the other devices. What failed on one of them,
-    or is not known there, comes last; what is no configuration here is passed over.
+    They are ordered by the mean of log(time / optimum) over the other devices. Configurations that failed or
+    are missing on one of those come last; configurations that do not exist in this space are skipped.
+
+    Args:
+        space: The recorded space of this device.
+        others: Recorded spaces of the other devices.
+        count: Number of configurations to measure.
     """
     columns = [np.log(times_us / np.nanmin(times_us)) for times_us in space.prospects(others).elsewhere_us]
     order = np.argsort(np.nan_to_num(np.mean(columns, axis=0), nan=np.inf, posinf=np.inf), kind="stable")
@@ -167,7 +195,14 @@ def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> flo
 
 
 def transfer(results: Results, data: Data, made: Sequence[Search], seeds: int) -> str:
-    """Return what knowing other devices is worth, to each sampler and without any, as a table."""
+    """Return a table of the efficiency with and without other devices, and of their fastest configurations.
+
+    Args:
+        results: File of the results.
+        data: Folder of the recorded spaces.
+        made: Searches with a warm start.
+        seeds: Number of seeds.
+    """
     rows = []
     known = {search.space: search.elsewhere for search in made}
     for name, group in groups(tuple(known)).items():
@@ -179,9 +214,9 @@ def transfer(results: Results, data: Data, made: Sequence[Search], seeds: int) -
                     rows.append((name, f"{sampler}, {how}", told[0], "-", *told[1:]))
         shares = [_taken_over(data, space, known[space]) for space in group]
         cells = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
-        rows.append((name, "the others' fastest, measured again", "-", *cells))
+        rows.append((name, "fastest of the other devices", "-", *cells))
     head = (f"after {count}" for count in (1, *WARM_CHECKPOINTS))
-    return markdown(("space", "by", "seeds", *head), rows)
+    return markdown(("space", "configurations from", "seeds", *head), rows)
 
 
 def _taken_over(data: Data, space: str, others: Sequence[str]) -> list[float]:
@@ -190,48 +225,57 @@ def _taken_over(data: Data, space: str, others: Sequence[str]) -> list[float]:
 
 
 def overhead(samplers: Sequence[str]) -> str:
-    """Return how long samplers think, as a table."""
+    """Return a table of the overhead of samplers, in milliseconds."""
     rows = []
     for count, values in sampler_overhead.SIZES.items():
         for sampler in samplers:
             took = sampler_overhead.thinking(sampler, values, PROPOSALS)
             told = (took.first_s, *(statistic(took.then_s) for statistic in (np.mean, np.median, np.max)))
             rows.append([f"{count:,}", sampler, *(f"{1e3 * seconds:.1f}" for seconds in told)])
-    return markdown(["configurations", "sampler", "ms to the first", "then mean", "median", "most"], rows)
+    return markdown(
+        ["configurations", "sampler", "first proposal, ms", "mean, ms", "median, ms", "longest, ms"], rows
+    )
 
 
-# -- the command ---------------------------------------------------------------------------------------------
+# -- command line --------------------------------------------------------------------------------------------
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     known = (*OURS, *kernel_tuner_search.STRATEGIES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="?", choices=("compare", "warm", "overhead"), default="compare")
-    parser.add_argument("--seeds", type=int, default=20, help="searches of each sampler in each space")
-    parser.add_argument("--spaces", default=",".join(SPACES), help="recordings, by commas")
-    parser.add_argument("--samplers", help=f"by commas, of {', '.join(known)}")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that search")
-    parser.add_argument("--out", type=Path, default=Path("search.json"), help="where results are kept")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of recordings")
+    parser.add_argument("--seeds", type=int, default=20, help="searches per sampler and space, default 20")
+    parser.add_argument("--spaces", default=",".join(SPACES), help="recorded spaces, comma-separated")
+    parser.add_argument("--samplers", help=f"samplers, comma-separated: {', '.join(known)}")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes, default 1")
+    parser.add_argument(
+        "--out", type=Path, default=Path("search.json"), help="file of the results, default search.json"
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
     asked = parser.parse_args(arguments)
     asked.spaces = asked.spaces.split(",")
     usual = known if asked.part == "compare" else ("surrogate",)
     asked.samplers = tuple(asked.samplers.split(",")) if asked.samplers else usual
     allowed = known if asked.part == "compare" else OURS
     if unknown := set(asked.samplers) - set(allowed):
-        parser.error(f"no sampler {', '.join(sorted(unknown))} for {asked.part}; known: {', '.join(allowed)}")
+        parser.error(
+            f"unknown sampler {', '.join(sorted(unknown))} for {asked.part}; known: {', '.join(allowed)}"
+        )
     return asked
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Search what is not searched yet, and print the figures of all that was asked for."""
+    """Run the missing searches, print the table and return the exit status."""
     asked = _arguments(arguments)
     if asked.part == "overhead":
         print(overhead(asked.samplers))
         return 0
     data, results = Data(asked.data), Results(asked.out)
     if absent := [space for space in asked.spaces if not data.path(space).exists()]:
-        print(f"no recording of {', '.join(absent)} in {asked.data}: --data names another", file=sys.stderr)
+        print(
+            f"no recorded space {', '.join(absent)} in {asked.data}; name another folder with --data",
+            file=sys.stderr,
+        )
         return 6
     each = [Search(space=space, sampler=sampler) for space in asked.spaces for sampler in asked.samplers]
     if asked.part == "warm":

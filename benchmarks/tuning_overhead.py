@@ -1,10 +1,10 @@
-"""What the loop itself costs: trials a second with a kernel that does nothing, and whether stages overlap.
+"""Tuning overhead: trials per second with a kernel that does nothing, and overlap of compiling and measuring.
 
     python -m benchmarks.tuning_overhead [--trials 500]
 
-Three figures: milliseconds a trial of the whole loop (Optuna, worker processes, one database transaction to
-claim and one to record); the same without the database; and the wall time of delayed stages when compiling
-may overlap measuring (as for a GPU) and when it may not (as on a CPU).
+Three results: milliseconds per trial of the whole loop (sampler, worker processes, one database transaction
+to claim and one to record); the same without the database; and the wall time of delayed stages with overlap
+of compiling and measuring, as for a GPU, and without, as on a CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ def loop(
     claim: Callable[[Proposal], bool] = lambda proposal: True,
     on_result: Callable[[Proposal, Result], None] = lambda proposal, result: None,
 ) -> float:
-    """Return the wall seconds of so many trials."""
+    """Run trials and return the wall time in seconds.
+
+    Args:
+        executor: Executor with its workers.
+        trials: Number of trials.
+        claim: Claims a trial; False skips it.
+        on_result: Called with each result.
+    """
     table = null_variant.VARIANT.configs(WORKLOAD, DEVICE)
     search = VariantSearch(
         null_variant.VARIANT.key,
@@ -60,7 +67,13 @@ def loop(
 
 
 def executor(*, compile_s: float = 0.0, measure_s: float = 0.0, overlap: bool = True) -> LocalExecutor:
-    """Return an executor with its workers up."""
+    """Return an executor whose workers have started.
+
+    Args:
+        compile_s: Delay of compiling, in seconds.
+        measure_s: Delay of measuring, in seconds.
+        overlap: Whether compiling may overlap measuring.
+    """
     workers = LocalExecutor(
         compiling=ProcessStage(
             function=null_variant.compile_task,
@@ -78,7 +91,7 @@ def executor(*, compile_s: float = 0.0, measure_s: float = 0.0, overlap: bool = 
 
 
 def recorded(trials: int) -> float:
-    """Return the wall seconds of so many trials with a database on disk."""
+    """Run trials with a database on disk and return the wall time in seconds."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "a.db") as store:
         start = RunStart(device=DEVICE, workload=str(WORKLOAD), sampler="bound", seed=0)
         run_id, owner = store.begin_run(start), new_owner()
@@ -102,15 +115,15 @@ def recorded(trials: int) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the overhead with and without the database, and the wall time with and without overlap."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=500)
+    parser.add_argument("--trials", type=int, default=500, help="trials of each loop, default 500")
     trials = parser.parse_args().trials
     with executor() as workers:
         bare = loop(workers, trials)
     stored = recorded(trials)
-    print(f"with database    {trials / stored:7.0f} trials/s  {stored / trials * 1e3:6.2f} ms a trial")
-    print(f"without database {trials / bare:7.0f} trials/s  {bare / trials * 1e3:6.2f} ms a trial")
+    print(f"with database    {trials / stored:7.0f} trials/s  {stored / trials * 1e3:6.2f} ms per trial")
+    print(f"without database {trials / bare:7.0f} trials/s  {bare / trials * 1e3:6.2f} ms per trial")
     for overlap in (True, False):
         with executor(compile_s=0.1, measure_s=0.05, overlap=overlap) as workers:
             wall = loop(workers, 40)

@@ -1,4 +1,4 @@
-"""The benchmark of one budget for many problems: courses, and ways of sharing a budget out."""
+"""Benchmark of budget scheduling for suites: search traces, and rules that divide a budget."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = F
     )
 
 
-def test_a_search_finds_the_same_whether_its_trials_come_at_once_or_one_by_one() -> None:
+def test_trace_trial_by_trial_equals_search_at_once() -> None:
     found = replay_traces.follow(Space.of(recording()), seed=3, trials=60)
     at_once = replay(Space.of(recording()), trials=60, seed=3, sampler="surrogate")
     assert found.best_us == at_once.best_us
@@ -55,7 +55,7 @@ def test_a_search_finds_the_same_whether_its_trials_come_at_once_or_one_by_one()
     assert found.time_us(1000) == found.optimum_us == 11.0
 
 
-def test_a_course_is_kept_as_it_was() -> None:
+def test_trace_survives_json_round_trip() -> None:
     made = course((np.inf, 9.0, 9.0, 4.0), floor_us=2.0)
     kept = json.loads(json.dumps(made.record()))
     assert kept["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
@@ -63,7 +63,7 @@ def test_a_course_is_kept_as_it_was() -> None:
     assert (made.time_us(0), made.time_us(1), made.time_us(3)) == (100.0, 100.0, 9.0)
 
 
-def test_a_part_of_a_space_has_its_own_times_and_failures() -> None:
+def test_part_of_a_space_has_its_own_times_and_failures() -> None:
     part = replay_traces.part(recording(), {"b": 2})
     assert len(part.table) == 12
     assert set(part.table["b"]) == {2}
@@ -77,14 +77,14 @@ SHORT = course((30.0, 20.0), ended=True)
 
 
 @pytest.mark.parametrize("way", ["equal", "by_time", "saving", "hindsight"])
-def test_every_way_keeps_the_budget(way: str) -> None:
+def test_every_rule_keeps_the_budget(way: str) -> None:
     made = getattr(budget_schedulers, way)((3, 1, 2), (FALLING, FLAT, SHORT), 60)
-    assert sum(made) == 60 or way == "hindsight"  # which may know that the rest is of no use
+    assert sum(made) == 60 or way == "hindsight"  # hindsight may spend less if more trials save nothing
     assert sum(made) <= 60
     assert all(1 <= trials <= len(one) for trials, one in zip(made, (FALLING, FLAT, SHORT), strict=True))
 
 
-def test_trials_go_to_what_falls_and_hindsight_is_not_beaten() -> None:
+def test_trials_go_to_improving_searches_and_hindsight_is_best() -> None:
     model = budget_schedulers.Model((0, 1, 2), (3, 1, 2))
     own = (FALLING, FLAT, SHORT)
     times = {
@@ -103,15 +103,15 @@ def test_trials_go_to_what_falls_and_hindsight_is_not_beaten() -> None:
     assert low == pytest.approx(high) == pytest.approx(budget_schedulers.geometric(found["saving"]))
 
 
-def test_models_take_each_problem_once_and_weigh_them_by_time() -> None:
+def test_models_draw_each_workload_once_with_weights_by_time() -> None:
     optima_us = [1.0, 10.0, 100.0] * 5
     for model in budget_schedulers.draw(optima_us, 20):
         assert 6 <= len(set(model.problems)) == len(model.problems) <= 12
         parts = [count * optima_us[i] for i, count in zip(model.problems, model.counts, strict=True)]
-        assert max(parts) / min(parts) <= budget_schedulers.WEIGHTS * 1.5  # counts are whole numbers
+        assert max(parts) / min(parts) <= budget_schedulers.WEIGHTS * 1.5  # counts are integers
     assert budget_schedulers.draw(optima_us, 3) == budget_schedulers.draw(optima_us, 3)
 
 
-def test_recordings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_recorded_spaces_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert budget_schedulers.main(["--data", str(tmp_path), "--out", str(tmp_path / "c.jsonl")]) == 6
     assert "gemm/RTX_3090" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Giving up hopeless configurations: what the benchmark counts, and what it finds on a recorded space."""
+"""Early-abort benchmark: counting rules, and the saving on recorded spaces."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tunebench.measure.timing import Protocol, collect
 SAMPLES = np.array([[10.0, 10.0, 10.0], [14.0, 14.0, 14.0], [16.0, 8.0, 8.0], [100.0, 100.0, 100.0]])
 
 
-def test_what_is_spared_is_the_samples_after_those_that_decide() -> None:
+def test_saving_is_the_samples_after_the_decision() -> None:
     run = benchmark.abort(SAMPLES[:2], np.array([0, 1]), after=1, factor=1.2)
     assert (run.share, run.given_up, run.lost) == (28 / 72, 0.5, False)
 
 
-def test_the_first_is_never_given_up_and_order_matters() -> None:
+def test_first_configuration_is_never_aborted() -> None:
     assert benchmark.abort(SAMPLES[:2], np.array([1, 0]), after=1, factor=1.2).given_up == 0
 
 
-def test_an_optimum_whose_first_sample_is_slow_is_lost_and_a_second_sample_saves_it() -> None:
+def test_optimum_with_slow_first_sample_needs_two_samples() -> None:
     order = np.array([0, 2, 3])
     assert benchmark.abort(SAMPLES, order, after=1, factor=1.5).lost
     assert not benchmark.abort(SAMPLES, order, after=2, factor=1.5).lost
@@ -33,7 +33,9 @@ def test_an_optimum_whose_first_sample_is_slow_is_lost_and_a_second_sample_saves
     st.integers(1, 3),
     st.sampled_from([1.0, 1.5, 3.0]),
 )
-def test_it_gives_up_what_timing_gives_up(samples: list[list[float]], after: int, factor: float) -> None:
+def test_benchmark_aborts_the_same_configurations_as_timing(
+    samples: list[list[float]], after: int, factor: float
+) -> None:
     protocol = Protocol(
         warmups=0, min_samples=4, max_samples=4, max_s=9.0, abort_after=after, abort_factor=factor
     )
@@ -47,7 +49,7 @@ def test_it_gives_up_what_timing_gives_up(samples: list[list[float]], after: int
     assert run.given_up == given_up / len(samples)
 
 
-def test_most_of_the_time_of_a_recorded_space_is_spared_and_its_optimum_kept() -> None:
+def test_recorded_convolution_saves_most_of_the_time_and_keeps_the_optimum() -> None:
     samples = benchmark.read(found("recorded/convolution_milo/A100.json.gz"))
     assert samples.shape == (4201, 32)
     for seed in range(5):
@@ -58,7 +60,7 @@ def test_most_of_the_time_of_a_recorded_space_is_spared_and_its_optimum_kept() -
             assert not run.lost
 
 
-def test_a_recorded_space_of_similar_times_spares_little() -> None:
+def test_recorded_space_of_similar_times_saves_little() -> None:
     samples = benchmark.read(found("recorded/dedispersion_milo/A100.json.gz"))
     run = benchmark.abort(samples, np.random.default_rng(0).permutation(len(samples)), after=1, factor=1.5)
     assert 0 < run.share < 0.05

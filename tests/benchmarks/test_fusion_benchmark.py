@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fusion`: what it asks to be tuned, and what it makes of the times."""
+"""`python -m benchmarks.fusion`: workloads that it tunes, and the gain that it computes from their times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(us: float | None, torch: float | None = None) -> Any:
     return SimpleNamespace(median_us=us, baselines=baselines, **facts)
 
 
-def test_the_whole_is_held_against_the_sum_of_its_parts_and_torch() -> None:
+def test_fused_time_is_compared_with_sum_of_parts_and_torch() -> None:
     asked: list[str] = []
 
     def tuned(workload: Workload) -> Any:
@@ -48,10 +48,13 @@ def test_the_whole_is_held_against_the_sum_of_its_parts_and_torch() -> None:
         "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(c+bias),vectors=bias",
     ]
     assert (found["parts_us"], found["gain"], found["gain_over_torch"]) == (14.0, 1.4, 3.5)
-    assert list(fusion.lines(found))[1] == "  10 us fused, 14 us in parts: 1.40x, 3.50x over torch"
+    assert (
+        list(fusion.lines(found))[1]
+        == "  10 us fused, 14 us in parts: speedup 1.40x, speedup over torch 3.50x"
+    )
 
 
-def test_the_finest_parts_are_operations_of_which_equal_ones_are_tuned_once() -> None:
+def test_finest_parts_are_single_operations_and_equal_parts_are_tuned_once() -> None:
     expressions = [part.expression for part in fusion.parts_of(parse(GEMM), True)[1:]]
     assert expressions == ["c+bias", "gelu(step0)"]
     twice = parse("elementwise:rows=4,cols=8,dtype=f32,expression=relu(x+y)*relu(x+z)")
@@ -67,7 +70,7 @@ def test_the_finest_parts_are_operations_of_which_equal_ones_are_tuned_once() ->
     assert found["gain_over_torch"] is None
 
 
-def test_what_cannot_be_compared_is_named(
+def test_skipped_workloads_are_listed_with_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def tuned(workload: Workload) -> Any:
@@ -85,11 +88,11 @@ def test_what_cannot_be_compared_is_named(
     assert [row["workload"] for row in saved["rows"]] == [CHAIN]
     assert set(saved["skipped"]) == {GEMM, plain, "nothing:m=1"}
     printed = capsys.readouterr().out
-    assert "3 us fused, 9 us in parts: 3.00x" in printed
+    assert "3 us fused, 9 us in parts: speedup 3.00x" in printed
     assert "skipped: nothing:m=1: unknown operator 'nothing'" in printed
 
 
-def test_a_workload_of_which_nothing_runs_is_refused() -> None:
+def test_workload_without_successful_configuration_raises() -> None:
     with pytest.raises(InputError, match="no configuration of w succeeded"):
         fusion.row(parse(CHAIN), False, lambda workload: report(None), as_reported)
 
@@ -101,7 +104,7 @@ def found_by_tuning(text: str) -> Any:
     return SimpleNamespace(**facts, median_us=1e9)
 
 
-def test_the_best_are_timed_in_turn_each_in_a_process_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_configurations_alternate_each_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "ROUNDS", 2)
     taken: list[tuple[str, Any]] = []
     inner = fusion._samples_us
@@ -121,7 +124,7 @@ def test_the_best_are_timed_in_turn_each_in_a_process_that_stays(monkeypatch: py
     assert timed([measured[0], predicted]) == [1e9, 7.0]
 
 
-def test_trials_that_are_recorded_are_not_made_again(
+def test_recorded_trials_are_subtracted_from_the_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload, device, db = parse(CHAIN), local_cpu(), tmp_path / "f.db"
@@ -130,7 +133,7 @@ def test_trials_that_are_recorded_are_not_made_again(
     first, second, third = map(table.config, range(3))
     with open_store(db) as store:
         store.begin_run(RunStart(device=device, workload=str(workload), sampler="bound", seed=0))
-        for config, revision in ((first, None), (second, None), (third, "of an earlier source")):
+        for config, revision in ((first, None), (second, None), (third, "earlier revision")):
             key = TrialKey(
                 device=device.key,
                 workload=str(workload),
@@ -148,14 +151,14 @@ def test_trials_that_are_recorded_are_not_made_again(
     assert "10 of 12 trials" in capsys.readouterr().err
 
 
-def test_what_hangs_is_told() -> None:
+def test_timeout_raises_input_error() -> None:
     measured = found_by_tuning("elementwise:rows=64,cols=64,dtype=f32,expression=x+y")
     endless = Protocol(min_samples=10**9, max_samples=10**9)
     with pytest.raises(InputError, match=r"elementwise:rows=64.*no answer within 0\.5 s"):
         fusion.in_turn(local_cpu(), endless, timeout_s=0.5)([measured])
 
 
-def test_every_usual_workload_that_exists_is_fused() -> None:
+def test_default_workloads_are_fused() -> None:
     skipped: dict[str, str] = {}
     assert list(fusion.parsed(fusion.WORKLOADS, skipped))
     assert not [reason for reason in skipped.values() if reason.startswith("nothing is fused")]

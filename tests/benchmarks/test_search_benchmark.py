@@ -1,4 +1,4 @@
-"""The benchmark of searches: what counts as asked for, what is kept, and what the tables say."""
+"""Search benchmark: counting of trials, saved results and printed tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tunebench.cache_file import RecordedSpace, read
 VALUES = {"a": list(range(1, 13)), "b": [1, 2, 4, 8]}
 
 TIMES_MS = {(a, b): (a - 7) ** 2 + b + 9.0 for a, b in itertools.product(*VALUES.values()) if a * b != 12}
-"""Valid are all but three points; the optimum is (7, 1), 10 ms."""
+"""Time of each valid configuration: three points are invalid; the optimum is (7, 1) with 10 ms."""
 
 
 def cache(device: str, times_ms: dict[tuple[int, int], float | str]) -> dict[str, object]:
-    """Return the content of a cache file."""
+    """Return the content of a Kernel Tuner cache file."""
     entries = {f"{a},{b}": {"a": a, "b": b, "time": time} for (a, b), time in times_ms.items()}
     return {
         "device_name": device,
@@ -37,7 +37,7 @@ def cache(device: str, times_ms: dict[tuple[int, int], float | str]) -> dict[str
 
 @pytest.fixture
 def data(tmp_path: Path) -> Data:
-    """Two devices: what is fastest on the other one fails on this one."""
+    """Recorded spaces of two devices: the fastest configuration of `there` fails on `here`."""
     (tmp_path / "tiny").mkdir()
     here = TIMES_MS | {(6, 1): "RuntimeFailedConfig"}
     there = {config: time + 20 for config, time in TIMES_MS.items()} | {(6, 1): 1.0, (7, 1): 2.0}
@@ -57,10 +57,10 @@ def rows(data: Data, *configs: tuple[int, int]) -> list[int]:
     return [row for row in found if row is not None]
 
 
-# -- what counts ---------------------------------------------------------------------------------------------
+# -- counting of trials --------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_again_does_not_count_and_a_failure_does(data: Data) -> None:
+def test_repeated_configurations_do_not_count_and_failures_do(data: Data) -> None:
     asked = rows(data, (6, 1), (9, 4), (6, 1), (9, 4), (8, 1), (12, 8), (7, 1))
     done = kernel_tuner_search.replayed(recording(data), asked, trials=5, seed=0)
     assert done.best_us == (math.inf, 17e3, 11e3, 11e3, 10e3)
@@ -69,37 +69,37 @@ def test_what_is_asked_for_again_does_not_count_and_a_failure_does(data: Data) -
     assert cut.best_us == (math.inf, 17e3)
 
 
-def test_a_strategy_that_ends_early_stays_at_its_best(data: Data) -> None:
+def test_strategy_that_ends_early_keeps_its_best_time(data: Data) -> None:
     done = kernel_tuner_search.replayed(recording(data), rows(data, (6, 1), (9, 4)), trials=200, seed=0)
     assert done.efficiency(10e3) == dict.fromkeys((25, 50, 100, 200), pytest.approx(10 / 17))
     failed = kernel_tuner_search.replayed(recording(data), rows(data, (6, 1)), trials=200, seed=0)
     assert failed.efficiency(10e3)[25] == 0
 
 
-def test_another_tuner_is_given_what_was_recorded_and_nothing_else(data: Data) -> None:
+def test_cache_file_for_kernel_tuner_has_exactly_the_recorded_configurations(data: Data) -> None:
     given = kernel_tuner_search.cache_of(recording(data))
     assert given["tune_params"] == VALUES
     assert set(given["cache"]) == {f"{a},{b}" for a, b in TIMES_MS}
     assert given["cache"]["6,1"]["time"] == "RuntimeFailedConfig"
     assert given["cache"]["9,4"] == {"a": 9, "b": 4, "time": pytest.approx(17)}
-    assert json.dumps(given).endswith("}}}")  # the other tuner's sign of a file that is whole
+    assert json.dumps(given).endswith("}}}")  # Kernel Tuner recognizes a complete file by this
 
 
 @pytest.mark.skipif(kernel_tuner_search.version() is None, reason="Kernel Tuner is not installed")
 @pytest.mark.parametrize("strategy", kernel_tuner_search.STRATEGIES)
-def test_a_strategy_asks_for_the_space_alone_by_its_seed(data: Data, strategy: str) -> None:
+def test_strategy_depends_on_its_seed_only(data: Data, strategy: str) -> None:
     done = kernel_tuner_search.search(recording(data), strategy, trials=20, seed=1)
-    assert 5 <= len(done.best_us) <= 20  # in so small a space, some end early
+    assert 5 <= len(done.best_us) <= 20  # some strategies end early in a small space
     assert done.best_us == kernel_tuner_search.search(recording(data), strategy, trials=20, seed=1).best_us
     assert done.best_us != kernel_tuner_search.search(recording(data), strategy, trials=20, seed=2).best_us
 
 
-# -- what is kept --------------------------------------------------------------------------------------------
+# -- saved results -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
-    """Every search that is really made, in order."""
+    """Searches that are run, in order."""
     run: Callable[[Search, Data], Found] = sampler_replays.run
     seen: list[Search] = []
 
@@ -127,7 +127,7 @@ def out(data: Data) -> Path:
     return data.folder / "out.json"
 
 
-def test_a_search_that_was_made_is_not_made_again(
+def test_saved_search_is_not_run_again(
     data: Data, made: list[Search], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert benchmark(data, samplers="random,surrogate") == 0
@@ -145,12 +145,12 @@ def test_a_search_that_was_made_is_not_made_again(
     assert [one.seed for one in made[4:]] == [2, 2]
 
 
-def test_each_seed_is_another_search(data: Data) -> None:
+def test_seeds_give_different_searches(data: Data) -> None:
     ones = [Search(space="tiny/here", sampler="random", seed=seed) for seed in range(8)]
     assert len({sampler_replays.run(one, data).efficiency[25] for one in ones}) > 1
 
 
-def test_what_another_version_found_does_not_stand(data: Data, made: list[Search]) -> None:
+def test_result_of_another_version_is_stale(data: Data, made: list[Search]) -> None:
     benchmark(data)
     told = json.loads(out(data).read_text())
     told["searches"][1]["by"] = "tunebench 0.0.9"
@@ -160,7 +160,7 @@ def test_what_another_version_found_does_not_stand(data: Data, made: list[Search
     assert made[2:] == [made[1]]
 
 
-def test_an_interrupted_benchmark_keeps_what_it_has_and_goes_on(
+def test_interrupted_benchmark_continues_with_missing_searches(
     data: Data, made: list[Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sampler_replays.run
@@ -178,7 +178,7 @@ def test_an_interrupted_benchmark_keeps_what_it_has_and_goes_on(
     assert [one.seed for one in made] == [0, 1, 2, 3]
 
 
-def test_two_benchmarks_may_keep_results_in_one_file(tmp_path: Path) -> None:
+def test_two_benchmarks_share_a_results_file(tmp_path: Path) -> None:
     results = [Results(tmp_path / "out.json") for _ in range(2)]
     for seed, one in enumerate(results):
         made = Search(space="x/1", sampler="tpe", seed=seed)
@@ -186,8 +186,8 @@ def test_two_benchmarks_may_keep_results_in_one_file(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "out.json").read_text())["searches"]) == 2
 
 
-def test_processes_find_what_one_finds(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # is set by what is tested, and taken back here
+def test_parallel_searches_equal_serial_searches(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # the benchmark sets it; restore it after the test
     benchmark(data)
     alone = out(data).read_text()
     out(data).unlink()
@@ -195,7 +195,7 @@ def test_processes_find_what_one_finds(data: Data, monkeypatch: pytest.MonkeyPat
     assert out(data).read_text() == alone
 
 
-def test_strategies_that_are_not_installed_are_left_out(
+def test_strategies_without_kernel_tuner_are_skipped(
     data: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed = sampler_replays.version
@@ -210,19 +210,19 @@ def test_strategies_that_are_not_installed_are_left_out(
     assert "tunebench[peers]" in told.err
     assert "| random |" in told.out
     assert "random_sample" not in told.out
-    there = Search(space="tiny/here", sampler="random_sample")  # made where it was installed
+    there = Search(space="tiny/here", sampler="random_sample")  # run where Kernel Tuner was installed
     efficiency = dict.fromkeys((25, 50, 100, 200), 0.5)
     Results(out(data)).add(Found(search=there, by="kernel-tuner 1.5.0", asked=48, efficiency=efficiency))
     assert benchmark(data, samplers="random,random_sample", seeds=1) == 0
     assert "| random_sample | 1 | 0.500 | 0.500 |" in capsys.readouterr().out
 
 
-def test_without_recordings_it_says_so(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_recorded_space_is_named(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
     assert search.main(["--spaces=tiny/here,tiny/gone", f"--data={data.folder}"]) == 6
     assert "tiny/gone" in capsys.readouterr().err
 
 
-def test_only_code_makes_another_version(tmp_path: Path) -> None:
+def test_fingerprint_ignores_comments(tmp_path: Path) -> None:
     (tmp_path / "search").mkdir()
     source = tmp_path / "search" / "loop.py"
     source.write_text("x = 1\n")
@@ -233,10 +233,10 @@ def test_only_code_makes_another_version(tmp_path: Path) -> None:
     assert sampler_replays.fingerprint(tmp_path) != before
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_is_that_of_the_mean_over_seeds() -> None:
+def test_interval_covers_the_mean_over_seeds() -> None:
     samples = np.random.default_rng(5).normal(0.8, 0.1, (400, 1))
     low, high = search.interval(samples)
     spread = 1.96 * samples.std() / 20
@@ -244,14 +244,14 @@ def test_the_interval_is_that_of_the_mean_over_seeds() -> None:
     assert high == pytest.approx(samples.mean() + spread, abs=0.1 * spread)
 
 
-def test_seeds_are_drawn_for_all_spaces_at_once() -> None:
-    """What one space gains by a seed the other one loses: their mean does not vary."""
+def test_seeds_are_drawn_jointly_for_all_spaces() -> None:
+    """Gains of one space cancel losses of the other for each seed, so the mean is constant."""
     gains = np.random.default_rng(5).uniform(-0.1, 0.1, 20)
     low, high = search.interval(np.column_stack([0.8 + gains, 0.8 - gains]))
     assert (low, high) == (pytest.approx(0.8), pytest.approx(0.8))
 
 
-def test_the_mean_is_over_seeds_that_all_spaces_have(tmp_path: Path) -> None:
+def test_mean_uses_only_seeds_of_all_spaces(tmp_path: Path) -> None:
     results = Results(tmp_path / "out.json")
     for space, seed, share in (("x/1", 0, 0.5), ("x/1", 1, 0.9), ("x/2", 1, 0.7)):
         one = Search(space=space, sampler="random_sample", seed=seed)
@@ -271,27 +271,27 @@ def test_the_mean_is_over_seeds_that_all_spaces_have(tmp_path: Path) -> None:
 # -- other devices -------------------------------------------------------------------------------------------
 
 
-def test_devices_of_one_kernel_are_a_family() -> None:
+def test_elsewhere_is_the_other_devices_of_the_kernel() -> None:
     among = ("gemm/a", "gemm/b", "gemm/c", "gemm_other/a")
     assert sampler_replays.elsewhere("gemm/b", among) == ("gemm/a", "gemm/c")
     assert sampler_replays.elsewhere("gemm_other/a", among) == ()
 
 
-def test_taking_over_the_fastest_elsewhere_may_fail_here(data: Data) -> None:
+def test_fastest_configuration_of_another_device_may_fail(data: Data) -> None:
     here, there = data.space("tiny/here"), data.space("tiny/there")
     assert search.taken_over(here, [there.recording], 1) == 0
     assert search.taken_over(here, [there.recording], 2) == 1
     assert search.taken_over(there, [here.recording], 1) == pytest.approx(0.5)
 
 
-def test_what_failed_elsewhere_is_taken_over_last(data: Data) -> None:
+def test_configuration_that_failed_elsewhere_comes_last(data: Data) -> None:
     here, there = data.space("tiny/here"), data.space("tiny/there")
     all_but_one = len(TIMES_MS) - 1
     assert search.taken_over(there, [here.recording], all_but_one) == pytest.approx(0.5)
     assert search.taken_over(there, [here.recording], all_but_one + 1) == 1
 
 
-def test_a_warm_search_stands_beside_what_is_taken_over(
+def test_warm_table_has_search_and_fastest_of_other_devices(
     data: Data, made: list[Search], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(search, "SPACES", ("tiny/here", "tiny/there", "tiny/absent"))
@@ -302,18 +302,18 @@ def test_a_warm_search_stands_beside_what_is_taken_over(
     assert benchmark(data, "warm", samplers="surrogate", seeds=1) == 0
     assert len(made) == 1
     assert lines[2].startswith("| tiny/here | surrogate, warm | 1 | - | ")
-    assert lines[3] == "| tiny/here | the others' fastest, measured again | - | 0.000 | 1.000 | 1.000 |"
+    assert lines[3] == "| tiny/here | fastest of the other devices | - | 0.000 | 1.000 | 1.000 |"
 
 
-# -- thinking ------------------------------------------------------------------------------------------------
+# -- overhead ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "values"), sampler_overhead.SIZES.items())
-def test_synthetic_spaces_are_as_large_as_they_say(count: int, values: tuple[int, ...]) -> None:
+def test_synthetic_space_has_the_stated_size(count: int, values: tuple[int, ...]) -> None:
     assert math.prod(values) == count
 
 
-def test_thinking_is_timed_between_outcomes_and_proposals() -> None:
+def test_overhead_has_one_time_per_proposal() -> None:
     took = sampler_overhead.thinking("random", (2, 3, 2, 2), proposals=7)
     assert len(took.then_s) == 7
     assert min(took.first_s, *took.then_s) > 0
