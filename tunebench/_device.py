@@ -1,4 +1,4 @@
-"""The `Device` class, and the facts of `devices.toml`."""
+"""The `Device` class, and the architectures and products that `devices.toml` describes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POSITIVE = (
     *("sm_count", "max_clock_mhz", "dram_gb_s", "fma_per_clock", "sfu_per_clock", "issue_per_clock"),
     *("smem_bytes_per_clock", "fill_bytes_per_clock", "accesses_per_clock", "registers_per_sm", "partitions"),
 )
-"""Fields a bound divides by."""
+"""Fields that a lower bound divides by; they must be positive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +115,13 @@ class Device:
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """Return (major, minor) of a GPU; (0, 0) for anything else."""
+        """Compute capability (major, minor) of a GPU; (0, 0) for other devices."""
         match = re.fullmatch(r"sm_(\d+)(\d)[af]?", self.architecture)
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
     @property
     def key(self) -> str:
-        """Identity under which results are stored; devices with different keys are not comparable."""
+        """Key under which results are stored; times of devices with different keys are not comparable."""
         power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
         return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
 
@@ -139,7 +139,7 @@ def architecture_facts(architecture: str) -> dict[str, Any]:
 
 
 def product_facts(name: str) -> dict[str, Any]:
-    """Return the fields of a described product itself; empty if it is not described."""
+    """Return the fields that only a described product has; empty if it is not described."""
     entry = described_facts()["device"].get(name, {})
     return {name: value for name, value in entry.items() if name != "source"}
 

@@ -1,9 +1,10 @@
-"""A time that no execution of a configuration on a device can beat, and the resource that sets it.
+"""Lower bounds: a time that no execution of a configuration can beat, and the resource that sets it.
 
-The bound is a maximum of floors, one a resource; each is work that must be done over the highest rate at
-which the hardware can do it, or a chain of instructions over the least time in which each can follow the one
-before. Overlap can hide the smaller floors but never the largest, so the bound is sound: pruning by it never
-loses the optimum. `docs/bound.md` derives the floors and says what is left out.
+The lower bound is the maximum of several floors, one for each hardware resource. A floor is either the work
+that must be done divided by the highest rate of the hardware, or a chain of dependent instructions times
+their minimum latency. Overlap can hide the smaller floors but never the largest. The lower bound is therefore
+sound: pruning by it never discards the optimum. `docs/bound.md` derives the floors and lists what they leave
+out.
 
 Source: the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009), per resource; pruning by a
 bound after DeepCuts (Jung, Dao and Lee, PLDI 2021), whose product of ratios is here a maximum of floors.
@@ -53,24 +54,25 @@ Resource = Literal[
     "fill port",
     "latency",
 ]
-"""What may set a bound: memory, the pipes, the schedulers, the load/store units, shared memory, the port from
-L2 into an SM, and instructions that wait for one another."""
+"""Resources that may set a lower bound: memory, the pipes, the schedulers, the load/store units, shared
+memory, the port from L2 into an SM, and the latency of dependent instructions.
+"""
 
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 WARP = 32
 SMEM_BYTES_PER_INSTRUCTION = 16 * WARP
-"""Most that one warp instruction moves through shared memory: 16 bytes a lane."""
+"""Maximum bytes that one warp instruction moves through shared memory: 16 bytes per lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The bound of one configuration.
+    """The lower bound of one configuration.
 
     Attributes:
-        us: No execution takes less.
-        binding: The resource whose floor that is.
-        floors: The floor of each resource that has work, in microseconds, highest first.
+        us: Lower bound, in microseconds.
+        binding: Resource with the highest floor, which sets the bound.
+        floors: Floor of each resource that has work, in microseconds, highest first.
         assumed: Whether the device's rates rest on an assumption.
     """
 
@@ -89,12 +91,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of a table's rows.
+    """The lower bounds of all rows of a table.
 
     Attributes:
-        us: No execution takes less, in microseconds: one figure a row.
-        floors: The floor of each resource that has work in some row, in microseconds: one figure a row.
-        assumed: Whether the device's rates rest on an assumption, so that gaps to the bound do too.
+        us: Lower bound of each row, in microseconds.
+        floors: Floor of each resource that has work in some row: one value per row, in microseconds.
+        assumed: Whether the device's rates, and therefore the optimality gaps, rest on an assumption.
     """
 
     us: Array
@@ -106,7 +108,7 @@ class Bounds:
 
     @property
     def binding(self) -> NDArray[np.str_]:
-        """The resource that sets each row's bound: the one whose floor is highest."""
+        """The resource that sets each row's lower bound: the one with the highest floor."""
         names = list(self.floors)
         best, which = self.floors[names[0]], np.zeros(len(self), dtype=np.int8)
         for i, name in enumerate(names[1:], start=1):
@@ -115,7 +117,7 @@ class Bounds:
         return np.array(names)[which]
 
     def row(self, row: int) -> Bound:
-        """Return the bound of one row."""
+        """Return the lower bound of one row."""
         floors = {name: float(floor[row]) for name, floor in self.floors.items()}
         binding = max(floors, key=floors.__getitem__)
         ordered = sorted(floors, key=floors.__getitem__, reverse=True)
@@ -127,28 +129,31 @@ class Bounds:
         )
 
     def describe(self, row: int) -> str:
-        """Return one line for a row (see `Bound.describe`)."""
+        """Return the lower bound of one row as one line of text (see `Bound.describe`)."""
         return self.row(row).describe()
 
 
 def bound(
     costs: Costs, traffic: Traffic, device: Device, *, cache: CacheState = "cold", rows: int | None = None
 ) -> Bounds:
-    """Compute the bound of every configuration of a table, before anything is compiled.
+    """Return the lower bound of every configuration of a table, before anything is compiled.
 
     Launch overhead is not counted. Floors of kernels that run one after the other are not added, which
-    is sound and loose: `costs` already holds the work of all of them.
+    is sound but loose: `costs` already holds the work of all of them.
 
     Args:
-        costs: What each configuration must execute; columns of one length, or single numbers.
+        costs: Work that each configuration must execute: columns of one length, or single numbers.
         traffic: Bytes that any implementation must move.
-        device: Whose rates and limits hold.
-        cache: Whether the last-level cache holds nothing of the inputs (cold) or may hold them (warm).
-        rows: Number of configurations, needed where every column of `costs` is a single number.
+        device: Device whose rates and limits apply.
+        cache: Whether the last-level cache holds no input at the start (cold) or may hold inputs (warm).
+        rows: Number of configurations; required if every column of `costs` is a single number.
+
+    Returns:
+        The lower bound of each row in microseconds, with the floors that it is the maximum of.
 
     Raises:
-        InputError: if a column is negative or not finite, or columns differ in length.
-        UnknownName: if the tensor-core type of `costs` is one the device has no instruction for.
+        InputError: A column is negative or not finite, or columns differ in length.
+        UnknownName: The device has no tensor-core instruction for the type in `costs`.
     """
     columns = _columns(costs)
     length = _length(columns, rows)
@@ -172,21 +177,24 @@ def refine(
     cache: CacheState = "cold",
     rows: int | None = None,
 ) -> Bounds:
-    """Compute the bound again, with the registers and shared memory that the compiler really used.
+    """Return the lower bounds again, with the registers and shared memory that the compiler allocated.
 
-    Spilled bytes raise no floor: the compiler counts instructions, and those may lie on a path not taken.
+    Spilled bytes raise no floor: the compiler counts instructions, and those may be on a path not taken.
 
     Args:
         costs: As for `bound`, usually of the one configuration that was compiled.
         traffic: As for `bound`.
         device: As for `bound`.
-        resources: Of the binary; what it does not tell stays as `costs` has it.
+        resources: Resource usage of the binary; the values of `costs` are kept where it is None.
         cache: As for `bound`.
         rows: As for `bound`.
 
+    Returns:
+        Lower bounds at least as high as those before compilation.
+
     Raises:
-        InputError: as `bound` does.
-        UnknownName: as `bound` does.
+        InputError: As for `bound`.
+        UnknownName: As for `bound`.
     """
     static = resources.static_smem_bytes or 0
     smem_bytes = np.maximum(costs.smem_bytes, static + (resources.dynamic_smem_bytes or 0))
@@ -204,13 +212,25 @@ def refined_us(
     *,
     cache: CacheState = "cold",
 ) -> float:
-    """Return the bound of one compiled configuration, in microseconds (see `refine`).
+    """Return the lower bound of one compiled configuration, in microseconds (see `refine`).
 
-    A binary tells the largest usage of its kernels: where several are launched, that need not be the usage
-    of the one that the costs are of, and the bound stays what it was before compiling.
+    A binary reports the largest usage of all its kernels. If the configuration launches several kernels, the
+    largest usage may belong to a kernel that the costs do not describe. The lower bound then stays the one
+    from before compilation.
+
+    Args:
+        variant: Variant that the configuration belongs to.
+        workload: Workload that the configuration computes.
+        config: Configuration that was compiled.
+        device: Device whose rates and limits apply.
+        resources: Resource usage of the binary.
+        cache: Whether the last-level cache is cold or warm at the start.
+
+    Returns:
+        The lower bound, in microseconds.
 
     Raises:
-        ConfigError: if the configuration is not of the variant's space.
+        ConfigError: The configuration is not in the variant's search space.
     """
     table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
     costs = variant.costs(workload, table, device)
@@ -220,13 +240,20 @@ def refined_us(
 
 
 def resident_blocks(costs: Costs, device: Device) -> Array:
-    """Return how many blocks one SM can hold at a time, at least 1: one figure a row, or one for all rows.
+    """Return how many blocks one SM can hold at a time (at least 1), per row or as one value for all rows.
 
-    A limit that the device does not tell (0) limits nothing. Shared memory and registers of `costs` are
-    floors, so this is a ceiling.
+    A device limit of 0 is unknown and not applied. Shared memory and registers of `costs` are minimums, so
+    the result is an upper limit.
 
-    Source: CUDA C++ Programming Guide, "Multiprocessor Level"; registers are allocated by 8 a thread, for
-    whole warps, from the file of one partition (occupancy calculator of Nsight Compute).
+    Args:
+        costs: Threads, registers and shared memory of a block.
+        device: Device whose limits per SM apply.
+
+    Returns:
+        Maximum number of resident blocks per SM.
+
+    Source: CUDA C++ Programming Guide, "Multiprocessor Level"; registers are allocated in units of 8 per
+    thread, for whole warps, from the file of one partition (occupancy calculator of Nsight Compute).
     """
     return _resident_blocks(_columns(costs), device)
 
@@ -253,10 +280,18 @@ def _warps(columns: dict[str, Array]) -> Array:
 
 
 def dram_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
-    """Return the time to move what caches cannot hold.
+    """Return the minimum time of the memory traffic that caches cannot hold, in microseconds.
 
-    What is written may still be in the last-level cache when the kernel ends; inputs may be there when it
+    Outputs may still be in the last-level cache when the kernel ends. Inputs may be in it when the kernel
     starts, unless the cache was flushed.
+
+    Args:
+        traffic: Bytes that any implementation must read and write.
+        device: Device whose memory bandwidth and last-level cache apply.
+        cache: Whether the last-level cache is cold or warm at the start.
+
+    Returns:
+        Time at peak memory bandwidth, in microseconds.
     """
     reads = float(traffic.read_bytes)
     if cache == "warm":
@@ -266,7 +301,7 @@ def dram_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
 
 
 def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device) -> dict[Resource, Array]:
-    """Return the floors of what each SM has for itself."""
+    """Return the floors of the resources that every SM has separately, in microseconds."""
     resident = _resident_blocks(columns, device)
     whole, parted = _blocks_of_busiest(columns, resident, device)
     work: dict[Resource, tuple[Array, Array, float]] = {
@@ -283,7 +318,7 @@ def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device)
         rates, dtype = device.mma_flop_per_clock, str(mma_dtype)
         if dtype not in rates:
             raise UnknownName(f"tensor-core type of {device.name}", dtype, rates)
-        # From sm_100 on one thread drives the tensor core of the whole SM; warps of sm_120 drive their own.
+        # From sm_100 on one thread drives the tensor core of the whole SM; on sm_120 warps drive their own.
         blocks = whole if device.compute_capability[0] in (10, 11) else parted
         work["tensor pipe"] = (columns["mma_flop"], blocks, rates[dtype])
     return {
@@ -294,13 +329,13 @@ def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device)
 
 
 def _blocks_of_busiest(columns: dict[str, Array], resident: Array, device: Device) -> tuple[Array, Array]:
-    """Return how many blocks' work the busiest SM does one after the other, at the full rate of the SM.
+    """Return how many blocks' work the busiest SM executes in sequence, at the full rate of the SM.
 
-    The first figure is for units that serve the whole SM: at least the mean, and at least
-    ``ceil(full_blocks / SMs)`` full blocks, since some SM runs that many. The second is for units that
-    belong to a partition. A warp uses those of its own partition only, so `b` blocks of `w` warps reach
+    The first array is for units that serve the whole SM: at least the mean, and at least
+    ``ceil(full_blocks / SMs)`` full blocks, since some SM runs that many. The second array is for units that
+    belong to a partition. A warp uses the units of its own partition only, so `b` blocks of `w` warps reach
     at most ``min(1, b * w / partitions)`` of the SM's rate, and an SM that holds `r` blocks at a time
-    needs ``ceil(n / r)`` times what one block needs alone.
+    needs ``ceil(n / r)`` times the time of one block alone.
     """
     mean = columns["blocks"] / device.sm_count
     most = np.ceil(columns["full_blocks"] / device.sm_count)
@@ -315,50 +350,53 @@ def _blocks_of_busiest(columns: dict[str, Array], resident: Array, device: Devic
 
 
 def _rounds(columns: dict[str, Array], resident: Array, device: Device) -> Array:
-    """Return how many full blocks follow one another on some SM, which holds `resident` of them at a time.
+    """Return how many full blocks run one after the other on the busiest SM, with `resident` at a time.
 
-    Some SM runs ``ceil(full_blocks / SMs)`` of them, each in one of `resident` places, and so one place
-    has ``ceil(that / resident)`` of them, one after the other.
+    Some SM runs ``ceil(full_blocks / SMs)`` blocks in `resident` slots. One slot therefore runs
+    ``ceil(that / resident)`` of them, one after the other.
     """
     rounds: Array = np.ceil(np.ceil(columns["full_blocks"] / device.sm_count) / resident)
     return rounds
 
 
 def _instructions(columns: dict[str, Array], device: Device) -> Array:
-    """Return the warp instructions a block must issue, from what it must do if nobody counted them."""
+    """Return the warp instructions per block: the declared count, or what its work implies if higher."""
     major = device.compute_capability[0]
     if major == 0:
-        return columns["instructions"]  # the widths of other vendors' instructions are not known here
+        return columns["instructions"]  # the instruction widths of other vendors are unknown
     lanes = WARP * (2 if major >= 10 else 1)  # packed f32 instructions came with sm_100
     implied = columns["fma"] / lanes + columns["sfu"] / WARP
-    if major < 9:  # later, tensor cores and bulk copies use shared memory by themselves
+    if major < 9:  # later, tensor cores and bulk copies access shared memory directly
         implied = implied + columns["smem_traffic_bytes"] / SMEM_BYTES_PER_INSTRUCTION
     return np.maximum(implied, columns["instructions"])
 
 
 def _columns(costs: Costs) -> dict[str, Array]:
-    """Return the figures of `costs` as arrays, checked."""
+    """Return the columns of `costs` as float arrays, after a check that they are finite and not negative."""
     columns = {}
     for field in dataclasses.fields(costs):
         if field.name in ("mma_dtype", "serial_launches"):
             continue
         column = np.asarray(getattr(costs, field.name), dtype=np.float64)
         if column.size and not (column.min() >= 0 and column.max() < math.inf):
-            raise InputError(f"costs: {field.name} must be finite and not negative")
+            raise InputError(
+                f"costs: {field.name} must be finite and not negative, "
+                f"got {column.min():g} to {column.max():g}"
+            )
         columns[field.name] = column
     return columns
 
 
 def _length(columns: dict[str, Array], rows: int | None) -> int:
-    """Return the number of rows that the columns have, or `rows` if all are single numbers."""
+    """Return the common length of the columns, or `rows` if all columns are single numbers."""
     lengths = {len(column) for column in columns.values() if column.ndim}
     if rows is not None:
         lengths.add(rows)
     if len(lengths) > 1:
-        raise InputError(f"costs: columns differ in length: {sorted(lengths)}")
+        raise InputError(f"costs: columns must have one length, got lengths {sorted(lengths)}")
     return lengths.pop() if lengths else 1
 
 
 def _figure(us: float) -> str:
-    """Return a time as a person reads it: no decimals from 100 on, one from 1 on, two digits below."""
+    """Format a time: no decimals from 100 us, one decimal from 1 us, two significant digits below."""
     return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 1 else f"{us:.2g}"

@@ -1,6 +1,6 @@
-"""Devices from files: the numbers of a specification sheet, fields of `Device`, or NeuSight's JSON.
+"""Device files: a device from the numbers of a datasheet, from fields of `Device`, or from NeuSight's JSON.
 
-A GPU that is not released yet is ten lines of TOML (or the same keys as JSON)::
+A GPU that is not released yet takes ten lines of TOML (or the same keys as JSON)::
 
     name = "next-1"
     sm_count = 160
@@ -12,8 +12,9 @@ A GPU that is not released yet is ten lines of TOML (or the same keys as JSON)::
     process_nm = 3
     tflops = { fp32 = 86, fp16 = 5500, fp8 = 11000 }
 
-Rates per SM and clock follow from the peaks. What no sheet tells (shared memory, resident threads, latencies)
-is taken from the `architecture`, or from the described one that is most alike; `Sheet.notes` say which.
+Rates per SM and clock follow from the peaks. Values that no datasheet lists (shared memory, resident threads,
+latencies) come from the `architecture`, or from the described architecture with the most similar rates.
+`Sheet.notes` names the source.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sheet:
 
     Attributes:
         device: The device.
-        notes: What was assumed, and what in the file contradicts what is known: a line each.
+        notes: Assumptions, and values of the file that contradict the described product: one line each.
     """
 
     device: Device
@@ -50,7 +51,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """A number of a specification sheet: the field it becomes, its unit, and what it may be."""
+    """A key of a datasheet: the `Device` field it sets, its scale, its unit and its range."""
 
     field: str
     scale: float
@@ -71,7 +72,7 @@ _WORDS = {
 _NEEDED = ("sm_count", "boost_mhz", "memory_gb_s", "l2_mb")
 
 _TYPES = {"tf32": "tf32", "fp16": "f16", "bf16": "bf16", "fp8": "e4m3", "int8": "i8", "fp32_matrix": "f32"}
-"""Peaks of tensor cores by the word of a sheet; ``fp32`` beside them is of the plain multiply-add."""
+"""Tensor-core peaks: key in `tflops` and element type. The key ``fp32`` is the peak without tensor cores."""
 _PEAK = _Word("", 1, "TFLOP/s, dense", 0.05, 100_000)
 
 _NEUSIGHT = {
@@ -86,21 +87,27 @@ _NEUSIGHT_KEYS = {"Device", "Core_Per_SM", *_NEUSIGHT, *_NEUSIGHT_PEAKS}
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Device)}
 _MAY_BE_NONE = {"l2_bytes", "memory_bytes", "threads_per_sm", "blocks_per_sm", "smem_reserved_bytes"}
-"""Fields that may be 0: there is none, or it is not known."""
+"""Fields that may be 0: the device has none, or the value is unknown."""
 _TEXTS = {"name", "kind", "architecture", "source", "like"}
 _AMD = re.compile(r"\b(amd|instinct|radeon|mi\d+\w*)\b")
 
 
 def is_file(name: str) -> bool:
-    """Tell whether the name of a device is that of a file: it ends in ``.toml`` or ``.json``."""
+    """Return whether a device name is a file name: it ends in ``.toml`` or ``.json``."""
     return name.lower().endswith((".toml", ".json"))
 
 
 def read(path: str | Path) -> Sheet:
     """Read a device from a TOML or JSON file.
 
+    Args:
+        path: File that ends in ``.toml`` or ``.json``.
+
+    Returns:
+        The device, and notes on assumptions and contradictions.
+
     Raises:
-        InputError: naming what is missing, unknown, malformed or out of range, and what is expected.
+        InputError: The file cannot be read, or a key is missing, unknown, malformed or out of range.
     """
     try:
         data = _load(Path(path))
@@ -119,10 +126,10 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except OSError as error:
         raise InputError(error.strerror or str(error)) from error
-    except ValueError as error:  # of either parser, or not UTF-8
-        raise InputError(f"neither TOML nor JSON by its ending: {error}") from error
+    except ValueError as error:  # raised by either parser, or text that is not UTF-8
+        raise InputError(f"expected TOML (.toml) or JSON (.json): {error}") from error
     if not isinstance(data, dict):
-        raise InputError(f"must hold one object of names and values, found {type(data).__name__}")
+        raise InputError(f"expected one object of names and values, got {type(data).__name__}")
     return data
 
 
@@ -130,21 +137,21 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
-    """Build a device from what a file says, completed by what is described."""
+    """Build a device from the contents of a file, completed by the described product and architecture."""
     known = {*_WORDS, *_FIELDS, "tflops", "source", "like"}
     for key in data:
         if key not in known:
             raise UnknownName("key", key, known)
     for key in _TEXTS & set(data):
         if not isinstance(data[key], str) or not data[key]:
-            raise InputError(f"{key} must be a text, got {data[key]!r}")
+            raise InputError(f"{key} must be a non-empty text, got {data[key]!r}")
     if "name" not in data:
         raise InputError("missing name; " + _usage())
     name = product_name(data["name"])
     product = _product(data.get("like"), name)
     facts = _facts(data)
     if "max_clock_mhz" in facts:
-        product.pop("boost_clock_mhz", None)  # of another clock
+        product.pop("boost_clock_mhz", None)  # it belongs to the product's clock, not to the file's
     rates = _rates(data, {**product, **facts, **_boost(data)})
     rates.update({key: facts.pop(key) for key in ("fma_per_clock",) if key in facts})
     tensor = {**rates.pop("mma_flop_per_clock", {}), **facts.pop("mma_flop_per_clock", {})}
@@ -168,7 +175,7 @@ def _told(data: Mapping[str, Any]) -> str:
 
 
 def _product(like: str | None, name: str) -> dict[str, Any]:
-    """Return what completes the file: the product that it is said to be like, or that has its name."""
+    """Return the fields of the product that completes the file: named in `like`, or by the same name."""
     if like is None:
         return product_facts(name)
     found = product_facts(product_name(like))
@@ -178,7 +185,7 @@ def _product(like: str | None, name: str) -> dict[str, Any]:
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Device` that a file gives, by whichever word."""
+    """Return the fields of `Device` that a file sets, by datasheet key or by field name."""
     facts: dict[str, Any] = {}
     for key, value in data.items():
         word = _WORDS.get(key)
@@ -189,10 +196,10 @@ def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
         else:
             continue
         if key == "boost_mhz" and "max_clock_mhz" in data:
-            field = "boost_clock_mhz"  # the sheet's clock beside the highest that is allowed
+            field = "boost_clock_mhz"  # max_clock_mhz is the highest clock allowed
         if field in facts:
-            raise InputError(f"{field} is given twice, once as {key}")
-        if field in _FIELDS:  # a word without a field is checked, and of no use yet
+            raise InputError(f"{field} must be set once; {key} sets it again")
+        if field in _FIELDS:
             facts[field] = round(value) if _FIELDS[field].type == "int" else value
     if "kind" in data:
         facts["kind"] = data["kind"]
@@ -200,7 +207,7 @@ def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _boost(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the clock that peaks are quoted at, where a file gives it beside the highest one."""
+    """Return the clock of the quoted peaks, if a file sets it in addition to the maximum clock."""
     both = {"boost_mhz", "max_clock_mhz"} <= set(data)
     return {"boost_clock_mhz": float(data["boost_mhz"])} if both else {}
 
@@ -214,10 +221,10 @@ def _in_range(key: str, value: Any, word: _Word) -> float:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return the value of a field of `Device`, once it is of its kind."""
+    """Return the value of a `Device` field after a check of its type and range."""
     if key == "mma_flop_per_clock":
         if not isinstance(value, Mapping):
-            raise InputError(f"{key} must be a table of FLOPs an SM and clock by type, got {value!r}")
+            raise InputError(f"{key} must be a table of FLOPs per SM and clock by type, got {value!r}")
         return {dtype: _positive(f"{key}.{dtype}", rate) for dtype, rate in value.items()}
     if key == "assumed":
         if not isinstance(value, bool):
@@ -253,13 +260,13 @@ def _usage() -> str:
 
 
 def _rates(data: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rates per SM and clock from the peaks of a sheet; nothing if it has none."""
+    """Return rates per SM and clock from the peaks of a datasheet; empty if it lists no peaks."""
     peaks = data.get("tflops", {})
     if not isinstance(peaks, Mapping):
         raise InputError(f"tflops must be a table such as {{ fp32 = 67, fp16 = 989 }}, got {peaks!r}")
     if peaks and not {"sm_count", "max_clock_mhz"} <= set(facts):
         raise InputError(
-            "rates follow from tflops, sm_count and boost_mhz: all three are needed; " + _usage()
+            "tflops also needs sm_count and boost_mhz, to compute rates per SM and clock; " + _usage()
         )
     clock_mhz = facts.get("boost_clock_mhz") or facts.get("max_clock_mhz")
     tensor: dict[str, float] = {}
@@ -279,17 +286,17 @@ def _rates(data: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _round_rate(rate: float) -> float:
-    """Return the power of two that a rate is, but for rounding and for peaks quoted at another clock.
+    """Return the nearest power of two if a rate differs from it by rounding or the quoted peak's clock.
 
-    Units are built in powers of two. Peaks of tensor cores are quoted at clocks down to 0.865 of the highest
-    (H100 NVL), and rounded up by up to 0.7 % (V100). What is no such multiple stays as it is.
+    Hardware units come in powers of two. Peaks of tensor cores are quoted at clocks down to 0.865 of the
+    highest (H100 NVL), and rounded up by up to 0.7 % (V100). Other rates are returned unchanged.
     """
     near: float = 2.0 ** round(math.log2(rate))
     return near if 0.85 <= rate / near <= 1.02 else rate
 
 
 def _nearest(name: str, told: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]) -> str:
-    """Return the described architecture whose rates are most alike, of those the later one."""
+    """Return the described architecture with the most similar rates; the later one on a tie."""
     if told is None and not rates and not tensor:
         raise InputError("missing architecture or tflops; " + _usage())
     amd = told.startswith("gfx") if told else bool(_AMD.search(name.replace("-", " ")))
@@ -310,9 +317,9 @@ def _nearest(name: str, told: str | None, rates: Mapping[str, float], tensor: Ma
 def _tensor_rates(
     base: Mapping[str, float], given: Mapping[str, float], notes: list[str]
 ) -> dict[str, float]:
-    """Return tensor rates by type: those given, and the others in the proportion that the base has.
+    """Return tensor rates by type: the given ones, and the others in proportion to those of the base.
 
-    Sheets tell one rate of fp16 and bf16, where a device has both.
+    Datasheets list one rate for fp16 and bf16 together, where a device has both.
     """
     for one, other in (("f16", "bf16"), ("bf16", "f16")):
         if one in given and other in base and other not in given:
@@ -322,7 +329,9 @@ def _tensor_rates(
     ratio = given["f16"] / base["f16"]
     left = {dtype: rate * ratio for dtype, rate in base.items() if dtype not in given}
     if left:
-        notes.append(f"tensor rates of {', '.join(left)} are not given: taken in proportion to that of fp16")
+        notes.append(
+            f"tensor rates of {', '.join(left)} are not given: assumed in proportion to the rate of fp16"
+        )
     return {**left, **given}
 
 
@@ -333,19 +342,19 @@ def _contradictions(
     base: Mapping[str, Any],
     notes: list[str],
 ) -> None:
-    """Note what a file says of a described product, or of its architecture, that is otherwise known."""
+    """Add a note for each value that contradicts the described product or architecture by that name."""
     if "like" in data:
-        return  # what differs is meant to
+        return  # a file with `like` differs from that product on purpose
     if product_facts(name):
         for key, word in _WORDS.items():
             here, known = facts.get(word.field), base.get(word.field)
             if here and known and abs(here / known - 1) > 0.02:
-                said = f"{key} is {here / word.scale:g} here"
-                notes.append(f"{said}, and {known / word.scale:g} of {name} as described")
+                said = f"{key} is {here / word.scale:g} in this file"
+                notes.append(f"{said}, but {known / word.scale:g} in the description of {name}")
     fma, usual = facts.get("fma_per_clock"), base.get("fma_per_clock")
     if fma and usual and not 0.9 < fma / usual < 1.1:
         notes.append(
-            f"fp32 makes {fma:g} multiply-adds an SM and clock, where {usual:g} were expected of {name}"
+            f"fp32 implies {fma:g} multiply-adds per SM and clock, but {name} is described with {usual:g}"
         )
 
 
@@ -353,7 +362,7 @@ def _contradictions(
 
 
 def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return a device configuration of NeuSight in the words of a sheet; its numbers are believed.
+    """Return a NeuSight device configuration with datasheet keys; its numbers are not verified.
 
     Source: `scripts/asplos/data/device_configs` of sitar-lab/NeuSight.
     """

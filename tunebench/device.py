@@ -45,6 +45,9 @@ def described() -> dict[str, Device]:
 def representative(architecture: str) -> Device:
     """Return the representative product of an architecture, such as ``h100-sxm`` for ``sm_90``.
 
+    Args:
+        architecture: Architecture that `devices.toml` describes, such as ``sm_90`` or ``gfx942``.
+
     Raises:
         UnknownName: The architecture is not described.
     """
@@ -65,11 +68,11 @@ def local_gpus() -> tuple[Device, ...]:
 
 
 def _local_gpu(facts: Mapping[str, Any]) -> Device:
-    """Return a GPU from the driver's facts, completed by the description of its product.
+    """Return a GPU from the values that the driver reports, completed by the description of its product.
 
-    Counts and sizes are the driver's. Clock and bandwidth are the higher of driver and description, because
-    the driver reports a boost clock that consumer boards exceed. A GPU of an unknown architecture gets the
-    highest rates of all described architectures, and is marked `assumed`.
+    Counts and sizes are those of the driver. Clock and bandwidth are the higher of driver and description,
+    because the driver reports a boost clock that consumer boards exceed. A GPU of an unknown architecture
+    gets the highest rates of all described architectures, and is marked `assumed`.
     """
     product = product_facts(facts["name"])
     common = architecture_facts(facts["architecture"]) or {**highest_rates(), "assumed": True}
@@ -82,11 +85,14 @@ def find(name: str | None = None) -> Device:
 
     Args:
         name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name in `described`, an
-            architecture (its representative), a file that ends in ``.toml`` or ``.json`` (see `from_file`),
-            or None: the first GPU, or the CPU if there is none.
+            architecture (its representative), or a file that ends in ``.toml`` or ``.json`` (see
+            `from_file`). None selects the first GPU, or the CPU if there is none.
+
+    Returns:
+        The device with its rates and limits.
 
     Raises:
-        UnknownName: There is no such name.
+        UnknownName: No device has this name.
         InputError: The file cannot be read.
         DeviceError: This machine has no such GPU.
     """
@@ -100,7 +106,9 @@ def find(name: str | None = None) -> Device:
         gpus, index = local_gpus(), int(match[1] or 0)
         if index < len(gpus):
             return gpus[index]
-        raise DeviceError(f"{name}: this machine has {len(gpus)} NVIDIA GPU(s); see `tunebench doctor`")
+        raise DeviceError(
+            f"{name}: this machine has {len(gpus)} NVIDIA GPU(s); run `tunebench doctor` for details"
+        )
     local = {device.name: device for device in (local_cpu(), *local_gpus())}
     if name in local:
         return local[name]
@@ -113,6 +121,9 @@ def find(name: str | None = None) -> Device:
 
 def from_file(path: str | Path) -> Device:
     """Read a device from a TOML or JSON file (`tunebench.datasheet.read` also returns the assumptions).
+
+    Args:
+        path: File that ends in ``.toml`` or ``.json``.
 
     Raises:
         InputError: A key is missing, unknown, malformed or out of range; the message names it.

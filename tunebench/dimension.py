@@ -1,7 +1,7 @@
-"""What a dimension of a workload may hold, and how it reads as text.
+"""Types of workload dimensions: their valid values and their text form.
 
-Operators annotate their fields with the types here, a `Literal`, or `bool`; everything else follows from the
-annotation: the text of a value and back, what is refused, and the placeholder in an operator's usage.
+Operators annotate their fields with the types here, a `Literal`, or `bool`. The annotation determines the
+text of a value, its parsing, the values that are rejected, and the placeholder in an operator's usage.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class AtLeast:
 
 
 Size = Annotated[int, AtLeast(1)]
-"""An extent: 1 or more."""
+"""A size: a whole number, 1 or more."""
 Count = Annotated[int, AtLeast(0)]
-"""An amount that may be nothing, such as padding."""
+"""An amount that may be 0, such as padding."""
 Positive = Annotated[float, "positive"]
-"""A number above 0 that an f32 holds, such as what is added to a variance; no size of anything."""
+"""A positive f32 number that is not a size, such as the epsilon that is added to a variance."""
 Name = Annotated[str, "name"]
 """A registered name: letters, digits, `_`, `-`, `.` and `+`."""
 
 Names = Annotated[str, "names"]
-"""Names of inputs, joined by `+`, each once; in alphabetical order once it is a dimension's value."""
+"""Names of inputs, joined by `+`, each once; stored in alphabetical order."""
 Expression = Annotated[str, "expression"]
-"""An elementwise expression such as `gelu(x+bias)*y`, in canonical form once it is a dimension's value.
+"""An elementwise expression such as `gelu(x+bias)*y`; stored in canonical form.
 
 See `tunebench.expression` for the grammar.
 """
@@ -68,18 +68,25 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def defaults_to(dimension: str) -> Any:
-    """Declare a dimension whose default is the value of an earlier one (`out` follows `dtype`)."""
+    """Declare a dimension whose default is the value of an earlier one (`out` follows `dtype`).
+
+    Args:
+        dimension: Name of the earlier dimension.
+
+    Returns:
+        A dataclass field.
+    """
     return dataclasses.field(default=None, metadata={"follows": dimension})
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a type says of a dimension, read off it once.
+    """The kind of a dimension, parsed once from its annotation.
 
     Attributes:
-        base: The Python type; None where the values are listed.
-        note: What tells apart dimensions that are text.
-        values: The values that are listed; none for a number or a text.
+        base: The Python type; None for a `Literal`.
+        note: Marker that distinguishes dimensions stored as text, such as ``"names"``.
+        values: Values of a `Literal`; empty for a number or a text.
         minimum: Lower limit of a number.
     """
 
@@ -90,7 +97,7 @@ class Kind:
 
     @classmethod
     def of(cls, hint: Any) -> Kind:
-        """Read it off the annotation of a dimension."""
+        """Return the kind that the annotation of a dimension declares."""
         if get_origin(hint) is Literal:
             return cls(base=None, note=None, values=get_args(hint), minimum=0)
         base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -99,14 +106,14 @@ class Kind:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text; of a real number the shortest that reads back as it: `1e-6`, `0.001`."""
+    """Return a value as text; for a real number the shortest text that parses to it: `1e-6`, `0.001`."""
     if isinstance(value, float):
         return re.sub(r"e([-+])0", r"e\1", repr(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def placeholder(kind: Kind) -> str:
-    """Return what stands for a value of a kind in an operator's usage."""
+    """Return the placeholder for a value in an operator's usage, such as ``N`` or ``true|false``."""
     if kind.values:
         return "|".join(map(str, kind.values))
     if kind.base is bool:
@@ -117,7 +124,7 @@ def placeholder(kind: Kind) -> str:
 
 
 def items_of(text: str) -> list[str]:
-    """Split `m=64,n=64,…` at the commas that stand in no parentheses."""
+    """Split `m=64,n=64,…` at the commas outside parentheses."""
     if "(" not in text:
         return text.split(",")
     items, depth = [""], 0
@@ -131,10 +138,19 @@ def items_of(text: str) -> list[str]:
 
 
 def value_of(operator: str, name: str, value: Any, kind: Kind) -> Any:
-    """Turn a dimension given as text into its value; what is no text passes through.
+    """Parse a dimension given as text; return a value that is not text unchanged.
+
+    Args:
+        operator: Name of the operator, for error messages.
+        name: Name of the dimension, for error messages.
+        value: Text to parse, or a value.
+        kind: Kind of the dimension.
+
+    Returns:
+        The value, whose range is not checked yet (see `checked`).
 
     Raises:
-        InputError: if the text is not of a value of the kind.
+        InputError: The text is not a value of this kind.
     """
     if not isinstance(value, str):
         return value
@@ -154,10 +170,17 @@ def value_of(operator: str, name: str, value: Any, kind: Kind) -> Any:
 
 
 def checked(operator: str, name: str, value: Any, kind: Kind) -> Any:
-    """Return the value of a dimension in its one form.
+    """Return the value of a dimension in canonical form.
+
+    Args:
+        operator: Name of the operator, for error messages.
+        name: Name of the dimension, for error messages.
+        value: Value to check.
+        kind: Kind of the dimension.
 
     Raises:
-        InputError: if the dimension cannot have it.
+        InputError: The value is not valid for this kind.
+        UnknownName: The value is not one of the kind's listed values.
     """
     if kind.note == "expression" and isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""The element types a workload may ask for."""
+"""Element types of workloads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ __all__ = [
 ]
 
 DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32"]
-"""`tf32` is a way to multiply, not to store: such tensors are stored as `f32`.
+"""`tf32` is a multiplication format, not a storage format: such tensors are stored as `f32`.
 
-`e4m3` is the 8-bit float of 4 exponent and 3 fraction bits without infinities. Products of `i8` sum to `i32`.
+`e4m3` is the 8-bit float of 4 exponent and 3 fraction bits without infinities. Products of `i8` accumulate in
+`i32`.
 """
 
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -32,12 +33,12 @@ _SIGNIFICAND_BITS: dict[DType, int] = {"f32": 24, "tf32": 11, "f16": 11, "bf16":
 
 
 def storage(dtype: DType) -> DType:
-    """Return the type that values of `dtype` have in memory."""
+    """Return the type in which values of `dtype` are stored in memory."""
     return "f32" if dtype == "tf32" else dtype
 
 
 def is_integer(dtype: DType) -> bool:
-    """Return whether `dtype` holds whole numbers, in which sums of products are exact."""
+    """Return whether `dtype` holds whole numbers, whose sums of products are exact."""
     return dtype in ("i8", "i32")
 
 
@@ -58,7 +59,7 @@ def unit_roundoff(dtype: DType) -> float:
 def underflow(dtype: DType) -> float:
     """Return the largest absolute error of rounding to `dtype` near zero, where its spacing is constant.
 
-    Only f16 and e4m3 have so short a range that results fall there: half the smallest subnormal number,
+    Only f16 and e4m3 have a range short enough for results to underflow: half the smallest subnormal number,
     which is 2**-24 or 2**-9.
     """
     return {"f16": 2.0**-25, "e4m3": 2.0**-10}.get(dtype, 0.0)

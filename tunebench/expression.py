@@ -3,9 +3,9 @@
     expression = name | number | - expression | expression (+ - * /) expression | ( expression )
                | function(expression) | function(expression, expression)
 
-Python's own parser reads the text; what it found is held against this grammar and becomes a tree of three
-kinds of nodes. Nothing is ever evaluated by Python, so that a text can do no harm. What a function means is
-said where it is lowered: `tunebench.workloads.operators._expression` has the float64 reference.
+Python's own parser reads the text. The result is checked against this grammar and converted to a tree of
+three kinds of nodes. Python never evaluates the text, so it cannot execute code. The meaning of a function is
+defined where it is lowered: `tunebench.workloads.operators._expression` has the float64 reference.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ FUNCTIONS: Mapping[str, int] = {
     "step": 1,
     "tanh": 1,
 }
-"""Functions by name, each with the number of its arguments."""
+"""Functions by name, each with its number of arguments."""
 
 MAX_LENGTH = 240
-"""Characters of an expression: enough for any chain, too few to exhaust a parser's stack."""
+"""Maximum characters of an expression: enough for any chain, too few to exhaust a parser's stack."""
 
 _BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _TOKEN = re.compile(r"[A-Za-z]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])|[-+*/(), ]", re.ASCII)
 LARGEST, SMALLEST = 3.4028234e38, 1.1754944e-38
-"""Positive numbers of f32, subnormal ones left out."""
+"""Range of positive normal f32 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """An input."""
+    """An input of an expression."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant, an f32."""
+    """A constant of an expression, as f32."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation: `add`, `sub`, `mul`, `div`, `neg`, or a key of `FUNCTIONS`."""
+    """An operation on arguments: `add`, `sub`, `mul`, `div`, `neg`, or a key of `FUNCTIONS`."""
 
     operation: str
     arguments: tuple[Node, ...]
@@ -90,20 +90,31 @@ Node = Name | Number | Apply
 
 @functools.cache
 def parse(text: str) -> Node:
-    """Read an expression.
+    """Parse an expression.
+
+    Args:
+        text: Expression such as ``gelu(x+bias)*y``, of at most `MAX_LENGTH` characters.
+
+    Returns:
+        The root of the expression tree.
 
     Raises:
-        InputError: saying what is wrong, at which position (from 1), and what is allowed.
+        InputError: The text does not match the grammar; the message names the position (from 1).
+        UnknownName: The expression calls an unknown function.
     """
     return _node(_python_tree(text).body, text.strip())
 
 
 @functools.cache
 def canonical(text: str) -> str:
-    """Return the one text of all that differ by spaces, needless parentheses and spellings of numbers.
+    """Return the canonical text: no spaces, no needless parentheses, one spelling per number.
+
+    Args:
+        text: Expression such as ``gelu(x + bias) * y``.
 
     Raises:
-        InputError: as `parse` does.
+        InputError: As for `parse`.
+        UnknownName: As for `parse`.
     """
     parse(text)
     tree = _python_tree(text)
@@ -117,8 +128,11 @@ def canonical(text: str) -> str:
 def write(node: Node) -> str:
     """Return the canonical text of a node.
 
+    Args:
+        node: Root of an expression tree.
+
     Raises:
-        InputError: if it is too long to be read back.
+        InputError: The text is longer than `MAX_LENGTH` characters.
     """
     return canonical(_written(node))
 
@@ -137,17 +151,17 @@ def _written(node: Node) -> str:
 
 
 def names(node: Node) -> tuple[str, ...]:
-    """Return the inputs, each once, in the order they first appear in."""
+    """Return the names of the inputs, each once, in the order of their first use."""
     return tuple(dict.fromkeys(found.name for found in _walk(node) if isinstance(found, Name)))
 
 
 def steps(node: Node) -> tuple[Apply, ...]:
-    """Return the operations, each different one once, those of the arguments first."""
+    """Return the distinct operations in evaluation order: arguments first."""
     return tuple(dict.fromkeys(found for found in _walk(node) if isinstance(found, Apply)))
 
 
 def _walk(node: Node) -> Iterator[Node]:
-    """Yield all nodes, arguments before what is applied to them."""
+    """Yield all nodes, arguments before the operations on them."""
     if isinstance(node, Apply):
         for argument in node.arguments:
             yield from _walk(argument)
@@ -157,13 +171,13 @@ def _walk(node: Node) -> Iterator[Node]:
 def _python_tree(text: str) -> ast.Expression:
     text = text.strip()
     if not 0 < len(text) <= MAX_LENGTH:
-        raise InputError(f"an expression has 1 to {MAX_LENGTH} characters, got {len(text)}")
+        raise InputError(f"an expression must have 1 to {MAX_LENGTH} characters, got {len(text)}")
     at = 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
             raise InputError(
-                f"{text!r}, position {at + 1}: {text[at]!r} is not understood; an expression has names, "
+                f"{text!r}, position {at + 1}: unexpected {text[at]!r}; an expression has names, "
                 f"numbers, + - * /, parentheses, and functions: {', '.join(FUNCTIONS)}"
             )
         at = token.end()
@@ -174,15 +188,15 @@ def _python_tree(text: str) -> ast.Expression:
 
 
 def _node(found: ast.expr, text: str) -> Node:
-    """Turn what Python's parser found into a node, if the grammar has it."""
+    """Convert a node of Python's syntax tree to an expression node, if the grammar allows it."""
     match found:
         case ast.Name(id=name):
             if name in FUNCTIONS:
-                raise _refusal(found, text, f"{name} is a function: {name}(x)")
+                raise _refusal(found, text, f"{name} is a function, write {name}(x)")
             return Name(name)
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             if value and not SMALLEST <= value <= LARGEST:
-                raise _refusal(found, text, f"numbers are f32: 0, or from {SMALLEST} to {LARGEST}")
+                raise _refusal(found, text, f"a number must be 0 or from {SMALLEST} to {LARGEST} (f32)")
             return Number(float(value))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return Apply("neg", (_node(operand, text),))
@@ -190,14 +204,14 @@ def _node(found: ast.expr, text: str) -> Node:
             return Apply(_BINARY[type(operation)], (_node(found.left, text), _node(found.right, text)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             return _call(name, arguments, found, text)
-    raise _refusal(found, text, "allowed are names, numbers, + - * /, -x, parentheses and functions of names")
+    raise _refusal(found, text, "expected names, numbers, + - * /, -x, parentheses and functions of names")
 
 
 def _call(name: str, arguments: list[ast.expr], found: ast.expr, text: str) -> Apply:
     if name not in FUNCTIONS:
         raise UnknownName("function of an expression", name, FUNCTIONS)
     if len(arguments) != FUNCTIONS[name]:
-        raise _refusal(found, text, f"{name} has {FUNCTIONS[name]} arguments, not {len(arguments)}")
+        raise _refusal(found, text, f"{name} takes {FUNCTIONS[name]} argument(s), got {len(arguments)}")
     return Apply(name, tuple(_node(argument, text) for argument in arguments))
 
 

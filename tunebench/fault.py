@@ -1,8 +1,9 @@
-"""Faults after which a process can no longer use its device, and how its worker says which one it was.
+"""Device faults that end a worker process, and the exit statuses that name them.
 
-After an illegal access, say, every further call in the process fails with the same error: only a new process
-gets a working device again. The worker therefore ends with an exit status that tells the fault, and whoever
-started it turns the status back into words with `describe_exit`.
+After such a fault (an illegal access, for example) every further call in the process fails with the same
+error, and only a new process can use the device again. The worker therefore exits with a status that
+identifies the fault. The process that started the worker converts the status to a message with
+`describe_exit`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from tunebench.errors import DeviceError
 __all__ = ["DeviceLost", "LaunchRefused", "describe_exit"]
 
 _FIRST_STATUS = 80
-"""Above those of sysexits.h (64 to 78) and below those that shells give to signals (from 128)."""
+"""First exit status of a fault: above those of sysexits.h (64 to 78) and below those of signals (128)."""
 
-# Faults by the driver's name of them; their order is that of the exit statuses, so append only.
+# Faults by the driver's name. The exit status is the position in this table, so only append to it.
 # Source: cuda.h, CUresult, the errors that leave "the process in an inconsistent state".
 _FAULTS = {
     "CUDA_ERROR_UNKNOWN": "the device was lost for a reason that the driver does not know",
@@ -35,15 +36,15 @@ _FAULTS = {
 
 
 class LaunchRefused(DeviceError):
-    """A configuration asks for what the device has not: it can never run there."""
+    """A configuration exceeds a limit of the device and can never run there."""
 
 
 class DeviceLost(DeviceError):
-    """The device is of no further use to this process, which must end with `status`.
+    """The device is unusable for this process, which must exit with `status`.
 
     Args:
-        name: What the driver calls the fault, such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
-        detail: What was being done.
+        name: The driver's name of the fault, such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
+        detail: The operation that failed.
     """
 
     def __init__(self, name: str, detail: str) -> None:
@@ -55,13 +56,20 @@ class DeviceLost(DeviceError):
 
     @property
     def status(self) -> int:
-        """Exit status that tells this fault."""
+        """Exit status that identifies this fault."""
         names = list(_FAULTS)
         return _FIRST_STATUS + (names.index(self.name) if self.name in names else 0)
 
 
 def describe_exit(status: int) -> str | None:
-    """Return which fault a worker ended of, or None if its exit status tells none."""
+    """Return the fault that ended a worker.
+
+    Args:
+        status: Exit status of the worker process.
+
+    Returns:
+        The driver's name of the fault and an explanation, or None if the status is not that of a fault.
+    """
     index = status - _FIRST_STATUS
     if not 0 <= index < len(_FAULTS):
         return None

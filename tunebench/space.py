@@ -1,4 +1,4 @@
-"""The ways a variant may do its work: parameters, constraints, and every valid configuration as columns."""
+"""Search spaces: parameters, constraints, and all valid configurations as columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value", "takes_config"]
 
 Value = int | float | str
-"""What a parameter may be set to."""
+"""A value of a parameter."""
 
 Constraint = Callable[..., Any]
 """A predicate over columns. Its argument names are parameters, or `workload` and `device`."""
@@ -29,7 +29,7 @@ _CONTEXT = ("workload", "device")
 
 
 class Config(Mapping[str, Any]):
-    """One point of a space: immutable, hashable, in the order of the space's parameters."""
+    """One configuration of a search space: immutable, hashable, in the order of the space's parameters."""
 
     __slots__ = ("_hash", "_values")
 
@@ -53,7 +53,7 @@ class Config(Mapping[str, Any]):
         return isinstance(other, Config) and self._values == other._values
 
     def __str__(self) -> str:
-        """Return `bm=64,bn=64,…`, which `Space.parse` reads back."""
+        """Return `bm=64,bn=64,…`, which `Space.parse` parses."""
         return ",".join(f"{name}={value}" for name, value in self._values.items())
 
     def __repr__(self) -> str:
@@ -65,12 +65,12 @@ class Config(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One choice a variant leaves open.
+    """A tunable parameter of a variant.
 
     Attributes:
-        name: A Python identifier; constraints ask for it by this name.
-        values: What it may be, in a meaningful order: neighbours in it are neighbours in the search.
-        about: One line of what it does.
+        name: A Python identifier; constraints use it as an argument name.
+        values: Valid values in a meaningful order: adjacent values are neighbours in the search.
+        about: One line that describes the parameter.
     """
 
     name: str
@@ -81,22 +81,24 @@ class Parameter:
         if not self.name.isidentifier() or self.name in _CONTEXT:
             raise InputError(f"parameter name {self.name!r} must be an identifier other than {_CONTEXT}")
         if not self.values or len(set(self.values)) != len(self.values):
-            raise InputError(f"parameter {self.name} needs values, each once; got {self.values}")
+            raise InputError(
+                f"parameter {self.name} needs at least one value and no duplicates, got {self.values}"
+            )
 
     def column(self) -> Array:
-        """Return the values as a column."""
+        """Return the values as a NumPy array."""
         return np.array(self.values)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Configurations as columns, so that models see all of them at once.
+    """Configurations as columns, so that models can process all of them at once.
 
     Rows are in lexicographic order of the parameters' values as declared.
 
     Attributes:
-        space: Whose configurations these are.
-        ordinals: One row a configuration, one column a parameter: the position in `Parameter.values`.
+        space: Search space of the configurations.
+        ordinals: One row per configuration, one column per parameter: the position in `Parameter.values`.
     """
 
     space: Space
@@ -107,7 +109,7 @@ class Table:
 
     @functools.cached_property
     def columns(self) -> dict[str, Array]:
-        """The values of each parameter, by name."""
+        """Values of each parameter, by name."""
         return {
             parameter.name: parameter.column()[self.ordinals[:, i]]
             for i, parameter in enumerate(self.space.parameters)
@@ -117,7 +119,7 @@ class Table:
         return self.columns[name]
 
     def config(self, row: int) -> Config:
-        """Return one row as a `Config`."""
+        """Return one row as a configuration."""
         return Config(
             {
                 parameter.name: parameter.values[ordinal]
@@ -126,7 +128,11 @@ class Table:
         )
 
     def take(self, rows: Array) -> Table:
-        """Return the given rows (indices or a mask), in lexicographic order still if they are ascending."""
+        """Return a table of the given rows.
+
+        Args:
+            rows: Row indices or a mask; ascending, to keep the lexicographic order.
+        """
         return Table(self.space, self.ordinals[rows])
 
     @functools.cached_property
@@ -134,7 +140,14 @@ class Table:
         return self.space.keys(self.ordinals)
 
     def row(self, config: Mapping[str, Value]) -> int | None:
-        """Return the row that holds `config`, or None if none does."""
+        """Return the row of a configuration.
+
+        Args:
+            config: Value of each parameter.
+
+        Returns:
+            The row index, or None if the table does not contain the configuration.
+        """
         try:
             ordinals = np.array([self.space.ordinals(config)])
         except ConfigError:
@@ -143,17 +156,24 @@ class Table:
         return row if row >= 0 else None
 
     def find(self, ordinals: Array) -> Array:
-        """Return the row of each row of ordinals, -1 where this table does not have it."""
+        """Return the row index of each configuration, or -1 if this table does not contain it.
+
+        Args:
+            ordinals: One row per configuration, one column per parameter (see `Table`).
+        """
         keys = self.space.keys(ordinals)
         rows = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
         found: Array = np.where(self._keys[rows] == keys, rows, -1) if len(self) else np.full(len(keys), -1)
         return found
 
     def rows_of(self, other: Table) -> Array:
-        """Return the row of each configuration of another table, -1 where this one does not have it.
+        """Return the row index of each configuration of another table, or -1 where it is missing here.
+
+        Args:
+            other: Table with the same parameters; their values may differ.
 
         Raises:
-            InputError: if the other has other parameters.
+            InputError: The other table has different parameters.
         """
         if other.space.names != self.space.names:
             names = (", ".join(space.names) for space in (other.space, self.space))
@@ -172,11 +192,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Space:
-    """A variant's parameters and the constraints that tie them together.
+    """The search space of a variant: its parameters and the constraints between them.
 
     Attributes:
-        parameters: The choices, outermost first.
-        constraints: Predicates over columns (see `Constraint`); a configuration is valid if all hold.
+        parameters: The tunable parameters, outermost first.
+        constraints: Predicates over columns (see `Constraint`); a configuration is valid if all of them are
+            true.
     """
 
     parameters: tuple[Parameter, ...]
@@ -185,13 +206,18 @@ class Space:
     def __post_init__(self) -> None:
         names = self.names
         if len(set(names)) != len(names):
-            raise InputError(f"a space names a parameter twice: {', '.join(names)}")
+            raise InputError(f"parameter names of a space must be unique, got {', '.join(names)}")
         for constraint in self.constraints:
             unknown = set(_arguments(constraint)) - set(names) - set(_CONTEXT)
             if unknown:
-                raise InputError(f"constraint {_describe(constraint)} asks for unknown {sorted(unknown)}")
+                raise InputError(
+                    f"constraint {_describe(constraint)} has unknown arguments {sorted(unknown)}; "
+                    f"valid: {', '.join((*names, *_CONTEXT))}"
+                )
         if self.size >= 2**63:
-            raise InputError("a space may have at most 2**63 points before its constraints")
+            raise InputError(
+                f"a space must have fewer than 2**63 points before its constraints, got {self.size}"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -206,11 +232,14 @@ class Space:
     def enumerate(self, **context: Any) -> Table:
         """Return every valid configuration.
 
-        Parameters are added one by one and each constraint is applied as soon as all that it asks
-        for is there, so that invalid branches never grow.
+        Parameters are added one by one. Each constraint is applied as soon as all of its arguments are
+        available, so that invalid branches are not expanded.
 
         Args:
-            context: `workload` and `device`, for the constraints that ask for them.
+            context: `workload` and `device`, for the constraints that use them.
+
+        Returns:
+            The valid configurations, in lexicographic order.
         """
         pending = list(self.constraints)
         ordinals = np.zeros((1, 0), dtype=np.int16)
@@ -230,10 +259,14 @@ class Space:
         return Table(self, ordinals)
 
     def check(self, config: Mapping[str, Value], **context: Any) -> Config:
-        """Return `config` in canonical order if it is a valid point.
+        """Return `config` in canonical order if it is valid.
+
+        Args:
+            config: Value of each parameter.
+            context: `workload` and `device`, for the constraints that use them.
 
         Raises:
-            ConfigError: naming the parameter or constraint that fails.
+            ConfigError: A parameter or constraint fails; the message names it.
         """
         ordinals = np.array([self.ordinals(config)], dtype=np.int16)
         for constraint in self.constraints:
@@ -242,10 +275,14 @@ class Space:
         return Table(self, ordinals).config(0)
 
     def first_valid(self, configs: Iterable[Mapping[str, Value]], **context: Any) -> Config:
-        """Return the first of some configurations that is a valid point.
+        """Return the first valid configuration of a sequence.
+
+        Args:
+            configs: Configurations in order of preference.
+            context: `workload` and `device`, for the constraints that use them.
 
         Raises:
-            ConfigError: if none is.
+            ConfigError: No configuration is valid.
         """
         for config in configs:
             try:
@@ -253,13 +290,16 @@ class Space:
             except ConfigError:
                 continue
         on = ", ".join(getattr(given, "name", str(given)) for given in context.values())
-        raise ConfigError(f"none of the usual configurations is valid for {on}")
+        raise ConfigError(f"no default configuration is valid for {on}")
 
     def parse(self, text: str) -> Config:
-        """Read the text form of a configuration (constraints are not checked).
+        """Parse the text form of a configuration; constraints are not checked.
+
+        Args:
+            text: ``name=value`` items, joined by commas.
 
         Raises:
-            ConfigError: if it is malformed, incomplete or names a value that does not exist.
+            ConfigError: The text is malformed or incomplete, or contains an unknown value.
         """
         given: dict[str, Value] = {}
         by_name = {parameter.name: parameter for parameter in self.parameters}
@@ -268,29 +308,36 @@ class Space:
             known = by_name.get(name)
             match = [v for v in known.values if str(v) == value] if known else []
             if not match:
-                raise ConfigError(f"{item!r}: known are {self.describe()}")
+                raise ConfigError(f"{item!r} is not valid; expected {self.describe()}")
             given[name] = match[0]
         return Table(self, np.array([self.ordinals(given)])).config(0)
 
     def describe(self) -> str:
-        """Return the parameters and their values, in one line."""
+        """Return the parameters and their values as one line of text."""
         return "; ".join(f"{p.name}={'|'.join(map(str, p.values))}" for p in self.parameters)
 
     def ordinals(self, config: Mapping[str, Value]) -> tuple[int, ...]:
         """Return the position of each value in its parameter's values.
 
+        Args:
+            config: Value of each parameter.
+
         Raises:
-            ConfigError: if a parameter is missing or unknown, or has a value it cannot have.
+            ConfigError: A parameter is missing or unknown, or has an invalid value.
         """
         if set(config) != set(self.names):
             raise ConfigError(f"{Config(config)} must set exactly: {', '.join(self.names)}")
         try:
             return tuple(parameter.values.index(config[parameter.name]) for parameter in self.parameters)
         except ValueError:
-            raise ConfigError(f"{Config(config)}: known are {self.describe()}") from None
+            raise ConfigError(f"{Config(config)} is not valid; expected {self.describe()}") from None
 
     def keys(self, ordinals: Array) -> Array:
-        """Return one integer for each row of ordinals; equal rows have equal keys, order is kept."""
+        """Return one integer per row of ordinals: equal rows have equal keys, and keys sort as rows do.
+
+        Args:
+            ordinals: One row per configuration, one column per parameter (see `Table`).
+        """
         keys = np.zeros(len(ordinals), dtype=np.int64)
         for i, parameter in enumerate(self.parameters):
             keys = keys * len(parameter.values) + ordinals[:, i]
@@ -307,7 +354,11 @@ class Space:
         return np.broadcast_to(np.asarray(constraint(**arguments), dtype=bool), len(ordinals))
 
     def restrict(self, **values: tuple[Value, ...]) -> Space:
-        """Return this space with some parameters held to fewer values."""
+        """Return this space with fewer values for some parameters.
+
+        Args:
+            values: The remaining values of each restricted parameter, by name.
+        """
         return dataclasses.replace(
             self,
             parameters=tuple(

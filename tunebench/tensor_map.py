@@ -1,4 +1,4 @@
-"""How Hopper's copy engine sees a tensor: by boxes, or by columns of pixels as convolutions take."""
+"""Tensor maps: how Hopper's copy engine (TMA) reads a tensor, by boxes or by pixel columns (im2col)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ TENSOR_MAP_TYPES: Mapping[DType, str] = {
     "i8": "UINT8",
     "i32": "INT32",
 }
-"""What the driver calls the type of elements: CU_TENSOR_MAP_DATA_TYPE_ and this.
+"""Suffix of the driver's name of an element type, after CU_TENSOR_MAP_DATA_TYPE_.
 
-It has no type of 8 bits but UINT8: to copy elements is all that is asked of it.
+The driver has no 8-bit type but UINT8, which is enough to copy elements.
 """
 
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
-"""Bits of a signed corner, by the dimensions that pixels have."""
+"""Bits of a signed corner, by the number of pixel dimensions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelBox:
-    """Where a filter's tap may be in an image, for maps that bring columns of pixels ("im2col").
+    """Range of pixels that an im2col tensor map visits for one tap of a filter.
 
-    A copy begins at a pixel of this box and goes on to the next in it, a row after the other, an image after
-    the other, until it has as many as the map's box says. What it brings of each is what lies at the pixel
-    plus the copy's offsets (a tap's distance from the first), zeros if that is outside of the image.
+    A copy starts at a pixel of this box. It continues row by row, then image by image, until it has copied as
+    many pixels as the map's box declares. The element copied for each pixel is the one at the pixel plus the
+    copy's offsets (the distance of a tap from the first tap), or zero if that is outside the image.
 
-    Dimensions are the image's, innermost first (width, then height).
+    Dimensions are those of the image, innermost first (width, then height).
 
     Attributes:
-        lower: First pixel of the box, from the image's first: negative in the padding.
-        upper: Past the last pixel of the box, from the image's end.
-        strides: From one pixel to the next.
+        lower: First pixel of the box, relative to the image's first pixel: negative in the padding.
+        upper: One past the last pixel of the box, relative to the image's end.
+        strides: Distance from one pixel to the next, in pixels.
 
     Source: PTX ISA, "im2col mode"; CUDA Driver API, "cuTensorMapEncodeIm2col".
     """
@@ -54,22 +54,22 @@ class PixelBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMap:
-    """How Hopper's copy engine sees a tensor, passed by value in 128 bytes (a `CUtensorMap`).
+    """Descriptor of a tensor for Hopper's copy engine, passed by value in 128 bytes (a `CUtensorMap`).
 
-    Dimensions are in the engine's order, innermost first: the reverse of a shape. What a box has beyond the
-    tensor reads as zeros.
+    Dimensions are in the engine's order, innermost first: the reverse of a shape. Elements of a box outside
+    the tensor read as zeros.
 
     Attributes:
-        tensor: The name of the tensor.
+        tensor: Name of the tensor.
         dtype: Type of its elements, as stored.
-        extents: Elements along each dimension; with `pixel_box` channels, those of an image, images.
-        strides_bytes: From one index to the next, of every dimension but the innermost.
-        box: Elements along each dimension of what one copy brings; with `pixel_box` channels and pixels.
+        extents: Elements along each dimension; with `pixel_box`: channels, image dimensions, images.
+        strides_bytes: Distance between indices of each dimension except the innermost, in bytes.
+        box: Elements of one copy along each dimension; with `pixel_box`: channels and pixels.
         swizzle_bytes: Length of the lines whose 16-byte chunks are permuted in shared memory; 0 for none.
-        pixel_box: Which pixels a copy takes one after the other; None if it brings a box.
+        pixel_box: Pixels that a copy visits one after the other; None if a copy transfers a box.
 
     Raises:
-        InputError: if the driver would refuse to encode it.
+        InputError: The driver would refuse to encode the tensor map.
 
     Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
     """
@@ -86,11 +86,11 @@ class TensorMap:
         rank, line_bytes = len(self.extents), self.box[0] * itemsize(self.dtype)
         own = self._rules_of_a_box() if self.pixel_box is None else self._rules_of_pixels(self.pixel_box)
         every = (
-            (len(self.strides_bytes) == rank - 1, "a stride for each dimension but the innermost"),
+            (len(self.strides_bytes) == rank - 1, "one stride for each dimension except the innermost"),
             (all(0 < extent <= 2**32 for extent in self.extents), "extents from 1 to 2**32"),
             (
                 all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides_bytes),
-                "strides that are multiples of 16 bytes below 2**40",
+                "strides that are multiples of 16 bytes and below 2**40",
             ),
             (line_bytes % 16 == 0, "lines of the box that are multiples of 16 bytes"),
             (
@@ -104,7 +104,7 @@ class TensorMap:
 
     def _rules_of_a_box(self) -> Iterable[tuple[bool, str]]:
         rank = len(self.extents)
-        yield 1 <= rank <= 5 and len(self.box) == rank, "1 to 5 dimensions, and as many of the box"
+        yield 1 <= rank <= 5 and len(self.box) == rank, "1 to 5 dimensions, and a box of the same rank"
         yield all(0 < extent <= 256 for extent in self.box), "a box of 1 to 256 along each dimension"
 
     def _rules_of_pixels(self, pixels: PixelBox) -> Iterable[tuple[bool, str]]:
@@ -122,6 +122,6 @@ class TensorMap:
         )
         yield (
             all(size + up > low for size, low, up in zip(image, *corners, strict=True)),
-            "a pixel at least between its corners",
+            "at least one pixel between its corners",
         )
-        yield all(1 <= stride <= 8 for stride in pixels.strides), "strides of pixels from 1 to 8"
+        yield all(1 <= stride <= 8 for stride in pixels.strides), "pixel strides from 1 to 8"

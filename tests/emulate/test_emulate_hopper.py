@@ -361,9 +361,9 @@ def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
         ({"lower": (-129, 0)}, "corners from -128 to 127"),
         ({"upper": (0, 128)}, "corners from -128 to 127"),
         ({"lower": (-1,)}, "1 to 3 dimensions of pixels"),
-        ({"lower": (3, 0), "upper": (-5, 0)}, "a pixel at least"),
-        ({"strides": (9, 1)}, "strides of pixels from 1 to 8"),
-        ({"strides": (1, 0)}, "strides of pixels from 1 to 8"),
+        ({"lower": (3, 0), "upper": (-5, 0)}, "at least one pixel"),
+        ({"strides": (9, 1)}, "pixel strides from 1 to 8"),
+        ({"strides": (1, 0)}, "pixel strides from 1 to 8"),
         ({"count": 1025}, "1 to 1024 pixels"),
         ({"box": (4, 8, 1)}, "1 to 256 channels"),
         ({"extents": (4, 8), "strides_bytes": (16,)}, "1 to 3 dimensions of pixels"),
@@ -616,8 +616,8 @@ def test_a_map_that_reaches_beyond_its_tensor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"box": (32,)}, "as many of the box"),
-        ({"strides_bytes": ()}, "a stride for each"),
+        ({"box": (32,)}, "a box of the same rank"),
+        ({"strides_bytes": ()}, "one stride for each"),
         ({"extents": (0, 8)}, "extents from 1"),
         ({"box": (32, 257)}, "a box of 1 to 256"),
         ({"strides_bytes": (120,)}, "multiples of 16 bytes below"),

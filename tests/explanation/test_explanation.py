@@ -483,7 +483,7 @@ def test_cpu_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
 
 
 def test_invalid_configuration_is_rejected(nothing_known: Path) -> None:
-    with pytest.raises(ConfigError, match="known are"):
+    with pytest.raises(ConfigError, match="is not valid; expected"):
         explain(ROWS, T4, variant="cuda_block", config="rows=99", db=nothing_known)
 
 

@@ -258,9 +258,9 @@ def test_costs_must_be_figures(value: float) -> None:
 
 
 def test_columns_must_have_one_length() -> None:
-    with pytest.raises(InputError, match=r"differ in length: \[2, 3\]"):
+    with pytest.raises(InputError, match=r"got lengths \[2, 3\]"):
         bound(costs(fma=np.ones(2), sfu=np.ones(3)), NOTHING, A100)
-    with pytest.raises(InputError, match=r"differ in length: \[2, 4\]"):
+    with pytest.raises(InputError, match=r"got lengths \[2, 4\]"):
         bound(costs(fma=np.ones(2)), NOTHING, A100, rows=4)
 
 

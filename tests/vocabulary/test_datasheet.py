@@ -152,7 +152,7 @@ def test_peaks_are_of_the_boost_clock_where_the_highest_is_given_too(tmp_path: P
 
 def test_what_contradicts_a_described_product_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
-    assert "sm_count is 60 here, and 58 of l4 as described" in found.notes
+    assert "sm_count is 60 in this file, but 58 in the description of l4" in found.notes
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -175,12 +175,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tflops": {"fp61": 9}}, "unknown type of tflops 'fp61'. Did you mean 'fp16'"),
     ({"tflops": 67}, "tflops must be a table"),
     ({"tflops": {"fp32": float("nan")}}, "tflops.fp32 must be"),
-    ({"dram_gb_s": 1980}, "dram_gb_s is given twice"),
+    ({"dram_gb_s": 1980}, "dram_gb_s must be set once"),
     ({"like": "h101"}, "like = 'h101' names no described device"),
     ({"mma_flop_per_clock": 7}, "must be a table of FLOPs"),
     ({"smem_latency": 0}, "smem_latency must be a number above 0"),
     ({"assumed": 1}, "assumed must be true or false"),
-    ({"architecture": 90}, "architecture must be a text"),
+    ({"architecture": 90}, "architecture must be a non-empty text"),
 ]
 
 
@@ -193,8 +193,8 @@ def test_what_cannot_be_used_is_told(changes: dict[str, Any], said: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("mine.toml", "name = ", "neither TOML nor JSON"),
-        ("mine.json", "{", "neither TOML nor JSON"),
+        ("mine.toml", "name = ", "expected TOML"),
+        ("mine.json", "{", "expected TOML"),
         ("mine.json", "[1]", "one object of names and values, found list"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_neusight_file_is_read_and_what_was_read_is_told(tmp_path: Path) -> No
     assert found.device.mma_flop_per_clock["bf16"] == 4096  # no such file tells: the product's
     assert found.notes[0].startswith("read as a NeuSight device: sm_count 132, boost_mhz 1980")
     assert "tflops fp32 66.908" in found.notes[0]
-    assert found.notes[1:] == ("memory_gb_s is 3430 here, and 3352 of h100-sxm as described",)
+    assert found.notes[1:] == ("memory_gb_s is 3430 in this file, but 3352 in the description of h100-sxm",)
 
 
 def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: 
     assert found.device.dram_gb_s == 6860
     said = "\n".join(found.notes)
     assert "contradicts Num_Sm x Core_Per_SM x 2 x Freq: 66908" in said
-    assert "l2_mb is 100 here, and 50 of h100-sxm" in said
-    assert "4096 multiply-adds an SM and clock, where 128 were expected" in said
+    assert "l2_mb is 100 in this file, but 50 in the description of h100-sxm" in said
+    assert "fp32 implies 4096 multiply-adds per SM and clock" in said
 
 
 def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
@@ -264,11 +264,11 @@ def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
     [
         ({"Freqq": 3}, "unknown key of a NeuSight device 'Freqq'"),
         ({"Mem_Bw": None, "Device": "Next"}, "missing memory_gb_s"),
-        ({"Num_Sm": None, "Device": "Next"}, "rates follow from tflops, sm_count and boost_mhz"),
+        ({"Num_Sm": None, "Device": "Next"}, "tflops also needs sm_count and boost_mhz"),
         ({"SingleFLOPs": "many"}, "SingleFLOPs must be a number above 0, got 'many'"),
         ({"Freq": "fast"}, "Freq must be a number above 0"),
         ({"Freq": 1.98, "Core_Per_SM": None}, "boost_mhz must be MHz"),
-        ({"Device": None}, "name must be a text"),
+        ({"Device": None}, "name must be a non-empty text"),
     ],
 )
 def test_a_neusight_file_that_cannot_be_used(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

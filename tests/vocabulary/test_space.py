@@ -179,7 +179,7 @@ VALID = {"bm": 16, "bn": 16, "stages": 1, "load": "plain", "scale": 1.0}
     [
         ({"bm": 64, "bn": 64}, "violates: The stages' tiles must fit in 96 units of shared memory."),
         ({"stages": 2}, 'violates: lambda load, stages: (load == "cp.async") | (stages == 1)'),
-        ({"bm": 17}, "known are bm=16|32|64; bn=16|32|64; stages=1|2|3; load=cp.async|plain; scale=0.5|1.0"),
+        ({"bm": 17}, "expected bm=16|32|64; bn=16|32|64; stages=1|2|3; load=cp.async|plain; scale=0.5|1.0"),
         ({"warps": 4}, "must set exactly: bm, bn, stages, load, scale"),
     ],
 )
@@ -213,10 +213,10 @@ def test_a_space_may_be_restricted() -> None:
     [
         (lambda: Parameter("a b", (1,), ""), "must be an identifier"),
         (lambda: Parameter("workload", (1,), ""), "must be an identifier other than"),
-        (lambda: Parameter("a", (), ""), "needs values, each once"),
-        (lambda: Parameter("a", (1, 1), ""), "needs values, each once"),
-        (lambda: Space((Parameter("a", (1,), ""), Parameter("a", (2,), ""))), "names a parameter twice"),
-        (lambda: Space((Parameter("a", (1,), ""),), (lambda b: b,)), r"asks for unknown \['b'\]"),
+        (lambda: Parameter("a", (), ""), "needs at least one value and no duplicates"),
+        (lambda: Parameter("a", (1, 1), ""), "needs at least one value and no duplicates"),
+        (lambda: Space((Parameter("a", (1,), ""), Parameter("a", (2,), ""))), "must be unique, got a, a"),
+        (lambda: Space((Parameter("a", (1,), ""),), (lambda b: b,)), r"has unknown arguments \['b'\]"),
         (
             lambda: Space(tuple(Parameter(f"p{i}", tuple(range(512)), "") for i in range(7))),
             r"at most 2\*\*63 points",
