@@ -130,8 +130,8 @@ def workers(cluster: TestCluster) -> Iterator[RayExecutor]:
         assert [found.key for found in connected.devices] == [device]
         start = functools.partial(stages.start_executor, timeout_s=TIMEOUT_S)
         executor = connected.executors({device: worker_setup(start, {})})[device]
-        until(lambda: executor.fleet.workers == 2 or executor.fleet.refused, "two workers")
-        assert not executor.fleet.refused
+        until(lambda: executor.pool.workers == 2 or executor.pool.refused, "two workers")
+        assert not executor.pool.refused
         yield executor
 
 
@@ -159,20 +159,20 @@ class Waiting:
 
 
 def test_a_killed_workers_trial_is_begun_again(workers: RayExecutor, tmp_path: Path) -> None:
-    before = workers.fleet
+    before = workers.pool
     trial = Waiting(workers, tmp_path)
     os.kill(trial.actor(), signal.SIGKILL)
     trial.begun_again()
     trial.end()
-    until(lambda: workers.fleet.workers == 2, "a worker in place of the killed one")
-    assert workers.fleet.retried == before.retried + 1
-    assert len(workers.fleet.lost) == len(before.lost) + 1
+    until(lambda: workers.pool.workers == 2, "a worker in place of the killed one")
+    assert workers.pool.retried == before.retried + 1
+    assert len(workers.pool.lost) == len(before.lost) + 1
 
 
 def test_a_lost_nodes_trial_is_begun_again_and_a_new_node_is_put_to_work(
     workers: RayExecutor, cluster: TestCluster, tmp_path: Path
 ) -> None:
-    before = workers.fleet
+    before = workers.pool
     trials = [Waiting(workers, tmp_path, us) for us in (1, 2)]
     benches = [trial.actor() for trial in trials]
     nodes = [stages.parent_of(bench) for bench in benches]
@@ -182,22 +182,22 @@ def test_a_lost_nodes_trial_is_begun_again_and_a_new_node_is_put_to_work(
     trials[nodes.index(cluster.head)].end()
     lost = trials[nodes.index(cluster.other)]
     lost.begun_again()
-    assert (workers.fleet.workers, workers.fleet.retried) == (1, before.retried + 1)
+    assert (workers.pool.workers, workers.pool.retried) == (1, before.retried + 1)
     lost.end()
     cluster.add()
-    until(lambda: workers.fleet.workers == 2, "the new node's worker")
+    until(lambda: workers.pool.workers == 2, "the new node's worker")
 
 
 def test_what_kills_every_worker_is_a_crash_and_its_companions_are_measured(workers: RayExecutor) -> None:
-    before = workers.fleet
+    before = workers.pool
     killer = workers.submit(task(run="kill"))
     companions = [workers.submit(task(us=us)) for us in range(1, 9)]
     found = outcome(killer)
     assert isinstance(found, Crashed)
     assert found.reason.startswith("3 workers died with it")
     assert [outcome(future).median_us for future in companions] == [*range(1, 9)]
-    assert len(workers.fleet.lost) == len(before.lost) + 3
-    until(lambda: workers.fleet.workers == 2, "both places have a worker again")
+    assert len(workers.pool.lost) == len(before.lost) + 3
+    until(lambda: workers.pool.workers == 2, "both places have a worker again")
 
 
 def test_what_belongs_together_is_told_that_its_place_is_lost(workers: RayExecutor, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def actors_of(cluster: TestCluster) -> list[int]:
     return [
         pid
         for pid, what in left().items()
-        if what.startswith("ray::Bench") and stages.parent_of(pid) in nodes
+        if what.startswith("ray::WorkerActor") and stages.parent_of(pid) in nodes
     ]
 
 
@@ -270,8 +270,8 @@ def test_a_run_outlives_a_killed_worker_and_records_every_trial_once(
     assert sum(report.trials.values()) == 10
     assert set(recorded(database).values()) == {1}
     assert sum(recorded(database).values()) == 10
-    assert len(report.fleet.lost) == 1
-    assert report.fleet.retried >= 1
+    assert len(report.pool.lost) == 1
+    assert report.pool.retried >= 1
     assert report.config is not None
 
 
@@ -338,7 +338,10 @@ def test_a_driver_that_is_killed_leaves_neither_processes_nor_files(
         *("--device", "cpu", "--no-baselines", "--workers", "1", "--db", str(tmp_path / "killed.db")),
     )
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}) as driver:
-        until(lambda: any(what.startswith("ray::Bench") for what in left().values()), "a worker is started")
+        until(
+            lambda: any(what.startswith("ray::WorkerActor") for what in left().values()),
+            "a worker is started",
+        )
         driver.kill()
     until(lambda: left().keys() <= before.keys(), "processes are left behind", 30)
     assert list(folder.iterdir()) == []

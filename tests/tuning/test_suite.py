@@ -227,7 +227,7 @@ def test_an_error_ends_one_problem_and_a_lost_database_all(
 def test_an_interrupted_run_keeps_everything_and_the_same_call_goes_on(
     stop: int, tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)  # the first run's process lives on
+    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
     first = use(interrupt_at=stop)
     report = run(THREE, 40, tmp_path / "a.db")  # the fortieth trial is followed by finals
     assert report.interrupted
@@ -250,7 +250,7 @@ def test_an_interrupted_run_keeps_everything_and_the_same_call_goes_on(
 def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
     tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
+    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
     now = time.monotonic()
     moments = iter([now, *[now + 30] * 3, *[now + 61] * 100])
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(moments)))
@@ -261,7 +261,7 @@ def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
     assert report.trials == first.searched.total() < 40
     assert any(task.thorough for task in first.tasks)  # finalists are timed all the same
     monkeypatch.undo()
-    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
+    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
     second = use()
     assert run(THREE, 40, tmp_path / "a.db").trials == 40
     assert (first.searched + second.searched).total() == 40

@@ -189,12 +189,13 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     def _advance(self) -> None:
         """Start the calls that may start now; the caller holds the lock."""
-        if self._closed:
-            return
-        while self._may_compile():
-            self._start_compiling(self._waiting.popleft())
-        while self._may_measure():
-            self._start_measuring(self._ready.popleft())
+        while not self._closed:
+            if self._may_compile():
+                self._start_compiling(self._waiting.popleft())
+            elif self._may_measure():
+                self._start_measuring(self._ready.popleft())
+            else:  # pruned jobs never measure, so each step checks both again
+                return
 
     def _may_compile(self) -> bool:
         free = bool(self._waiting) and self._compiling < self._stages[0].workers
