@@ -111,7 +111,7 @@ SUITE = {
 class Model:
     """Workloads of a model, as indices into a list, and the number of calls of each."""
 
-    problems: tuple[int, ...]
+    workloads: tuple[int, ...]
     counts: tuple[int, ...]
 
     def time_us(self, traces: Sequence[SearchTrace], trials: Sequence[int]) -> float:
@@ -244,7 +244,7 @@ def ratios(
     off = np.ones((len(traces), len(models)))
     for seed, made in enumerate(traces):
         for number, model in enumerate(models):
-            own, total = [made[i] for i in model.problems], each * len(model.problems)
+            own, total = [made[i] for i in model.workloads], each * len(model.workloads)
             equal_us = model.time_us(own, equal(model.counts, own, total))
             pairs = zip(model.counts, own, strict=True)
             off[seed, number] = equal_us / sum(count * trace.optimum_us for count, trace in pairs)
@@ -306,8 +306,8 @@ def replayed(asked: argparse.Namespace) -> int:
     todo = list(traces.missing(SUBSPACES, seeds))
     print(f"{len(todo)} of {len(SUBSPACES) * len(seeds)} searches to run", file=sys.stderr)
     try:
-        for problem, seed in track(todo, "searching", console=console, disable=not console.is_terminal):
-            traces.get(problem, seed)
+        for subspace, seed in track(todo, "searching", console=console, disable=not console.is_terminal):
+            traces.get(subspace, seed)
     except KeyboardInterrupt:
         return 130
     made = [[traces.get(one, seed) for one in SUBSPACES] for seed in seeds]
@@ -357,12 +357,12 @@ def _in_turn(dbs: Sequence[Path], seed: int) -> tuple[Times, ...]:
 
 
 def _served(text: str, db: Path) -> Task:
-    problem = parse(text)
-    answer = recorded(problem, device="cpu", db=db)
+    workload = parse(text)
+    answer = recorded(workload, device="cpu", db=db)
     assert answer is not None
     return Task(
         variant=variant(answer.variant),
-        workload=problem,
+        workload=workload,
         config=answer.config,
         device=local_cpu(),
         thorough=True,

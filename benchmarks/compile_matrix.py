@@ -96,14 +96,14 @@ def items(
     for architecture in architectures:
         device = representative(architecture)
         for variant in variants:
-            problems = [parse(text) for text in problems_of(variant.operator.operator)]
-            served = [problem for problem in problems if variant.refuses(problem, device) is None]
-            for i, problem in enumerate(served):
-                share = configs // len(served) + (i < configs % len(served))
-                yield from _items(variant, problem, architecture, max(1, share), seed)
+            candidates = [parse(text) for text in workloads_of(variant.operator.operator)]
+            supported = [workload for workload in candidates if variant.refuses(workload, device) is None]
+            for i, workload in enumerate(supported):
+                share = configs // len(supported) + (i < configs % len(supported))
+                yield from _items(variant, workload, architecture, max(1, share), seed)
 
 
-def problems_of(operator: str) -> tuple[str, ...]:
+def workloads_of(operator: str) -> tuple[str, ...]:
     """Return the workloads of an operator.
 
     Raises:

@@ -235,10 +235,10 @@ def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeou
 
 def _ready(report: Report, device: Device) -> tuple[Task, Binary]:
     """Return the best configuration of a report as a task, with its compiled binary."""
-    chosen, problem = variant(str(report.variant)), parse(report.workload)
+    chosen, workload = variant(str(report.variant)), parse(report.workload)
     config = chosen.space.parse(str(report.config))
-    binary = compile_config(chosen, problem, config, device, BinaryCache(cache_folder() / "binaries"))
-    return Task(variant=chosen, workload=problem, config=config, device=device, seed=1), binary
+    binary = compile_config(chosen, workload, config, device, BinaryCache(cache_folder() / "binaries"))
+    return Task(variant=chosen, workload=workload, config=config, device=device, seed=1), binary
 
 
 def _samples_us(task: Task, answer: Result | Crashed | TimedOut) -> tuple[float, ...]:

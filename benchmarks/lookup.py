@@ -52,7 +52,7 @@ LOOKUP = (
 )
 
 
-def problems(count: int) -> Iterator[str]:
+def workloads(count: int) -> Iterator[str]:
     """Yield workloads: matrix products of many sizes."""
     for number in range(count):
         yield f"gemm:m={64 * (number % 500 + 1)},n={128 * (number // 500 + 1)},k=4096,dtype=f16"
@@ -68,15 +68,15 @@ def fill(path: Path, records: int) -> None:
         records: Number of records.
     """
     rng = np.random.default_rng(0)
-    table = VARIANT.configs(parse(next(problems(1))), DEVICE)
+    table = VARIANT.configs(parse(next(workloads(1))), DEVICE)
     configs = [table.config(int(row)) for row in rng.choice(len(table), EACH, replace=False)]
     with open_store(path) as store:
-        for text in problems(records // EACH):
-            problem, times = parse(text), rng.uniform(50.0, 100.0, EACH)
+        for text in workloads(records // EACH):
+            workload, times = parse(text), rng.uniform(50.0, 100.0, EACH)
             best = int(times.argmin())
             measurements = []
             for place, (config, us) in enumerate(zip(configs, times.tolist(), strict=True)):
-                revision = VARIANT.revision(problem, config) if place == best else "unasked"
+                revision = VARIANT.revision(workload, config) if place == best else "unasked"
                 key = TrialKey(
                     device=DEVICE.key, workload=text, variant=VARIANT.key, revision=revision, config=config
                 )
@@ -150,7 +150,7 @@ def kept_bytes(db: Path, count: int) -> float:
     """
     import tracemalloc
 
-    chosen = list(problems(count))
+    chosen = list(workloads(count))
     tunebench.answer.lookup_workload(chosen[0], device="h100-sxm", db=db)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -177,7 +177,7 @@ def main() -> None:
             began = time.perf_counter()
             fill(db, records)
             filled_s = time.perf_counter() - began
-            known = next(problems(1))
+            known = next(workloads(1))
             asked = {
                 "exact": (known, "measured here"),
                 "nearest": ("gemm:m=100,n=200,k=4000,dtype=f16", "neighbour"),

@@ -106,8 +106,8 @@ def test_trials_go_to_improving_searches_and_hindsight_is_best() -> None:
 def test_models_draw_each_workload_once_with_weights_by_time() -> None:
     optima_us = [1.0, 10.0, 100.0] * 5
     for model in budget_schedulers.draw(optima_us, 20):
-        assert 6 <= len(set(model.problems)) == len(model.problems) <= 12
-        parts = [count * optima_us[i] for i, count in zip(model.problems, model.counts, strict=True)]
+        assert 6 <= len(set(model.workloads)) == len(model.workloads) <= 12
+        parts = [count * optima_us[i] for i, count in zip(model.workloads, model.counts, strict=True)]
         assert max(parts) / min(parts) <= budget_schedulers.WEIGHTS * 1.5  # counts are integers
     assert budget_schedulers.draw(optima_us, 3) == budget_schedulers.draw(optima_us, 3)
 

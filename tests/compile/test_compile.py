@@ -1,4 +1,4 @@
-"""Binaries: one for what reaches the compiler, none for what does not; failures say why."""
+"""Compilation: binary keys, compilers by language, and messages of failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RIGHT = ToyVariant(f"{SIGNATURE} y[threadIdx.x] = x[threadIdx.x] * factor; }}")
 
 
 @needs_nvrtc
-def test_the_key_is_of_what_reaches_the_compiler() -> None:
+def test_nvrtc_key_depends_on_source_entry_and_architecture() -> None:
     def key(text: str = "y[0] = 1;", n: int = 64, entry: str = "toy", **launch: Any) -> str:
         variant = ToyVariant(f"{SIGNATURE} {text} }}", entry=entry, **launch)
         return nvrtc.key_cuda(variant, Toy(n=n), CONFIG, SM_80)
@@ -49,7 +49,7 @@ def test_the_key_is_of_what_reaches_the_compiler() -> None:
 
 
 @needs_nvrtc
-def test_symbols_come_in_launch_order_and_once_for_each_launch() -> None:
+def test_binary_has_one_symbol_per_launch_in_launch_order() -> None:
     class Twice(ToyVariant):
         def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
             (launch,) = super().launches(workload, config)
@@ -64,7 +64,7 @@ def test_symbols_come_in_launch_order_and_once_for_each_launch() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "float f = missing;",
@@ -74,19 +74,19 @@ def test_symbols_come_in_launch_order_and_once_for_each_launch() -> None:
         ('asm("no.such.instruction;");', "Unknown modifier"),
     ],
 )
-def test_errors_are_quoted(text: str, told: str) -> None:
-    with pytest.raises(CompileError, match=told):
+def test_nvrtc_errors_are_quoted(text: str, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
         nvrtc.compile_cuda(ToyVariant(f"{SIGNATURE} {text} }}"), Toy(n=1), CONFIG, SM_80)
 
 
 @needs_nvrtc
-def test_an_entry_that_does_not_exist_is_an_error_of_its_own() -> None:
+def test_unknown_entry_is_a_compile_error() -> None:
     with pytest.raises(CompileError, match='identifier "other" is undefined'):
         nvrtc.compile_cuda(ToyVariant(f"{SIGNATURE} }}", entry="other<3>"), Toy(n=1), CONFIG, SM_80)
 
 
 @needs_nvrtc
-def test_an_architecture_that_the_compiler_does_not_know() -> None:
+def test_unknown_architecture_is_a_compile_error() -> None:
     device = dataclasses.replace(SM_80, architecture="sm_11")
     with pytest.raises(CompileError, match=r"sm_11.*gpu-architecture"):
         nvrtc.compile_cuda(RIGHT, Toy(n=1), CONFIG, device)
@@ -97,7 +97,7 @@ def test_an_architecture_that_the_compiler_does_not_know() -> None:
 
 @needs_numba_cuda
 @pytest.mark.parametrize("device", [SM_80, SM_90], ids=lambda device: device.architecture)
-def test_numba_kernels_become_cubins(device: Any) -> None:
+def test_numba_cuda_compiles_to_a_cubin(device: Any) -> None:
     binary = numba_cuda.compile_numba_cuda(NumbaToy(), Toy(n=64), CONFIG, device)
     entry = read_cubin(binary.payload)[binary.entries[0]]
     assert binary.entries == (binary.entries[0],)
@@ -107,13 +107,13 @@ def test_numba_kernels_become_cubins(device: Any) -> None:
 
 
 @needs_numba_cuda
-def test_numba_errors_are_quoted() -> None:
+def test_numba_cuda_errors_are_quoted() -> None:
     with pytest.raises(CompileError, match="no_such_name"):
         numba_cuda.compile_numba_cuda(NumbaToy("unknown name"), Toy(n=64), CONFIG, SM_80)
 
 
 @needs_numba_cuda
-def test_the_numba_key_is_of_what_reaches_the_compiler() -> None:
+def test_numba_cuda_key_depends_on_block_and_architecture() -> None:
     variant = NumbaToy()
     key = numba_cuda.key_numba_cuda(variant, Toy(n=64), CONFIG, SM_80)
     assert key == numba_cuda.key_numba_cuda(variant, Toy(n=60), CONFIG, SM_80)
@@ -121,25 +121,25 @@ def test_the_numba_key_is_of_what_reaches_the_compiler() -> None:
     assert key != numba_cuda.key_numba_cuda(NumbaToy(block=32), Toy(n=64), CONFIG, SM_80)
 
 
-def test_arrays_are_passed_as_numba_s_model_has_them() -> None:
+def test_array_parameters_follow_numba_array_descriptor() -> None:
     tensor = Tensor(name="x", shape=(5, 3, 2), dtype="f16")
     assert numba_cuda.array_parameters(tensor, 4096) == (0, 0, 30, 2, 4096, 5, 3, 2, 12, 4, 2)
     vector = Tensor(name="x", shape=(7,), dtype="f32")
     assert numba_cuda.array_parameters(vector, 1) == (0, 0, 7, 4, 1, 7, 4)
 
 
-# -- simulation ----------------------------------------------------------------------------------------------
+# -- Numba simulator -----------------------------------------------------------------------------------------
 
 
 @needs_numba_cuda
-def test_a_simulated_kernel_computes() -> None:
+def test_simulator_computes_the_kernel() -> None:
     x = np.arange(64, dtype=np.float32)
     y = simulate(NumbaToy(), Toy(n=60), CONFIG, {"x": x[:60], "factor": np.float32(2)})["y"]
     np.testing.assert_array_equal(y, 2 * x[:60])
 
 
 @needs_numba_cuda
-def test_a_simulated_kernel_that_raises_or_hangs_is_reported() -> None:
+def test_simulator_reports_exceptions_and_timeouts() -> None:
     inputs = {"x": np.ones(60, np.float32), "factor": np.float32(2)}
     with pytest.raises(EmulationFailed, match="IndexError") as caught:
         simulate(NumbaToy("out of bounds"), Toy(n=60), CONFIG, inputs)
@@ -149,11 +149,11 @@ def test_a_simulated_kernel_that_raises_or_hangs_is_reported() -> None:
     assert caught.value.timed_out
 
 
-# -- one entrance --------------------------------------------------------------------------------------------
+# -- compile_config ------------------------------------------------------------------------------------------
 
 
 @needs_nvrtc
-def test_a_binary_is_compiled_once_and_told_the_launch_s_shared_memory(
+def test_cached_binary_gets_shared_memory_of_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = BinaryCache(tmp_path)
@@ -166,7 +166,7 @@ def test_a_binary_is_compiled_once_and_told_the_launch_s_shared_memory(
 
 
 @pytest.mark.parametrize("language", ["numba-cuda", "numba-cpu"])
-def test_each_language_goes_to_its_compiler(
+def test_compile_config_uses_compiler_of_the_language(
     language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunebench.compile import numba_cpu
@@ -188,7 +188,7 @@ def test_each_language_goes_to_its_compiler(
     ("language", "ask"),
     [("cuda", nvrtc.nvrtc_version), ("numba-cuda", numba_cuda.numba_cuda_versions)],
 )
-def test_what_is_not_installed_is_named_with_its_remedy(
+def test_missing_dependency_names_pip_install(
     language: Language, ask: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
@@ -201,7 +201,7 @@ def test_what_is_not_installed_is_named_with_its_remedy(
         ask.cache_clear()  # type: ignore[attr-defined]
 
 
-def test_numba_on_the_cpu_is_always_there() -> None:
+def test_numba_cpu_is_always_available() -> None:
     assert unavailable("numba-cpu") is None
 
 

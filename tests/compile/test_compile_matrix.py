@@ -1,4 +1,4 @@
-"""The compile matrix: a sample of it must be clean, and it must see what it is there for."""
+"""Compile matrix: a sample without failing configurations, and tests of its checks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tunebench.variant import CudaVariant
 pytestmark = [needs_nvrtc, needs_disassembler, pytest.mark.slow]
 
 SAMPLED = ("sm_75", "sm_80", "sm_90", "sm_100")
-"""Architectures that the sample is compiled for; it takes their items in turn, so that each has some."""
+"""Architectures of the sample."""
 EVERY = 23
-"""Of the matrix with one configuration a problem, every so many-th is compiled here."""
+"""Step of the sample: one of this many items is compiled."""
 
 
 def sample() -> list[Item]:
-    """Return defaults and random configurations of all variants, the same in every run."""
+    """Return default and random configurations of all variants, the same in every run."""
     found = list(compile_matrix.items(SAMPLED, compile_matrix.cuda_variants(), configs=24, seed=1))
     return found[::EVERY]
 
@@ -37,20 +37,20 @@ def sample() -> list[Item]:
 @pytest.mark.parametrize(
     "item", sample(), ids=lambda item: f"{item.variant}-{item.architecture}-{item.workload}"
 )
-def test_a_sample_of_the_matrix_is_clean(item: Item) -> None:
+def test_sampled_configuration_has_no_problems(item: Item) -> None:
     record = compile_matrix.examine(item)
     assert record["problems"] == []
     assert record["registers"] > 0
 
 
-def test_the_sample_has_every_variant_and_every_architecture() -> None:
+def test_sample_covers_every_variant_and_architecture() -> None:
     chosen = sample()
     assert {item.variant for item in chosen} == {variant.key for variant in compile_matrix.cuda_variants()}
     assert {item.architecture for item in chosen} == set(SAMPLED)
     assert {item.default for item in chosen} == {True, False}
 
 
-# -- what there is to compile --------------------------------------------------------------------------------
+# -- configurations to compile -------------------------------------------------------------------------------
 
 
 def few(configs: int = 10, seed: int = 0) -> list[Item]:
@@ -58,7 +58,7 @@ def few(configs: int = 10, seed: int = 0) -> list[Item]:
     return list(compile_matrix.items(("sm_75", "sm_90"), variants, configs, seed))  # type: ignore[arg-type]
 
 
-def test_items_are_spread_over_the_problems_each_with_its_default() -> None:
+def test_items_cover_all_workloads_each_with_its_default() -> None:
     found = few(configs=10)
     softmax = [
         item for item in found if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"
@@ -70,7 +70,7 @@ def test_items_are_spread_over_the_problems_each_with_its_default() -> None:
     assert not any(item.variant == "gemm/cuda_mma" and item.architecture == "sm_75" for item in found)
 
 
-def test_items_depend_on_the_seed_alone() -> None:
+def test_items_depend_only_on_the_seed() -> None:
     assert few() == few()
     assert few() != few(seed=1)
 
@@ -83,7 +83,7 @@ def test_every_item_is_a_valid_configuration() -> None:
         variant.space.check(variant.space.parse(item.config), workload=workload, device=device)
 
 
-def test_every_problem_is_done_by_some_variant() -> None:
+def test_every_workload_is_supported_by_some_variant() -> None:
     device = compile_matrix.representative("sm_90")
     for text in (text for group in compile_matrix.WORKLOADS.values() for text in group):
         workload = workloads.parse(text)
@@ -91,7 +91,7 @@ def test_every_problem_is_done_by_some_variant() -> None:
         assert any(variant.refuses(workload, device) is None for variant in variants), text
 
 
-def test_shards_are_disjoint_and_together_everything() -> None:
+def test_shards_are_disjoint_and_complete() -> None:
     whole = few()
     parts = [compile_matrix.shard(whole, f"{i}/3") for i in (1, 2, 3)]
     assert sorted(str(item) for part in parts for item in part) == sorted(map(str, whole))
@@ -100,7 +100,7 @@ def test_shards_are_disjoint_and_together_everything() -> None:
             compile_matrix.shard(whole, wrong)
 
 
-# -- what it sees --------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------
 
 PLAIN = (
     "__global__ void toy(const float* x, float* y, float factor, int n) { y[threadIdx.x] = x[0] * factor; }"
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float f
 
 
 class Broken(ToyVariant):
-    """A toy whose second configuration is the default no more."""
+    """Toy variant that claims an instruction that its source does not have."""
 
     name = "broken"
     space = Space((Parameter("unused", (0, 1), "nothing"),))
@@ -132,7 +132,7 @@ class Broken(ToyVariant):
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Examine a variant made of the given source."""
+    """Return a function that examines a toy variant with the given source and returns its problems."""
 
     def examine(text: str, *, default: bool = True, **launch: Any) -> list[str]:
         variant = Broken(text, **launch)
@@ -151,27 +151,27 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return examine
 
 
-def test_it_sees_what_does_not_compile(broken: Any) -> None:
+def test_compile_error_is_a_problem(broken: Any) -> None:
     (problem,) = broken(PLAIN.replace("x[0]", "x[no_such_name]"))
     assert problem.startswith("does not compile: NVRTC for sm_90: ")
     assert "no_such_name" in problem
 
 
-def test_it_sees_what_cannot_be_launched(broken: Any) -> None:
+def test_launch_refusal_is_a_problem(broken: Any) -> None:
     (problem,) = broken(PLAIN, default=False, smem_bytes=240_000)
     assert problem == (
         "cannot be launched: a block needs 240000 bytes of shared memory; h100-sxm gives it 232448"
     )
 
 
-def test_it_sees_spills_and_missing_instructions_of_a_default_only(broken: Any) -> None:
+def test_spills_and_missing_instructions_are_problems_of_defaults_only(broken: Any) -> None:
     spilled, missing = broken(SPILLING)
     assert spilled.startswith("the default configuration spills ")
     assert missing == "the default configuration has no HMMA instruction"
     assert broken(SPILLING, default=False) == []
 
 
-# -- keeping results -----------------------------------------------------------------------------------------
+# -- saved results -------------------------------------------------------------------------------------------
 
 
 def run(out: Path, *arguments: str) -> int:
@@ -179,28 +179,28 @@ def run(out: Path, *arguments: str) -> int:
     return compile_matrix.main([*basic, "--out", str(out), *arguments])
 
 
-def test_a_run_goes_on_where_it_was_cut_off(
+def test_interrupted_run_continues_and_compiles_changed_sources(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "matrix.jsonl"
-    five = compile_matrix.WORKLOADS["softmax"][:5]  # each has its default
+    five = compile_matrix.WORKLOADS["softmax"][:5]  # each with its default configuration
     monkeypatch.setitem(compile_matrix.WORKLOADS, "softmax", five)
     assert run(out, "--shard", "1/2") == 0
     assert "3 of 3 configurations to compile" in capfd.readouterr().err
     with out.open("a") as file:
-        file.write('{"architecture": "sm_80", "vari')  # cut off in the middle of a line
+        file.write('{"architecture": "sm_80", "vari')  # incomplete line of an interrupted run
     lines = out.read_text().splitlines()
-    changed = json.loads(lines[1]) | {"revision": "of yesterday"}
+    changed = json.loads(lines[1]) | {"revision": "earlier revision"}
     out.write_text("\n".join([lines[0], json.dumps(changed), *lines[2:]]))
     assert run(out) == 0
-    told = capfd.readouterr()
-    assert "3 of 5 configurations to compile" in told.err
-    assert "| softmax/cuda_block | sm_80 | 5 | 0 | 0 |" in told.out
+    printed = capfd.readouterr()
+    assert "3 of 5 configurations to compile" in printed.err
+    assert "| softmax/cuda_block | sm_80 | 5 | 0 | 0 |" in printed.out
     assert run(out) == 0
     assert "0 of 5 configurations to compile" in capfd.readouterr().err
 
 
-def test_what_a_reader_interrupts_is_kept(tmp_path: Path) -> None:
+def test_interrupted_results_are_saved(tmp_path: Path) -> None:
     out = tmp_path / "matrix.jsonl"
     todo = [item for item in few() if item.variant == "softmax/cuda_block"]
     results = compile_matrix.compile_all(todo, out, workers=1)
@@ -210,15 +210,13 @@ def test_what_a_reader_interrupts_is_kept(tmp_path: Path) -> None:
     assert list(compile_matrix.load(out).values()) == [first]
 
 
-def test_a_worker_that_does_not_come_back_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_matrix, "TIMEOUT_S", 0.01)
     (record,) = compile_matrix.compile_all(few()[:1], tmp_path / "matrix.jsonl", workers=1)
     assert record["problems"] == ["not compiled within 0.01 s"]
 
 
-def test_figures_are_of_what_was_compiled() -> None:
+def test_table_statistics_skip_failed_compilations() -> None:
     item = dataclasses.asdict(few()[0])
     seconds = [0.1, 0.2, 0.3, 0.4]
     records = [
@@ -233,7 +231,7 @@ def test_figures_are_of_what_was_compiled() -> None:
     )
 
 
-def test_without_a_disassembler_nothing_begins(
+def test_missing_disassembler_exits_with_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(compile_matrix, "find_disassembler", lambda: None)

@@ -1,4 +1,4 @@
-"""Binaries of Numba for the CPU: they travel, and two in one process do not call each other."""
+"""Numba binaries for the CPU: keys, and separate symbols for binaries of several processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ VARIANT = load_file(Path(__file__).parents[1] / "data" / "faulty_variant.py")
 WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
 
 
-def test_binaries_of_two_compiling_processes_do_not_share_symbols() -> None:
+def test_binaries_of_two_processes_do_not_share_symbols() -> None:
     found = []
     for fault in ("none", "wrong"):
         config = Config({"fault": fault, "copy": 0})
-        FunctionIdentity._unique_ids = itertools.count(1)  # as in a process that has just begun
+        FunctionIdentity._unique_ids = itertools.count(1)  # same state as in a new process
         found.append((compile_numba_cpu(VARIANT, WORKLOAD, config), config))
     x = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
     results = []
@@ -33,17 +33,19 @@ def test_binaries_of_two_compiling_processes_do_not_share_symbols() -> None:
     assert results[1] > 1.0005
 
 
-def test_the_key_depends_on_the_configuration_and_not_on_the_size() -> None:
+def test_key_depends_on_configuration_and_not_on_size() -> None:
     right, wrong = (Config({"fault": fault, "copy": 0}) for fault in ("none", "wrong"))
     key = key_numba_cpu(VARIANT, WORKLOAD, right)
     assert key == key_numba_cpu(VARIANT, parse("softmax:rows=9,cols=9,dtype=f32"), right)
     assert key != key_numba_cpu(VARIANT, WORKLOAD, wrong)
 
 
-def test_a_file_that_was_moved_does_not_get_binaries_of_the_old_place() -> None:
+def test_fingerprint_changes_when_file_is_moved() -> None:
     def kernel(x: int) -> int:
         return x
 
     here = _fingerprint(kernel)
-    kernel.__module__ = module_name("/elsewhere/variant.py")  # where compiled code looks for its globals
+    kernel.__module__ = module_name(
+        "/elsewhere/variant.py"
+    )  # compiled code looks up its globals in this module
     assert _fingerprint(kernel) != here

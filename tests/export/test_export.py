@@ -1,4 +1,4 @@
-"""Exported kernels: what is written, and that a C++ program runs them through a driver, one of our own."""
+"""Export of kernels: the written files, and the C++ example run against a fake CUDA driver."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tunebench.workloads import parse
 
 HERE = Path(__file__).parent
 
-# -- against a driver of our own -----------------------------------------------------------------------------
+# -- example program with the fake driver --------------------------------------------------------------------
 
 
 class Calls(ToyVariant):
-    """Launches the driver's kernel of that name, if asked once more into scratch before."""
+    """Variant that launches a kernel of the fake driver; with `twice`, first with scratch as output."""
 
     def __init__(self, entry: str, *, twice: bool = False, smem_bytes: int = 0) -> None:
         super().__init__("", entry=entry, smem_bytes=smem_bytes)
@@ -56,7 +56,7 @@ class Calls(ToyVariant):
 
 
 class Mapped(Calls):
-    """Passes x by a tensor map to clusters of two blocks that stay, as the driver's kernel wants it."""
+    """Variant for the fake driver that passes x as a tensor map to clusters of two persistent blocks."""
 
     def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
         (launch,) = super().launches(workload, config)
@@ -90,10 +90,10 @@ FAKE = Binary(key="", language="cuda", target="sm_90a", payload=b"fake", entries
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the driver of fake_driver.cpp, as the library that programs link to."""
+    """Return the folder of the fake driver, built from fake_driver.cpp as libcuda.so."""
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("no g++ to build with")
+        pytest.skip("no g++ on this machine")
     folder = tmp_path_factory.mktemp("driver")
     source, library = str(HERE.parent / "fake_driver" / "fake_driver.cpp"), str(folder / "libcuda.so")
     build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"]
@@ -105,7 +105,7 @@ FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 
 
 class Program:
-    """The exported example, built; `flags` are further ones for the compiler."""
+    """Compiled C++ example of an export, with additional compiler flags."""
 
     def __init__(self, folder: Path, driver: Path, *flags: str) -> None:
         self.folder, self._driver = folder, driver
@@ -142,7 +142,7 @@ def built(variant: Any, folder: Path, driver: Path) -> Program:
 
 
 def random_f32(count: int) -> list[float]:
-    """Return what main.cpp fills f32 tensors with, one after the other."""
+    """Return the first values with which main.cpp fills f32 tensors."""
     state, made = 0x9E3779B97F4A7C15, []
     for _ in range(count):
         state ^= state << 13 & (2**64 - 1)
@@ -159,7 +159,7 @@ def expected_sums() -> tuple[float, float]:
     return sum(y), sum(map(abs, y))
 
 
-def test_the_example_runs_the_kernel_on_its_inputs_and_times_it(tmp_path: Path, driver: Path) -> None:
+def test_example_runs_and_times_the_kernel(tmp_path: Path, driver: Path) -> None:
     program = built(Calls("right"), tmp_path, driver)
     code, out, err = program.run()
     assert (code, err) == (0, "")
@@ -177,21 +177,21 @@ def test_the_example_runs_the_kernel_on_its_inputs_and_times_it(tmp_path: Path, 
     assert "(the kernels are for sm_90a)" in err
 
 
-@pytest.mark.parametrize("variant", [NumbaToy(), Mapped("mapped")], ids=["words of Numba", "tensor map"])
-def test_the_example_passes_arrays_in_every_way(variant: Any, tmp_path: Path, driver: Path) -> None:
+@pytest.mark.parametrize(
+    "variant", [NumbaToy(), Mapped("mapped")], ids=["Numba array descriptors", "tensor map"]
+)
+def test_example_passes_numba_arrays_and_tensor_maps(variant: Any, tmp_path: Path, driver: Path) -> None:
     code, out, _ = built(variant, tmp_path, driver).run()
     assert code == 0
     words = out.splitlines()[1].replace(",", "").split()
     assert float(words[4]) == pytest.approx(expected_sums()[0], rel=1e-8)
 
 
-def test_the_example_launches_all_kernels_with_their_scratch_and_shared_memory(
-    tmp_path: Path, driver: Path
-) -> None:
+def test_example_launches_all_kernels_with_scratch_and_shared_memory(tmp_path: Path, driver: Path) -> None:
     code, out, _ = built(Calls("large", smem_bytes=100_000, twice=True), tmp_path, driver).run()
     assert code == 0
     assert "time: 100.000 us" in out
-    assert "half:" not in out  # no output
+    assert "half:" not in out  # scratch is not printed as output
 
 
 @pytest.mark.parametrize(
@@ -201,18 +201,18 @@ def test_the_example_launches_all_kernels_with_their_scratch_and_shared_memory(
         ("no_such_kernel", "no_such_kernel: CUDA_ERROR_NOT_FOUND"),
     ],
 )
-def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, entry: str, says: str) -> None:
+def test_example_fails_if_the_kernel_fails(tmp_path: Path, driver: Path, entry: str, says: str) -> None:
     code, out, err = built(Calls(entry), tmp_path, driver).run()
     assert code == 1
     assert says in out + err
 
 
-# -- every kernel, launched by the example -------------------------------------------------------------------
+# -- every variant, launched by the example program ----------------------------------------------------------
 
 DEPTHWISE = "conv2d:n=9,c=64,h=9,w=9,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,groups=64"
 ONE_TAP = "conv2d:n=2,c=16,h=9,w=9,k=24,r=1,s=1,stride=1,pad=0,layout=nhwc"
 BACKWARD = "attention:direction=backward,batch=1,heads=2"
-PROBLEMS = {
+WORKLOADS = {
     "attention": "attention:batch=1,heads=2,seq_q=70,head_dim=64,dtype=f16",
     "attention/cuda_mma_backward": f"{BACKWARD},seq_q=70,head_dim=40,dtype=f16",
     "attention/cuda_simt_backward": f"{BACKWARD},seq_q=70,head_dim=13,dtype=f32",
@@ -244,11 +244,11 @@ PROBLEMS = {
     "rmsnorm/cuda_backward": "rmsnorm:rows=50,cols=77,dtype=f32,direction=backward",
     "rmsnorm/cuda_split": "rmsnorm:rows=3,cols=3001,dtype=f32",
 }
-"""A problem of each operator that its variants in CUDA C++ can do on Hopper; by key, of those that cannot."""
+"""Workloads for CUDA C++ variants on Hopper, by operator, or by variant key where that one does not fit."""
 
 
-def problem_of(variant: CudaVariant[Any]) -> str:
-    return PROBLEMS.get(variant.key) or PROBLEMS[variant.operator.operator]
+def workload_of(variant: CudaVariant[Any]) -> str:
+    return WORKLOADS.get(variant.key) or WORKLOADS[variant.operator.operator]
 
 
 EVERY = [
@@ -259,17 +259,17 @@ EVERY = [
 ]
 
 RUNS = 1 + 5 + 21
-"""How often the example runs its launches."""
+"""Number of times the example runs all launches of a kernel."""
 
 TYPES = {"f16": 6, "f32": 7, "bf16": 9, "e4m3": 0, "i8": 0, "i32": 3}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 AS_THE_RUNNER = [2, 0]
-"""CUtensorMapDataType and CUtensorMapSwizzle in numbers; L2 promotion of 128 bytes, zeros beyond the edge."""
+"""L2 promotion of 128 bytes and zero fill, as constants of the CUDA driver API like those above."""
 
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a header of all that the example includes, compiled beforehand: most of the time goes there."""
+    """Return a precompiled header of the example's system headers, which take most of the build time."""
     path = tmp_path_factory.mktemp("headers") / "system.h"
     main = Path(export.__file__).with_name("main.cpp").read_text(encoding="utf-8")
     path.write_text("".join(f"{line}\n" for line in main.splitlines() if line.startswith("#include <")))
@@ -278,14 +278,19 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told_code(binary: Binary) -> Binary:
-    """Return what the stand-in driver takes for the kernels of a binary: parameters have its sizes."""
+def fake_code(binary: Binary) -> Binary:
+    """Replace the payload of a binary by parameter sizes, which the fake driver reads instead of code."""
     lines = [" ".join([name, *map(str, parameter_sizes(binary.payload, name))]) for name in binary.entries]
     return dataclasses.replace(binary, payload="\n".join(["told", *lines]).encode() + b"\0")
 
 
 def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Return what the driver is to tell of an argument, the contents of memory left out."""
+    """Return the fake driver's expected description of an argument, without memory contents.
+
+    Args:
+        argument: Argument of a launch.
+        memory: Expected description of each tensor in memory, by name.
+    """
     if isinstance(argument, TensorMap):
         return {
             "map": memory[argument.tensor],
@@ -302,7 +307,7 @@ def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:
 
 
 def pixels_passed(argument: TensorMap) -> dict[str, Any]:
-    """Return what it is to tell besides of a map of pixels."""
+    """Return the additional expected facts of a tensor map with a pixel box."""
     if (box := argument.pixel_box) is None:
         return {}
     return {"lower": list(box.lower), "upper": list(box.upper), "steps": list(box.strides)}
@@ -320,11 +325,11 @@ def is_by_value(argument: Any, tensors: dict[str, Tensor]) -> bool:
 
 @needs_nvrtc
 @pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.key)
-def test_the_example_passes_every_kernel_what_it_takes(
+def test_example_passes_every_kernel_its_parameters(
     variant: CudaVariant[Any], tmp_path: Path, driver: Path, headers: Path
 ) -> None:
-    choice, binary = exported(problem_of(variant), variant.key)
-    write_export(choice, told_code(binary), tmp_path, "cubin")
+    choice, binary = exported(workload_of(variant), variant.key)
+    write_export(choice, fake_code(binary), tmp_path, "cubin")
     code, out, err = Program(tmp_path, driver, "-Winvalid-pch", "-include", str(headers)).run()
     assert code == 0, err
     workload, config = choice.workload, choice.config
@@ -349,37 +354,37 @@ def test_the_example_passes_every_kernel_what_it_takes(
         assert f"{tensor.name}: {tensor.size} elements, sum 0," in out
 
 
-def test_among_every_kernel_are_those_that_are_hard_to_launch() -> None:
+def test_exported_variants_cover_all_kinds_of_launch() -> None:
     device = representative("sm_90")
     found = set()
     for variant in EVERY:
-        workload = parse(problem_of(variant))
+        workload = parse(workload_of(variant))
         launches = variant.launches(workload, variant.default(workload, device))
         found |= {"several launches"} if len(launches) > 1 else set()
         for launch in launches:
             found |= {type(argument).__name__ for argument in launch.arguments}
             found |= {"cluster"} if launch.cluster > 1 else set()
-            found |= {"blocks that stay"} if launch.grid_on(device.sm_count) != launch.grid else set()
+            found |= {"persistent blocks"} if launch.grid_on(device.sm_count) != launch.grid else set()
             found |= {"much shared memory"} if launch.smem_bytes > 48 * 1024 else set()
-    hard = {"several launches", "cluster", "blocks that stay", "much shared memory"}
+    hard = {"several launches", "cluster", "persistent blocks", "much shared memory"}
     assert found == {"str", "Scalar", "TensorMap", *hard}
 
 
 @needs_nvrtc
-def test_offsets_are_what_the_manifest_lists(tmp_path: Path, driver: Path, headers: Path) -> None:
-    choice, binary = exported(PROBLEMS["grouped_gemm"], "grouped_gemm/cuda_simt")
-    write_export(choice, told_code(binary), tmp_path, "cubin")
+def test_example_passes_group_offsets_of_the_manifest(tmp_path: Path, driver: Path, headers: Path) -> None:
+    choice, binary = exported(WORKLOADS["grouped_gemm"], "grouped_gemm/cuda_simt")
+    write_export(choice, fake_code(binary), tmp_path, "cubin")
     facts = json.loads((tmp_path / "manifest.json").read_text())
     (values,) = [tensor["example"] for tensor in facts["tensors"] if "example" in tensor]
     assert (values[0], values[-1], len(values)) == (0, 100, 8)
     assert values == sorted(values)
-    assert len(set(values)) > 2  # not all rows in one group
+    assert len(set(values)) > 2  # rows are spread over several groups
     _, _, err = Program(tmp_path, driver, "-Winvalid-pch", "-include", str(headers)).run()
     offsets = json.loads(err.splitlines()[0])["parameters"][2]
     assert struct.unpack("<8i", bytes.fromhex(offsets["holds"])) == tuple(values)
 
 
-# -- what is written -----------------------------------------------------------------------------------------
+# -- written files -------------------------------------------------------------------------------------------
 
 
 def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[ChosenConfig, Binary]:
@@ -408,7 +413,7 @@ CUDA = (
 @pytest.mark.parametrize(
     ("key", "text"), [*CUDA, ("softmax/numba_cuda", "softmax:rows=5,cols=77,dtype=f16,prologue=scale")]
 )
-def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
+def test_manifest_matches_parameters_of_the_binary(key: str, text: str) -> None:
     choice, binary = exported(text, key)
     facts = manifest(choice, binary)
     sizes = {t["name"]: t["bytes"] for t in facts["tensors"]}
@@ -428,7 +433,7 @@ def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(Toy):
-    """The same of whole numbers that have a rule: 3, 4, 5, …"""
+    """Toy workload whose input x is drawn by a rule: the integers 3, 4, 5, …"""
 
     def inputs(self) -> tuple[Tensor, ...]:
         return (Tensor(name="x", shape=(self.n,), dtype="i32"), Tensor(name="factor", shape=(), dtype="f32"))
@@ -437,12 +442,12 @@ class Counted(Toy):
         return np.arange(3, 3 + self.n, dtype=np.int32) if tensor.name == "x" else None
 
 
-def test_inputs_with_a_rule_are_drawn_by_it(tmp_path: Path, driver: Path) -> None:
+def test_inputs_with_a_rule_are_drawn_by_the_rule(tmp_path: Path, driver: Path) -> None:
     choice = dataclasses.replace(scaling(Calls("right")), workload=Counted(n=1000))
     write_export(choice, FAKE, tmp_path, "cubin")
     facts = json.loads((tmp_path / "manifest.json").read_text())
     assert facts["tensors"][0]["example"] == list(range(3, 1003))
-    # The driver's kernel takes them for floats: subnormal ones, of i units of 2^-149 each.
+    # The fake driver's kernel reads the integers as subnormal floats, multiples of 2^-149.
     _, out, _ = Program(tmp_path, driver).run()
     (factor,) = random_f32(1)
     given = np.arange(3, 1003, dtype=np.int32).view(np.float32) * np.float32(factor)
@@ -452,7 +457,7 @@ def test_inputs_with_a_rule_are_drawn_by_it(tmp_path: Path, driver: Path) -> Non
 
 
 @needs_nvrtc
-def test_the_folder_holds_all_that_is_needed(tmp_path: Path) -> None:
+def test_export_folder_has_all_files_and_facts(tmp_path: Path) -> None:
     choice, binary = exported(
         "softmax:rows=5,cols=77,dtype=f32,prologue=scale", "softmax/cuda_block", "sm_80"
     )
@@ -473,7 +478,7 @@ def test_the_folder_holds_all_that_is_needed(tmp_path: Path) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize(("key", "text"), CUDA)
-def test_the_source_compiles_by_itself_to_the_same_kernels(key: str, text: str) -> None:
+def test_stand_alone_source_compiles_to_the_same_kernels(key: str, text: str) -> None:
     from tunebench.compile.nvrtc import _compile
 
     choice, binary = exported(text, key)
@@ -484,7 +489,7 @@ def test_the_source_compiles_by_itself_to_the_same_kernels(key: str, text: str) 
 
 
 @needs_nvrtc
-def test_the_source_is_built_for_the_right_architecture(tmp_path: Path) -> None:
+def test_build_lines_name_the_architecture(tmp_path: Path) -> None:
     choice, binary = exported("layernorm:rows=5,cols=77,dtype=f32", "layernorm/cuda_block", "sm_86")
     files = write_export(choice, binary, tmp_path, "cu")
     assert {path.name for path in files} == {"kernel.cu", "manifest.json", "launch.h", "main.cpp"}
@@ -496,7 +501,7 @@ def test_the_source_is_built_for_the_right_architecture(tmp_path: Path) -> None:
     assert nvcc.replace("sm_86", "sm_90") in main
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+def test_unsupported_exports_raise(tmp_path: Path) -> None:
     binary = Binary(key="", language="cuda", target="sm_90", payload=b"", entries=("right",))
     with pytest.raises(UnknownName, match=r"unknown format 'ptx'.* Known: cu, cubin"):
         write_export(scaling(Calls("right")), binary, tmp_path, "ptx")  # type: ignore[arg-type]
@@ -516,7 +521,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_type_can_be_filled_and_read() -> None:
+def test_every_dtype_has_an_encoding() -> None:
     assert set(_ENCODING) >= set(DTYPES)
 
 
@@ -537,7 +542,7 @@ int main() {
 """
 
 
-def test_the_example_reads_and_makes_every_type_as_numpy_does(tmp_path: Path, driver: Path) -> None:
+def test_example_decodes_every_dtype_as_numpy(tmp_path: Path, driver: Path) -> None:
     written(Calls("right"), tmp_path)
     (tmp_path / "main.cpp").rename(tmp_path / "example.cpp")
     (tmp_path / "main.cpp").write_text(READER.replace("main.cpp", "example.cpp"))
@@ -545,9 +550,9 @@ def test_the_example_reads_and_makes_every_type_as_numpy_does(tmp_path: Path, dr
     asked, expected = [], []
     for dtype in DTYPES:
         size = itemsize(dtype)
-        step = 1 if size < 4 else 65_521 * 7  # all patterns, or some
+        step = 1 if size < 4 else 65_521 * 7  # all bit patterns of small types, a sample of large ones
         patterns = np.arange(0, 2 ** (8 * size), step, dtype=np.uint64)
-        with np.errstate(invalid="ignore"):  # some are no numbers
+        with np.errstate(invalid="ignore"):  # some patterns are NaN
             values = patterns.astype(f"u{size}").view(numpy_dtype(dtype)).astype(np.float64)
         encoding = " ".join(map(str, _ENCODING[dtype]))
         asked += [f"{encoding} {pattern}" for pattern in patterns]
@@ -562,14 +567,14 @@ def test_the_example_reads_and_makes_every_type_as_numpy_does(tmp_path: Path, dr
             assert 0.5 <= abs(made) < 1, (dtype, made)
 
 
-# -- the script for a machine with a GPU ---------------------------------------------------------------------
+# -- script that runs exported kernels on a GPU --------------------------------------------------------------
 
 ROOT = HERE.parents[1]
 
 
 @needs_nvrtc
 @needs_numba_cuda
-def test_the_script_for_a_gpu_builds_and_runs_every_variant(
+def test_gpu_script_builds_and_runs_every_variant(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.gpu import exported
@@ -580,7 +585,7 @@ def test_the_script_for_a_gpu_builds_and_runs_every_variant(
     known = (variant for operator in operators for variant in kernels.variants(operator))
     assert chosen == {variant.key for variant in known if isinstance(variant, GpuVariant)}
     assert operators >= {"conv2d", "gemm", "layernorm", "softmax"}
-    # Of all, two here; the stand-in driver runs no true cubin, and says so.
+    # Two variants are enough. The fake driver runs no real cubin and fails with a message.
     some = (
         choose_config(parse("softmax:rows=64,cols=100,dtype=f32"), device, variant="cuda_block"),
         choose_config(parse("layernorm:rows=64,cols=100,dtype=f16"), device, variant="numba_cuda"),
@@ -601,8 +606,8 @@ def test_the_script_for_a_gpu_builds_and_runs_every_variant(
     assert "time: 50.000 us" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(bool(local_gpus()), reason="a GPU is here")
-def test_without_a_gpu_the_script_says_so(tmp_path: Path) -> None:
+@pytest.mark.skipif(bool(local_gpus()), reason="this machine has a GPU")
+def test_gpu_script_without_gpu_exits_with_message(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.exported", "--arch", "sm_90"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (5, "")
@@ -612,7 +617,7 @@ def test_without_a_gpu_the_script_says_so(tmp_path: Path) -> None:
 
 @needs_nvrtc
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
-def test_nvcc_compiles_the_source_to_the_kernels_that_the_manifest_names(tmp_path: Path) -> None:
+def test_nvcc_compiles_the_kernels_of_the_manifest(tmp_path: Path) -> None:
     choice, binary = exported(
         "softmax:rows=64,cols=100,dtype=bf16,prologue=mask", "softmax/cuda_block", "sm_80"
     )
