@@ -1,4 +1,4 @@
-"""Every environment variable tunebench reads, and nowhere else; `docs/cli.md` lists them."""
+"""All environment variables that tunebench reads; no other module reads any. `docs/cli.md` lists them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLES = {
     "TUNEBENCH_DB": "database, as a path or an SQLAlchemy URL; the option --db wins",
     "TUNEBENCH_DEBUG": "1: show the traceback of an error on the command line",
 }
-"""What is read, and what for."""
+"""Environment variables and their meaning."""
 
 
 def _text(name: str) -> str | None:
@@ -24,7 +24,7 @@ def _text(name: str) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be made again; it may not exist yet. Default: the user's cache folder."""
+    """Return the folder for regenerable files; it may not exist yet. Default: the user's cache folder."""
     text = _text("TUNEBENCH_CACHE")
     if text is not None:
         return Path(text).expanduser()
@@ -34,21 +34,21 @@ def cache_folder() -> Path:
 
 
 def columns() -> int | None:
-    """Return the width asked for, in characters, or None."""
+    """Return the requested table width in characters, or None."""
     text = _text("COLUMNS")
     return int(text) if text is not None and text.isdecimal() else None
 
 
 def cxx() -> str | None:
-    """Return the host C++ compiler asked for, or None."""
+    """Return the requested host C++ compiler, or None."""
     return _text("CXX")
 
 
 def database() -> str | None:
-    """Return the database that stands for `--db` where that is not given, or None; every lookup asks."""
+    """Return the database to use without `--db`, or None; read again at every lookup."""
     return os.environ.get("TUNEBENCH_DB") or None
 
 
 def debug() -> bool:
-    """Tell whether errors on the command line come with their traceback."""
+    """Return whether errors on the command line include a traceback."""
     return _text("TUNEBENCH_DEBUG") not in (None, "0")

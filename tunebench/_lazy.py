@@ -1,7 +1,7 @@
-"""NumPy, imported at its first use: the vocabulary and the operators stay cheap to import.
+"""NumPy, imported at its first use, so that the vocabulary and the operators are cheap to import.
 
-Looking up a stored answer needs an operator's dimensions but never its arithmetic, and NumPy alone
-costs more than the rest of a lookup in a fresh process (`docs/decisions/0003-import-cost.md`).
+Looking up a stored answer needs an operator's dimensions but not its arithmetic, and importing NumPy takes
+longer than the rest of a lookup in a fresh process (`docs/decisions/0003-import-cost.md`).
 """
 
 from __future__ import annotations

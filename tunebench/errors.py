@@ -1,18 +1,18 @@
-"""Every error tunebench raises on purpose, and the exit code the command line gives it.
+"""All errors that tunebench raises deliberately, and their exit codes on the command line.
 
-TunebenchError                 1  anything below; catch this to catch all
-├── InputError                 2  what was typed or passed cannot be used
+TunebenchError                 1  base class; catch this to catch all
+├── InputError                 2  an argument or input file is invalid
 │   ├── UnknownName            2  a workload, variant, device, sampler … that does not exist
 │   └── ConfigError            2  a configuration outside its space
-├── LookupMiss                 3  nothing is known for this problem on this device
+├── LookupMiss                 3  no result is known for this workload on this device
 ├── DatabaseError              4  the database cannot be read or written
-│   └── SchemaError            4  it has another schema revision than this version knows
+│   └── SchemaError            4  its schema revision is unknown to this version
 ├── DeviceError                5  the device is absent or refuses
-│   └── ClusterLost            5  the cluster that measures cannot be reached, or its workers are gone
+│   └── ClusterLost            5  the measuring cluster cannot be reached, or its workers are gone
 └── MissingDependency          6  an optional dependency is not installed
 
-What tuning expects to go wrong (a kernel that does not compile, hangs, crashes or is wrong) is no
-error: it is an `Outcome` (see `tunebench.outcome`).
+Expected failures of tuning (a kernel that does not compile, hangs, crashes or is wrong) are not
+errors but values: an `Outcome` (see `tunebench.outcome`).
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = [
 
 
 class TunebenchError(Exception):
-    """Base of all errors raised on purpose; the message says what to do."""
+    """Base class of all deliberate errors; the message states the remedy."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InputError(TunebenchError):
-    """What was typed or passed cannot be used."""
+    """An argument or input file is invalid."""
 
     exit_code = 2
 
 
 class UnknownName(InputError):
-    """A name that does not exist; the message lists the ones that do.
+    """A name that does not exist; the message lists the valid ones.
 
     Args:
-        kind: What was looked for, such as ``"operator"``.
-        name: What was given.
+        kind: Kind of the name, such as ``"operator"``.
+        name: The unknown name.
         known: All valid names.
     """
 
@@ -84,7 +84,7 @@ class DatabaseError(TunebenchError):
 
 
 class SchemaError(DatabaseError):
-    """The database has another schema revision than this version of tunebench knows."""
+    """The schema revision of the database is unknown to this version of tunebench."""
 
 
 class DeviceError(TunebenchError):
@@ -94,7 +94,7 @@ class DeviceError(TunebenchError):
 
 
 class ClusterLost(DeviceError):
-    """The cluster that measures cannot be reached, or its workers are gone and none has returned."""
+    """The measuring cluster cannot be reached, or its workers are gone and none has returned."""
 
 
 class MissingDependency(TunebenchError):

@@ -1,6 +1,6 @@
 """Tuned kernels on NumPy arrays, and on CPU arrays of any library with DLPack.
 
-Each call runs the best known configuration for the workload on this processor, or else a variant's default.
+Each call runs the best known configuration for the workload on this processor, or a variant's default.
 There is no fallback: a call that no kernel supports is an error. Results are new arrays, or `out`.
 
 >>> import numpy as np
@@ -43,13 +43,13 @@ def matmul(a: Any, b: Any, out: Any = None) -> Array:
         out: Array for the result.
 
     Raises:
-        InputError: if no kernel supports the call.
+        InputError: No kernel supports the call.
     """
     left, trans_a = _matrix(a)
     right, trans_b = _matrix(b)
     if left.ndim < 2 or right.ndim != left.ndim or left.shape[:-2] != right.shape[:-2]:
         raise InputError(
-            f"matmul expects matrices or batches of equal size, got {left.shape} and {right.shape}"
+            f"matmul: expected matrices or batches of equal size, got {left.shape} and {right.shape}"
         )
     batch, (m, k), n = _count(left.shape[:-2]), left.shape[-2:], right.shape[-1]
     sizes = {"m": m, "n": n, "k": k, "batch": batch, "trans": trans_a + trans_b}
@@ -163,7 +163,7 @@ def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) 
 
 
 def _array(given: Any) -> Array:
-    """Return a NumPy array on the memory of a CPU array of any library."""
+    """Return a NumPy view of a CPU array of any library."""
     if isinstance(given, np.ndarray):
         return given
     if not hasattr(given, "__dlpack__"):
@@ -171,12 +171,12 @@ def _array(given: Any) -> Array:
     try:
         array: Array = np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise InputError(f"{type(given).__name__} is not in CPU memory: {error}") from error
+        raise InputError(f"expected an array in CPU memory, got {type(given).__name__}: {error}") from error
     return array
 
 
 def _matrix(given: Any) -> tuple[Array, str]:
-    """Return an array, and whether its matrices are row-major (n) or column-major (t)."""
+    """Return an array, and whether its matrices are row-major (``"n"``) or column-major (``"t"``)."""
     array = _array(given)
     swapped = array.ndim > 1 and not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
     return array, "t" if swapped else "n"

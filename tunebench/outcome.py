@@ -1,7 +1,7 @@
-"""What became of one configuration: a union in which only a success holds a time.
+"""Outcomes of one configuration: a union in which only a success contains a time.
 
-Source: the interval of the median is by order statistics (Hollander and Wolfe, "Nonparametric Statistical
-Methods", section 3.6), which assumes nothing of the distribution.
+Source: the confidence interval of the median uses order statistics (Hollander and Wolfe, "Nonparametric
+Statistical Methods", section 3.6), which assume no particular distribution.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 CacheState = Literal["cold", "warm"]
-"""Whether the last-level cache was flushed before each sample; times of unlike states never compare."""
+"""Whether the last-level cache was flushed before each sample; compare only times of equal state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """How a result was proved right.
+    """How a result was verified.
 
     Attributes:
         how: ``"reference"`` (run on the device), ``"emulated"`` (run on the host through the shim),
             ``"simulated"`` (Numba's simulator), or ``"not verified"``.
-        detail: What was covered, or why nothing was.
-        worst: Largest error seen as a share of what the tolerance allows; below 1 passes.
+        detail: Coverage of the check, or the reason why there was none.
+        worst: Largest error as a fraction of the tolerance; below 1 passes.
     """
 
     how: Literal["reference", "emulated", "simulated", "not verified"]
@@ -59,7 +59,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The configuration ran, its result was correct, and this is its time.
+    """The configuration ran with a correct result, and was timed.
 
     Attributes:
         median_us: Median time of one run.
@@ -67,7 +67,7 @@ class Measured:
         samples_us: All samples, in the order taken.
         cache: Cache state of the samples.
         verification: How the result was verified.
-        conditions: Conditions that make measurements comparable or not: clocks, throttling, power.
+        conditions: Conditions that decide whether measurements are comparable: clocks, throttling, power.
     """
 
     kind: ClassVar[str] = "measured"
@@ -98,13 +98,13 @@ class Predicted:
 
     @property
     def interval_us(self) -> tuple[float, float] | None:
-        """Both ends of the interval, where it has one."""
+        """Both ends of the prediction interval, or None without an interval."""
         return (self.low_us, self.high_us) if self.low_us is not None and self.high_us is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """The result was correct, but the first samples were hopeless against the incumbent; it has no median."""
+    """The result was correct, but its first samples were clearly slower than the incumbent: no median."""
 
     kind: ClassVar[str] = "aborted"
     samples_us: tuple[float, ...]
@@ -122,11 +122,11 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailed:
-    """The compiler refused it.
+    """The configuration did not compile.
 
     Attributes:
-        reason: What it said.
-        refused: False if the compiler crashed or hung instead, and may do otherwise another time.
+        reason: Message of the compiler.
+        refused: False if the compiler crashed or hung, so that another attempt may succeed.
     """
 
     kind: ClassVar[str] = "compile_failed"
@@ -136,11 +136,11 @@ class CompileFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailed:
-    """It compiled, but the device or the runner refused to run it.
+    """The configuration compiled, but the device or the runner refused to run it.
 
     Attributes:
-        reason: What was said.
-        refused: Whether it asks for what the device has not, so that it can never run there.
+        reason: Message of the driver or the runner.
+        refused: Whether it exceeds a limit of the device, so that it can never run there.
     """
 
     kind: ClassVar[str] = "launch_failed"
@@ -184,13 +184,13 @@ _CLASSES: dict[str, Any] = {cls.kind: cls for cls in (Measured, Predicted, Abort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the compiler really used, for one entry function; None where it does not apply or is not told.
+    """Resource usage of one compiled entry function; None where it does not apply or is unknown.
 
     Attributes:
-        registers: 32-bit registers a thread.
-        static_smem_bytes: Static shared memory a block, without what the system reserves.
-        dynamic_smem_bytes: Shared memory a block asked for at launch.
-        spill_bytes: Bytes of registers spilled to local memory, stores plus loads, a thread.
+        registers: 32-bit registers per thread.
+        static_smem_bytes: Static shared memory per block, without the system's reserve.
+        dynamic_smem_bytes: Shared memory per block requested at launch.
+        spill_bytes: Bytes of registers spilled to local memory per thread, stores plus loads.
         code_bytes: Size of the machine code.
     """
 
@@ -203,7 +203,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Where the wall time of one trial went, in seconds."""
+    """Wall time of one trial by step, in seconds."""
 
     compile_s: float = 0.0
     verify_s: float = 0.0
@@ -212,13 +212,13 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an executor returns for one configuration.
+    """Result of an executor for one configuration.
 
     Attributes:
-        outcome: What became of it.
-        resources: What its binary uses, if it compiled.
-        effort: Where the wall time went.
-        conditions: What it ran under: versions, driver, host.
+        outcome: Success with a time, or the kind of failure.
+        resources: Resource usage of the binary, if it compiled.
+        effort: Wall time by step.
+        conditions: Versions, driver and host at the time of the run.
         bound_us: Lower bound with the resources of the binary, in microseconds; 0 if unknown. Not stored.
     """
 
@@ -230,19 +230,19 @@ class Result:
 
 
 def failed(outcome: Outcome) -> bool:
-    """Tell whether the outcome is one of the failure classes."""
+    """Return whether the outcome is one of the failure classes."""
     return isinstance(outcome, FAILURES)
 
 
 def time_us(outcome: Outcome) -> float | None:
-    """Return the time an outcome holds, or None: only `Measured` and `Predicted` hold one."""
+    """Return the time of an outcome in microseconds, or None: only `Measured` and `Predicted` have one."""
     if isinstance(outcome, Measured):
         return outcome.median_us
     return outcome.predicted_us if isinstance(outcome, Predicted) else None
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as plain data, with its class under ``"kind"``; `from_json` reads it back."""
+    """Return an outcome as plain data, with its class under ``"kind"``; `from_json` is the inverse."""
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     if "verification" in fields:
         fields["verification"] = dataclasses.asdict(fields["verification"])
@@ -250,11 +250,14 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Outcome:
-    """Rebuild an outcome from `to_json`.
+    """Return the outcome that `to_json` converted.
+
+    Args:
+        data: Fields of the outcome, and its class under ``"kind"``.
 
     Raises:
-        KeyError: if its kind is unknown.
-        TypeError: if its fields do not fit its kind.
+        KeyError: The kind is unknown.
+        TypeError: The fields do not match the kind.
     """
     fields = {name: value for name, value in data.items() if name != "kind"}
     for name in ("ci_us", "samples_us"):
@@ -270,6 +273,12 @@ def median_interval(samples_us: Sequence[float]) -> tuple[float, tuple[float, fl
     """Return the median and its 95 % confidence interval.
 
     Below 6 samples no such interval exists, and the range of the samples is returned.
+
+    Args:
+        samples_us: At least one sample, in microseconds.
+
+    Returns:
+        The median, and the low and high ends of the interval, in microseconds.
     """
     ordered = sorted(samples_us)
     count = len(ordered)

@@ -46,7 +46,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Executor(Protocol[T_contra]):
-    """Turns tasks into results; what the search loop needs of it.
+    """Conversion of tasks to results, as the search loop uses it.
 
     Attributes:
         capacity: Number of tasks worth keeping in flight; may change between tasks.
@@ -61,4 +61,11 @@ class Executor(Protocol[T_contra]):
     abort_above_us: float | None
 
     def submit(self, task: T_contra, /) -> Future[Result]:
-        """Start a task; crashes and timeouts are outcomes of its result."""
+        """Start a task; crashes and timeouts are outcomes of its result.
+
+        Args:
+            task: Task to run.
+
+        Returns:
+            A future of the result.
+        """

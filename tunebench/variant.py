@@ -1,7 +1,7 @@
-"""How an operator may be done: one implementation, its space, its costs, its source and its launch.
+"""Variants: one implementation of an operator, with its search space, costs, source and launch.
 
-A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Which class it
-derives from says how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant` or
+A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Its base class
+determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant` or
 `NumbaCpuVariant`. Importing a variant needs neither CUDA nor Numba.
 """
 
@@ -53,20 +53,25 @@ Language = Literal["cuda", "numba-cuda", "numba-cpu"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
-    """Return `a / b` rounded up, for integers or columns of them."""
+    """Return `a / b` rounded up.
+
+    Args:
+        a: Dividend: an integer or a column of integers.
+        b: Divisor: an integer or a column of integers.
+    """
     return -(-a // b)
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number passed by value; `ctype` is its C type."""
+    """A number that a kernel receives by value; `ctype` is its C type."""
 
     ctype: Literal["int", "long long", "float"]
     value: int | float
 
 
 Argument = str | Scalar
-"""A kernel argument: the name of a tensor (of shape `()`: its value), or a `Scalar`."""
+"""A kernel argument: the name of a tensor (of shape `()`: passed by value), or a `Scalar`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +81,13 @@ class Launch:
     Attributes:
         entry: The kernel: a C++ name expression such as ``gemm<64, 64, 8>``; unused by Numba.
         grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
-        arguments: In the order of the kernel's parameters; tensor maps in CUDA C++ alone.
-        smem_bytes: Dynamic shared memory a block.
-        cluster: Neighbouring blocks along x that run together and see each other's shared memory.
-        blocks_per_sm: For kernels whose blocks stay and take one tile after the other: the most blocks that
-            are of use on each SM. The grid is then what there is work for, and a launch has no more blocks
-            than the device holds. 0 launches all of the grid.
+        block: Threads per block in x, y, z.
+        arguments: In the order of the kernel's parameters; tensor maps in CUDA C++ only.
+        smem_bytes: Dynamic shared memory per block.
+        cluster: Adjacent blocks along x that run together and can access each other's shared memory.
+        blocks_per_sm: For persistent kernels, whose blocks process one tile after the other: the maximum
+            number of useful blocks per SM. The grid is then the available work, and a launch has at most
+            as many blocks as fit on the device. 0 launches the whole grid.
     """
 
     entry: str = ""
@@ -94,7 +99,11 @@ class Launch:
     blocks_per_sm: int = 0
 
     def grid_on(self, sm_count: int) -> tuple[int, int, int]:
-        """Return the blocks in x, y, z to launch on a device of that many SMs: whole clusters."""
+        """Return the blocks in x, y, z to launch, rounded to whole clusters.
+
+        Args:
+            sm_count: Number of SMs of the device.
+        """
         if not self.blocks_per_sm:
             return self.grid
         most = max(self.cluster, self.blocks_per_sm * sm_count // self.cluster * self.cluster)
@@ -103,32 +112,31 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a configuration must really execute; columns, or one number where all rows agree.
+    """Work that a configuration must execute: columns, or one number if all rows agree.
 
-    Every figure is a floor: it may be lower than the truth and never higher, or bounds made from it are
-    unsound. Per-block figures are of the cheapest block that has the full tile.
+    Every value is a floor: it may be below the true value but never above it, or lower bounds derived from it
+    are unsound. Per-block values are those of the cheapest block that has the full tile.
 
     Attributes:
         blocks: Blocks launched; edge blocks that skip work count by their area (a half-empty one is 0.5).
         full_blocks: Blocks that do the work of a full tile.
-        threads: Threads a block.
-        smem_bytes: Static plus dynamic shared memory a block.
-        registers: Registers a thread, before the compiler has told.
-        fma: Multiply-adds, or other full-rate f32 instructions, per thread lane, a block.
-        mma_flop: Tensor-core FLOPs a block.
-        mma_dtype: Input type of those.
-        sfu: Special-function results (exp, rsqrt, …) a block; 0 if the compiler may use polynomials instead.
-        smem_traffic_bytes: Distinct bytes per warp access through shared memory, a block; an access is at
+        threads: Threads per block.
+        smem_bytes: Static plus dynamic shared memory per block.
+        registers: Registers per thread, as known before compilation.
+        fma: Multiply-adds, or other full-rate f32 instructions, per block, counted per thread lane.
+        mma_flop: Tensor-core FLOPs per block.
+        mma_dtype: Input type of the tensor-core instructions.
+        sfu: Special-function results (exp, rsqrt, …) per block; 0 if the compiler may use polynomials.
+        smem_traffic_bytes: Distinct bytes per warp access through shared memory, per block; an access is at
             least one pass of 128 bytes.
-        fill_bytes: Bytes a block must bring into its SM from L2 or beyond. Bytes that another block of the
-            same SM may have left in L1 do not count: copies past L1 (`cp.async.cg`, TMA) do.
-        accesses: Loads and stores of shared memory or through L1, each counted once for every lane that takes
-            part and however wide it is, a block; bulk copies and ldmatrix are none.
-        instructions: Warp instructions a block must issue, of every kind together; 0 leaves it to what
-            `fma`, `sfu` and `smem_traffic_bytes` imply.
-        chain_clocks: Clocks that one full block takes from its first instruction to its last however fast
-            everything else is: its longest chain of instructions that each need the one before, every one
-            at the device's least latency; 0 if unknown.
+        fill_bytes: Bytes that a block must bring into its SM from L2 or beyond. Bytes that another block of
+            the same SM may have left in L1 do not count; copies that bypass L1 (`cp.async.cg`, TMA) do.
+        accesses: Loads and stores of shared memory or through L1 per block, each counted once for every
+            participating lane, whatever its width; bulk copies and ldmatrix do not count.
+        instructions: Warp instructions of all kinds that a block must issue; 0 to derive them from
+            `fma`, `sfu` and `smem_traffic_bytes`.
+        chain_clocks: Minimum clocks from the first to the last instruction of one full block: its longest
+            chain of dependent instructions, each at the device's minimum latency; 0 if unknown.
         serial_launches: Kernels that run one after the other.
     """
 
@@ -149,7 +157,14 @@ class Costs:
     serial_launches: Column = 1
 
     def figures(self, rows: int) -> dict[str, NDArray[np.float64]]:
-        """Return what tells configurations apart besides their parameters: one column each, of `rows`."""
+        """Return features that distinguish configurations in addition to their parameters.
+
+        Args:
+            rows: Length of each column.
+
+        Returns:
+            One column per feature, by name.
+        """
         return {
             name: np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), rows)
             for name in ("threads", "smem_bytes", "registers")
@@ -158,7 +173,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How one dimension of a problem is cut into equal tiles, of which the last may stick out.
+    """Division of one dimension of a workload into equal tiles; the last may extend past the edge.
 
     Attributes:
         dimension: A dimension of the workload, or a product of some, such as ``"n*p*q"``.
@@ -172,12 +187,12 @@ class Tiling:
 
     @property
     def count(self) -> int:
-        """Tiles along the dimension."""
+        """Number of tiles along the dimension."""
         return int(ceil_div(self.extent, self.tile))
 
     @property
     def used(self) -> float:
-        """The share of all tiles that lies inside the problem."""
+        """Fraction of the tile work that is inside the workload."""
         return self.extent / (self.count * self.tile)
 
 
@@ -187,7 +202,7 @@ class Variant(ABC, Generic[W]):
     Attributes:
         name: Unique among the variants of its operator.
         operator: The workload class it implements.
-        language: How it is written; set by the base class it derives from.
+        language: Language of the kernel; set by the base class.
         space: Its parameters and constraints.
     """
 
@@ -198,14 +213,19 @@ class Variant(ABC, Generic[W]):
 
     @property
     def key(self) -> str:
-        """`operator/name`, under which its results are stored."""
+        """`operator/name`, under which results are stored."""
         return f"{self.operator.operator}/{self.name}"
 
     def __repr__(self) -> str:
         return f"<variant {self.key}>"
 
     def refuses(self, workload: W, device: Device) -> str | None:
-        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        """Return why this variant cannot compute `workload` on `device`, or None if it can.
+
+        Args:
+            workload: Workload to compute.
+            device: Device to run on.
+        """
         if type(workload) is not self.operator:
             return f"{self.key} does not implement {workload.operator}"
         if device.kind != ("cpu" if self.language == "numba-cpu" else "gpu"):
@@ -213,36 +233,70 @@ class Variant(ABC, Generic[W]):
         return self.limits(workload, device)
 
     def limits(self, workload: W, device: Device) -> str | None:
-        """Return a limit of this variant that `workload` or `device` breaks, or None (override)."""
+        """Return a limit of this variant that `workload` or `device` exceeds, or None (override).
+
+        Args:
+            workload: Workload of this variant's operator.
+            device: Device of a kind that this variant runs on.
+        """
         return None
 
     @abstractmethod
     def default(self, workload: W, device: Device) -> Config:
-        """Return the configuration an expert would ship untuned; it must be valid."""
+        """Return the configuration that an expert would choose without tuning; it must be valid.
+
+        Args:
+            workload: Workload to compute.
+            device: Device to run on.
+        """
 
     @abstractmethod
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
-        """Return what each configuration of `table` must really execute (a floor, vectorised)."""
+        """Return the minimum work of each configuration of a table, vectorised.
+
+        Args:
+            workload: Workload to compute.
+            table: Configurations of this variant's space.
+            device: Device to run on.
+        """
 
     @abstractmethod
     def revision(self, workload: W, config: Config) -> str:
-        """Return a hash of what decides the machine code and the launch, comments left out.
+        """Return a hash of everything that determines the machine code and the launch, without comments.
 
-        A stored result stands for as long as this does not change.
+        A stored result is valid until this hash changes.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
         """
 
     def configs(self, workload: W, device: Device) -> Table:
-        """Return every valid configuration for `workload` on `device`."""
+        """Return every valid configuration for a workload on a device.
+
+        Args:
+            workload: Workload to compute.
+            device: Device to run on.
+        """
         return self.space.enumerate(workload=workload, device=device)
 
     def scratch(self, workload: W, config: Config) -> tuple[Tensor, ...]:
-        """Return tensors the kernels need besides inputs and outputs (override)."""
+        """Return the tensors that the kernels need in addition to inputs and outputs (override).
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
         return ()
 
     def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
-        """Return how a configuration cuts the problem, one dimension after the other (override).
+        """Return the tiling of each dimension that a configuration divides (override).
 
-        It is for explaining what is lost at edges. Saying nothing costs no more than that.
+        Explanations use it to show the work lost at edges; without it they omit this.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
         """
         return ()
 
@@ -256,12 +310,21 @@ class GpuVariant(Variant[W]):
 
     @abstractmethod
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
-        """Return the kernel launches that do the work, in order."""
+        """Return the kernel launches in execution order.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
 
     def emulation_workload(self, workload: W, config: Config) -> W:
-        """Return a small workload that takes the same tile, stage and edge paths (override if large).
+        """Return a small workload that uses the same tile, stage and edge paths (override if large).
 
-        Emulation runs it in place of `workload` where no GPU is at hand.
+        Emulation runs it in place of `workload` if no GPU is available.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
         """
         return workload
 
@@ -271,7 +334,7 @@ class CudaVariant(GpuVariant[W]):
 
     Attributes:
         minimum_cc: Lowest compute capability, such as ``(8, 0)``.
-        maximum_cc: Highest, for instructions that only one architecture has.
+        maximum_cc: Highest compute capability, for instructions of a single architecture.
     """
 
     language = "cuda"
@@ -280,9 +343,13 @@ class CudaVariant(GpuVariant[W]):
 
     @abstractmethod
     def source(self, workload: W, config: Config) -> str:
-        """Return the translation unit, helpers of `tunebench.kernels` included, with no #include left.
+        """Return the translation unit, with headers of `tunebench.kernels` inlined and without any #include.
 
         Sizes that need not be compiled in are arguments instead, so that workloads share binaries.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
         """
 
     def target(self, device: Device) -> str:
@@ -290,24 +357,29 @@ class CudaVariant(GpuVariant[W]):
         return device.architecture
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
-        """Return instructions that its machine code must have, as SASS names them (override).
+        """Return instructions that the machine code must contain, by SASS name (override).
 
-        ``"HMMA"`` is one with any modifiers, ``"UTMALDG.IM2COL"`` one that has this among them.
+        ``"HMMA"`` matches any modifiers; ``"UTMALDG.IM2COL"`` requires this modifier.
 
-        What a variant is for is easily lost without a wrong result: a product done by other units, a copy
-        by way of registers. The compile matrix holds disassembled binaries to this.
+        A variant can lose the instructions it was written for without a wrong result: a product computed by
+        other units, a copy through registers. The compile matrix checks disassembled binaries for these
+        instructions.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
         """
         return ()
 
     def refuses(self, workload: W, device: Device) -> str | None:
-        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        """Return why this variant cannot compute `workload` on `device`, or None if it can."""
         reason = super().refuses(workload, device)
         if reason is None and not self.minimum_cc <= device.compute_capability <= self.maximum_cc:
             reason = f"{self.key} needs sm_{self.minimum_cc[0]}{self.minimum_cc[1]} or later of its family"
         return reason
 
     def revision(self, workload: W, config: Config) -> str:
-        """Hash the source without comments, and the entries it is called by."""
+        """Return a hash of the source without comments and of the launched entries."""
         entries = [launch.entry for launch in self.launches(workload, config)]
         return _digest(strip_comments(self.source(workload, config)), *entries)
 
@@ -317,14 +389,24 @@ class NumbaVariant(Variant[W]):
 
     @abstractmethod
     def kernel(self, workload: W, config: Config) -> Callable[..., None]:
-        """Return the plain Python kernel, `config` closed over as constants; import Numba inside."""
+        """Return the plain Python kernel with `config` closed over as constants; import Numba inside.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
 
     def generated(self, workload: W, config: Config) -> str:
-        """Return the Python text that the kernel is compiled from, where it is not in its file (override)."""
+        """Return the Python source that the kernel is generated from, if it is not in its file (override).
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
         return ""
 
     def revision(self, workload: W, config: Config) -> str:
-        """Hash the syntax tree of the file that defines the kernel, what it generates, the configuration."""
+        """Return a hash of the kernel file's syntax tree, its generated source and the configuration."""
         generated = self.generated(workload, config)
         return _digest(_syntax(type(self).__module__), *filter(None, (generated,)), str(config))
 
@@ -335,10 +417,10 @@ class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):
     language = "numba-cuda"
 
     def refuses(self, workload: W, device: Device) -> str | None:
-        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        """Return why this variant cannot compute `workload` on `device`, or None if it can."""
         reason = super().refuses(workload, device)
         if reason is None and device.compute_capability == (0, 0):
-            reason = f"{self.key} needs a GPU of NVIDIA, not {device.architecture}"
+            reason = f"{self.key} needs an NVIDIA GPU, got {device.architecture}"
         return reason
 
 
@@ -346,18 +428,23 @@ class NumbaCpuVariant(NumbaVariant[W]):
     """A variant written for Numba on the CPU.
 
     Its kernel takes `arguments`: tensors as C-contiguous arrays, scalars and tensors of shape `()` as
-    numbers. It is compiled with `parallel=True`. f16 and bf16 arrays arrive as uint16, since Numba knows
-    neither on a CPU; `tunebench.kernels.common.numba_cpu` converts.
+    numbers. It is compiled with `parallel=True`. f16 and bf16 arrays are passed as uint16, since Numba
+    supports neither type on a CPU; `tunebench.kernels.common.numba_cpu` converts them.
 
     Attributes:
-        fastmath: LLVM fast-math flags the kernel may have (no `nnan` or `ninf` where it uses infinities).
+        fastmath: LLVM fast-math flags allowed for the kernel (no `nnan` or `ninf` if it uses infinities).
     """
 
     language = "numba-cpu"
     fastmath: ClassVar[frozenset[str]] = frozenset({"reassoc", "contract", "arcp", "nsz"})
 
     def arguments(self, workload: W, config: Config) -> tuple[Argument, ...]:
-        """Return what the kernel takes: all inputs, outputs and scratch, unless overridden."""
+        """Return the kernel's arguments: all inputs, outputs and scratch tensors, unless overridden.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
         tensors = (*workload.inputs(), *workload.outputs(), *self.scratch(workload, config))
         return tuple(tensor.name for tensor in tensors)
 
@@ -367,7 +454,7 @@ def _digest(*parts: str) -> str:
 
 
 def strip_comments(source: str) -> str:
-    """Return C++ source without comments, blank lines and indentation (it must compile the same)."""
+    """Return C++ source without comments, blank lines and indentation; it must compile to the same code."""
     pattern = r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')'
     text = re.sub(pattern, lambda match: match[1] or " ", source, flags=re.DOTALL)
     return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
@@ -375,9 +462,9 @@ def strip_comments(source: str) -> str:
 
 @functools.cache
 def _syntax(module_name: str) -> str:
-    """Return the syntax tree of a module and of the kernel helpers it imports, without docstrings.
+    """Return the syntax tree of a module and of the kernel modules it imports, without docstrings.
 
-    Comments and layout do not count, so that they void no stored result.
+    Comments and layout are ignored, so that changes to them do not invalidate stored results.
     """
     tree = ast.parse(inspect.getsource(sys.modules[module_name]))
     helpers = []

@@ -146,7 +146,7 @@ class Part:
 
 
 Category = Literal["elementwise", "reduction", "dot product"]
-"""What kind of operation an operator is, which says what usually limits it.
+"""Category of an operator, which determines what usually limits it.
 
 Source: NVIDIA, "GPU Performance Background User's Guide", "DNN Operation Categories".
 """
@@ -241,7 +241,7 @@ class Workload(ABC):
 
     @abstractmethod
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute the right answer in float64.
+        """Compute the reference result in float64.
 
         Args:
             inputs: Every tensor of `inputs()` by name, converted to float64 after rounding to its type.
@@ -259,13 +259,16 @@ class Workload(ABC):
         return 1
 
     def part(self, index: int) -> Part:
-        """Return one of `part_count()` parts, so that a large result can be checked by some of them.
+        """Return one of `part_count()` parts, so that a large result can be checked by a sample of parts.
+
+        Args:
+            index: Position of the part, from 0.
 
         Raises:
-            IndexError: if there is no such part.
+            IndexError: There is no such part.
         """
         if index:
-            raise IndexError(f"{self} has one part, not {index + 1}")
+            raise IndexError(f"{self} has one part, index 0; got index {index}")
         return Part(workload=self, places={})
 
     def traffic(self) -> Traffic:
@@ -296,14 +299,23 @@ class Workload(ABC):
 
     @final
     def draw_tensor(self, tensor: Tensor, rng: np.random.Generator) -> Array:
-        """Draw one input as `draw` says, or by the rule of its own that it has (see `draw_by_rule`)."""
+        """Draw one input as described for `draw`, or by its rule if it has one (see `draw_by_rule`).
+
+        Args:
+            tensor: Input tensor.
+            rng: Source of randomness.
+        """
         ruled = self.draw_by_rule(tensor, rng)
         return self._draw_freely(tensor, rng) if ruled is None else ruled
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
-        """Draw an input of which a kernel relies on more than its type, or return None for any other.
+        """Draw an input whose values are restricted beyond its type, or return None for any other input.
 
-        Override it for offsets and indices: numbers at random would lead out of bounds.
+        Override it for offsets and indices: random numbers would be out of bounds.
+
+        Args:
+            tensor: Input tensor.
+            rng: Source of randomness.
         """
         return None
 
@@ -343,50 +355,65 @@ class Workload(ABC):
 
     @classmethod
     def choices(cls, dimension: str) -> tuple[Any, ...]:
-        """Return the values that a dimension may have where they are listed; nothing for a number or a name.
+        """Return the listed values of a dimension; empty for a number or a name.
+
+        Args:
+            dimension: Name of the dimension.
 
         Raises:
-            UnknownName: if there is no such dimension.
+            UnknownName: There is no such dimension.
         """
         if dimension not in cls.dimensions():
             raise UnknownName(f"dimension of {cls.operator}", dimension, cls.dimensions())
         return cls._kinds()[dimension].values
 
     def changed(self, **dimensions: Any) -> Workload:
-        """Return this workload with some dimensions replaced; those that follow one of them do so again.
+        """Return this workload with some dimensions replaced; dimensions that follow one of them are updated.
+
+        Args:
+            dimensions: New values, by dimension.
 
         Raises:
-            InputError: if a dimension is unknown, or has a value it cannot have.
+            InputError: A dimension is unknown or has an invalid value.
         """
         return type(self).from_dimensions({**self._given(), **self._by_dimension(dimensions.items())})
 
     @classmethod
     def parse_dimensions(cls, text: str) -> Workload:
-        """Build a workload from `m=64,n=64,…` in any order.
+        """Build a workload from text.
+
+        Args:
+            text: ``m=64,n=64,…``, in any order.
 
         Raises:
-            InputError: naming what is missing, doubled, malformed or out of range.
+            InputError: A dimension is missing, repeated, malformed or out of range; the message names it.
         """
         return cls.from_dimensions(cls.split_dimensions(text))
 
     @classmethod
     def split_dimensions(cls, text: str) -> dict[str, str]:
-        """Split `m=64,n=64,…` into values by name, as text still; commas in parentheses part nothing.
+        """Split text into dimension values, still as text; commas in parentheses do not separate.
+
+        Args:
+            text: ``m=64,n=64,…``, in any order.
+
+        Returns:
+            The text of each value, by dimension.
 
         Raises:
-            InputError: naming what is doubled or malformed.
+            InputError: A dimension is repeated or malformed; the message names it.
         """
         given: list[tuple[str, str]] = []
         for item in filter(None, items_of(text)):
             name, equals, value = item.partition("=")
             if not equals or not value:
-                raise InputError(f"{cls.operator}: {item!r} is not of the form dimension=value")
+                raise InputError(f"{cls.operator}: expected dimension=value, got {item!r}")
             given.append((name, value))
         return cls._by_dimension(given)
 
     @classmethod
     def _by_dimension(cls, given: Iterable[tuple[str, _V]]) -> dict[str, _V]:
-        """Return values by dimension, where names may be aliases."""
+        """Return values by dimension, with aliases resolved."""
         found: dict[str, _V] = {}
         for name, value in given:
             dimension = cls.aliases.get(name, name)
@@ -399,8 +426,11 @@ class Workload(ABC):
     def from_dimensions(cls, given: Mapping[str, Any]) -> Workload:
         """Build a workload from dimensions given as text or as values.
 
+        Args:
+            given: Text or value of each dimension; dimensions with a default may be omitted.
+
         Raises:
-            InputError: naming what is missing, unknown, malformed or out of range.
+            InputError: A dimension is missing, unknown, malformed or out of range; the message names it.
         """
         given = cls._by_dimension(given.items())
         for name in given:

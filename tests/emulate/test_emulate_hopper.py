@@ -367,7 +367,7 @@ def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
         ({"count": 1025}, "1 to 1024 pixels"),
         ({"box": (4, 8, 1)}, "1 to 256 channels"),
         ({"extents": (4, 8), "strides_bytes": (16,)}, "1 to 3 dimensions of pixels"),
-        ({"strides_bytes": (16, 120, 512)}, "multiples of 16 bytes below"),
+        ({"strides_bytes": (16, 120, 512)}, "multiples of 16 bytes and below"),
     ],
 )
 def test_pixels_that_the_driver_would_not_encode_are_refused(change: dict[str, Any], rule: str) -> None:
@@ -620,7 +620,7 @@ def test_a_map_that_reaches_beyond_its_tensor_is_refused() -> None:
         ({"strides_bytes": ()}, "one stride for each"),
         ({"extents": (0, 8)}, "extents from 1"),
         ({"box": (32, 257)}, "a box of 1 to 256"),
-        ({"strides_bytes": (120,)}, "multiples of 16 bytes below"),
+        ({"strides_bytes": (120,)}, "multiples of 16 bytes and below"),
         ({"box": (3, 4)}, "lines of the box that are multiples"),
         ({"swizzle_bytes": 64}, "no longer than the swizzle"),
     ],

@@ -163,7 +163,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"missing memory_gb_s, l2_mb; a device file has .*boost_mhz \(MHz\)",
     ),
     ({"tflops": None}, "missing architecture or tflops"),
-    ({"sm_count": None}, "all three are needed"),
+    ({"sm_count": None}, "tflops also needs sm_count and boost_mhz"),
     ({"boost_mhz": 1.98}, "boost_mhz must be MHz, from 100 to 10000; got 1.98"),
     ({"memory_gb_s": 3.35}, "memory_gb_s must be GB/s, from 10"),
     ({"l2_mb": 52428800}, "l2_mb must be MB"),
@@ -195,7 +195,7 @@ def test_what_cannot_be_used_is_told(changes: dict[str, Any], said: str, tmp_pat
     [
         ("mine.toml", "name = ", "expected TOML"),
         ("mine.json", "{", "expected TOML"),
-        ("mine.json", "[1]", "one object of names and values, found list"),
+        ("mine.json", "[1]", "one object of names and values, got list"),
     ],
 )
 def test_a_file_that_is_no_object_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_space_may_be_restricted() -> None:
         (lambda: Space((Parameter("a", (1,), ""),), (lambda b: b,)), r"has unknown arguments \['b'\]"),
         (
             lambda: Space(tuple(Parameter(f"p{i}", tuple(range(512)), "") for i in range(7))),
-            r"at most 2\*\*63 points",
+            r"fewer than 2\*\*63 points",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
         ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
         ("resnet50/", "unknown layer of resnet50 ''"),
         ("resnet50/fc,q=4", "unknown dimension of gemm 'q'"),
-        ("resnet50/fc,m", "'m' is not of the form dimension=value"),
+        ("resnet50/fc,m", "expected dimension=value, got 'm'"),
         ("resnet50/fc,m=2,m=3", "dimension 'm' is given twice"),
         ("resnet50/fc,m=0", "m=0 must be a whole number from 1"),
     ],

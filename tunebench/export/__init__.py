@@ -1,6 +1,6 @@
-"""A configuration to take away: its cubin or source, all that a launch needs to know, and an example in C++.
+"""Export of one configuration: its cubin or source, everything a launch needs, and an example in C++.
 
-What is written needs neither tunebench nor Python to run: `main.cpp` loads the cubin through the CUDA driver.
+The exported files need neither tunebench nor Python: `main.cpp` loads the cubin through the CUDA driver.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ if TYPE_CHECKING:
 __all__ = ["BUILD", "FORMATS", "Format", "build_lines", "stand_alone_source", "write_export"]
 
 Format = Literal["cubin", "cu"]
-"""What holds the kernels: machine code, or CUDA C++ that nvcc compiles to it."""
+"""Form of the kernels: machine code, or CUDA C++ that nvcc compiles to it."""
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 BUILD = 'g++ -std=c++17 -O2 -I"$CUDA_HOME/include" -o run main.cpp -lcuda'
-"""How the example is built where the CUDA toolkit is."""
+"""Command that builds the example if the CUDA toolkit is installed."""
 
 
 def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
-    """Write one configuration into a folder, over what an earlier export has left there.
+    """Write one configuration into a folder, replacing the files of an earlier export.
 
     Args:
-        choice: The configuration, of a GPU variant.
-        binary: It, compiled.
-        folder: Where; made if it does not exist.
+        choice: Configuration of a GPU variant.
+        binary: The compiled configuration.
+        folder: Output folder; created if it does not exist.
         form: ``"cubin"`` or ``"cu"``.
 
     Returns:
-        The files: kernels, manifest, tables, example.
+        The paths of the kernels, manifest, tables and example.
 
     Raises:
-        InputError: if the variant is for a processor, has no CUDA C++ source although that is wanted, or
-            the example could make no inputs for it.
+        InputError: The variant is for a CPU, has no CUDA C++ source although `form` is ``"cu"``, or has
+            inputs that the example cannot generate.
     """
     variant = choice.variant
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)
     if not isinstance(variant, GpuVariant):
-        raise InputError(f"{variant.key} is compiled for a processor; only kernels of GPUs can be exported")
+        raise InputError(
+            f"{variant.key} runs on a CPU; expected a GPU variant, only GPU kernels can be exported"
+        )
     if form == "cu" and not isinstance(variant, CudaVariant):
         raise InputError(f"{variant.key} has no CUDA C++ source; use --format cubin")
     facts = manifest(choice, binary)
@@ -76,7 +78,7 @@ def stand_alone_source(choice: ChosenConfig) -> str:
     variant = choice.variant
     assert isinstance(variant, CudaVariant)
     entries = [launch.entry for launch in variant.launches(choice.workload, choice.config)]
-    # A template's instance has a symbol of its own only if somebody asks for it.
+    # An instance of a template gets a separate symbol only if it is instantiated explicitly.
     asked = [f"template __global__ decltype({e}) {e};" for e in dict.fromkeys(entries) if "<" in e]
     lines = (
         f"// {variant.key} {choice.config}",
@@ -89,7 +91,12 @@ def stand_alone_source(choice: ChosenConfig) -> str:
 
 
 def build_lines(choice: ChosenConfig, form: Format) -> tuple[str, ...]:
-    """Return the commands that build the example in the exported folder."""
+    """Return the commands that build the example in the exported folder.
+
+    Args:
+        choice: Exported configuration.
+        form: ``"cubin"`` or ``"cu"``.
+    """
     if form == "cubin" or not isinstance(choice.variant, CudaVariant):
         return (BUILD,)
     target = choice.variant.target(choice.device)

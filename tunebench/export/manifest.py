@@ -1,4 +1,4 @@
-"""What a program must know to launch an exported configuration, as plain data."""
+"""Manifest of an exported configuration: everything a program needs to launch it, as plain data."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ if TYPE_CHECKING:
 __all__ = ["manifest"]
 
 _ADDRESS = -1
-"""Stands for an array's address among the words of Numba's ABI, none of which is negative."""
+"""Placeholder for an array's address among the words of Numba's ABI, which are never negative."""
 
 _SEED = 0
 _MOST_VALUES = 2**20
-"""More would take longer to compile than the kernels."""
+"""Maximum values listed for one input; more would take longer to compile than the kernels."""
 
 
 def manifest(choice: ChosenConfig, binary: Binary) -> dict[str, Any]:
-    """Return everything but the code.
+    """Return the manifest of an exported configuration, without its code.
 
-    Tensors are in the order: inputs, outputs, scratch. Those of shape ``()`` have no memory: their value is
-    an argument. Launches run one after the other; their arguments are the kernel's parameters, each of a
+    Tensors are in the order: inputs, outputs, scratch. Tensors of shape ``()`` have no memory: their value is
+    an argument. Launches run one after the other. Their arguments are the kernel's parameters, each of one
     kind:
 
-    - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
-    - ``value``: the value of that input, in its type;
-    - ``int``, ``long long``, ``float``: the number given;
-    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled, or with a ``pixel_box``
-      cuTensorMapEncodeIm2col, makes of what is given (see `TensorMap`).
+    - ``tensor``: the 64-bit address of the named tensor, C-contiguous;
+    - ``value``: the value of the named input, in its type;
+    - ``int``, ``long long``, ``float``: the listed number;
+    - ``tensor_map``: 128 bytes that cuTensorMapEncodeTiled (with a ``pixel_box``: cuTensorMapEncodeIm2col)
+      returns for the listed fields (see `TensorMap`).
 
-    Inputs that may not hold just any numbers have an ``example`` of what they may hold.
+    Inputs with restricted values have an ``example`` of valid values.
+
+    Args:
+        choice: Exported configuration.
+        binary: The compiled configuration.
 
     Raises:
-        InputError: if there are too many of those to list.
+        InputError: An input with restricted values is too large to list.
     """
     variant, workload, config = choice.variant, choice.workload, choice.config
     assert isinstance(variant, GpuVariant), variant
@@ -83,14 +87,14 @@ def _tensor(tensor: Tensor, role: str) -> dict[str, Any]:
 
 
 def _example(tensor: Tensor, role: str, workload: Workload) -> dict[str, Any]:
-    """Return what an input with a rule of its own may hold, in C order; nothing for any other tensor."""
+    """Return valid values of an input with restricted values, in C order; empty for any other tensor."""
     ruled = workload.draw_by_rule(tensor, np.random.default_rng(_SEED)) if role == "input" else None
     if ruled is None:
         return {}
     if tensor.size > _MOST_VALUES:
         raise InputError(
-            f"{tensor.name} of {workload} has values by a rule, and a manifest lists {_MOST_VALUES} at most; "
-            f"got {tensor.size}"
+            f"{tensor.name} of {workload} has restricted values; expected at most {_MOST_VALUES} to list, "
+            f"got {tensor.size}; export a smaller workload"
         )
     return {"example": ruled.ravel().tolist()}
 
@@ -114,7 +118,7 @@ def _launch(
 
 
 def _lists(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as JSON has them, with lists for tuples."""
+    """Return fields as JSON data, with tuples converted to lists."""
     return {
         name: _lists(fact) if isinstance(fact, dict) else list(fact) if isinstance(fact, tuple) else fact
         for name, fact in facts.items()
@@ -124,7 +128,7 @@ def _lists(facts: dict[str, Any]) -> dict[str, Any]:
 def _slots(
     argument: Argument | TensorMap, tensors: dict[str, Tensor], *, by_words: bool
 ) -> list[dict[str, Any]]:
-    """Return the parameters that one argument becomes: one, or for an array of Numba several."""
+    """Return the kernel parameters of one argument: one, or several for an array of Numba."""
     if isinstance(argument, TensorMap):
         return [{"kind": "tensor_map", **_lists(dataclasses.asdict(argument))}]
     if isinstance(argument, Scalar):

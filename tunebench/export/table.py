@@ -1,4 +1,4 @@
-"""The manifest as constants of C++, for the example and for programs that start from it."""
+"""The manifest as C++ constants, for the example and for programs derived from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENCODING = {
     "i8": (1, 0, 7),
     "i32": (4, 0, 31),
 }
-"""Bytes, bits of the exponent (0 for integers) and of the significand, by type.
+"""Size in bytes, bits of the exponent (0 for integers) and bits of the significand, by type.
 
 Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning".
 """
@@ -40,8 +40,11 @@ _KINDS = {
 def tables(manifest: Mapping[str, Any]) -> str:
     """Return the header that `main.cpp` includes: constants of the types that it declares.
 
+    Args:
+        manifest: From `tunebench.export.manifest.manifest`.
+
     Raises:
-        InputError: if a tensor has a type that the example cannot fill and read.
+        InputError: A tensor has a type that the example does not support.
     """
     names = [tensor["name"] for tensor in manifest["tensors"]]
     lines = [
@@ -68,11 +71,11 @@ def tables(manifest: Mapping[str, Any]) -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text)  # the escapes of JSON are those of C++, as far as they occur
+    return json.dumps(text)  # JSON escapes that occur here are also valid C++ escapes
 
 
 def _example(i: int, tensor: Mapping[str, Any]) -> list[str]:
-    """Return the elements of a tensor that may not hold just any, as the bits of each."""
+    """Return the example values of a tensor with restricted values, each as its bits."""
     if "example" not in tensor:
         return []
     stored = np.asarray(tensor["example"], numpy_dtype(tensor["dtype"]))
@@ -88,7 +91,7 @@ def _example(i: int, tensor: Mapping[str, Any]) -> list[str]:
 def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
     dtype = tensor["dtype"]
     if dtype not in _ENCODING:
-        raise InputError(f"{tensor['name']} is {dtype}; the example in C++ makes {', '.join(_ENCODING)}")
+        raise InputError(f"{tensor['name']} is {dtype}; the C++ example supports {', '.join(_ENCODING)}")
     size, exponent, significand = _ENCODING[dtype]
     role = tensor["role"].capitalize() if tensor["shape"] else "ByValue"
     count = tensor["bytes"] // size
@@ -98,7 +101,7 @@ def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
 
 
 def _arguments(i: int, arguments: list[Mapping[str, Any]], names: list[str]) -> list[str]:
-    """Return the arguments of a launch, and before them the tensor maps that are among them."""
+    """Return the arguments of a launch, preceded by the tensor maps that they use."""
     maps = {at: argument for at, argument in enumerate(arguments) if argument["kind"] == "tensor_map"}
     told = "// tensor, type of its elements, rank, extents, strides in bytes, box, swizzle; of pixels or not"
     lines = [f"{told}, corners, steps"] if maps else []
@@ -128,7 +131,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 def _argument(argument: Mapping[str, Any], names: list[str], mapped: str) -> str:
-    """Return a kind, a whole number (of a tensor: its position), a float and the address of a map."""
+    """Return a kind, an integer (for a tensor: its position), a float and the address of a tensor map."""
     kind = argument["kind"]
     whole, real = 0, "0"
     if kind in ("tensor", "value"):
