@@ -26,14 +26,14 @@ PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[list[str]]:
-    """Return every command as it is typed, those of groups in full."""
+    """Return the words of every command that is not hidden, such as ``["db", "export-bundled"]``."""
     found = []
     for name in cli.COMMANDS:
-        module = importlib.import_module(f"tunebench.cli.{name}")
-        names = (
-            [c.name or c.callback.__name__ for c in module.app.registered_commands] if is_group(name) else []
-        )
-        found += [[name, sub] for sub in names] or [[name]]
+        if is_group(name):
+            group = typer.main.get_group(importlib.import_module(f"tunebench.cli.{name}").app)
+            found += [[name, sub] for sub, command in group.commands.items() if not command.hidden]
+        else:
+            found.append([name])
     return found
 
 

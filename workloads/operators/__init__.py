@@ -1,1 +1,1 @@
-"""One operator a module: dimensions, float64 reference, FLOPs, compulsory bytes, tolerance."""
+"""Operators, one module each: dimensions, float64 reference, FLOPs, compulsory bytes and tolerance."""

@@ -1,4 +1,4 @@
-"""How far sums of products in f32 may be from exact ones: shared by operators that accumulate."""
+"""Error limits of sums of products in f32, for operators that accumulate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REASON_E4M3 = (
     "tensor cores add products of e4m3 to 13 fraction bits, truncating: by (8 + sqrt(K) / 8) 2**-13 more"
 )
 E4M3_FRACTION_BITS = 13
-"""Fraction bits that tensor cores keep of a sum of e4m3 products, which they call f32 (sm_89, sm_90).
+"""Fraction bits that tensor cores keep of a sum of e4m3 products, documented as f32 (sm_89, sm_90).
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang et al.,
 "SageAttention2", 2024.
@@ -25,16 +25,17 @@ Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang 
 
 
 def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
-    """Return the relative error of an f32 sum of `terms` products, per unit of the sum of magnitudes.
+    """Return the relative error limit of an f32 sum of `terms` products, per unit of the sum of magnitudes.
 
-    The worst case, terms * u, is never met and would hide a wrong element; rounding errors of zero mean
-    add up as the root of their number. On random data tensor cores, which truncate after each 4 products
-    or more, stay within the same limit.
+    The worst case, terms * u, never occurs in practice and would hide a wrong element. Rounding errors of
+    zero mean add up as the square root of their number. On random data, tensor cores, which truncate after
+    each 4 products or more, stay within the same limit.
 
     Args:
-        terms: Most products that an output sums.
-        dtype: Type they are multiplied in.
-        fewest: Fewest products that an output sums, where that differs: errors of a few do not average out.
+        terms: Largest number of products that an output sums.
+        dtype: Type in which the factors are multiplied.
+        fewest: Smallest number of products that an output sums, if it differs from `terms`: errors of a few
+            products do not average out.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019; Fasi, Higham,
     Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
@@ -43,7 +44,7 @@ def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
     if dtype == "tf32":
         total += 2.0 * unit_roundoff(dtype) * min(1.0, 3.0 / math.sqrt(fewest or terms))
     if dtype == "e4m3":
-        # Products are cut off at the sum's last place, each its own way, which costs a constant share of the
-        # magnitude summed; the sum is cut off towards zero every 32 products, which costs as sqrt(K).
+        # Each product is truncated at the last place of the sum, independently, which costs a constant share
+        # of the magnitude summed. The sum is truncated towards zero every 32 products, which costs sqrt(K).
         total += 2.0**-E4M3_FRACTION_BITS * min(terms, 8.0 + math.sqrt(terms) / 8.0)
     return total

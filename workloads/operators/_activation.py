@@ -1,6 +1,7 @@
-"""Elementwise activations in float64, and how far they spread errors: shared by operators that end in one.
+"""Elementwise activations in float64 and how they propagate errors, for operators with an activation.
 
-Some have names, and a constant slope each; any other is an expression in `x` (see `tunebench.expression`).
+An activation is one of a few names, each with a constant slope limit, or any expression in `x` (see
+`tunebench.expression`).
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ __all__ = [
 ]
 
 IDENTITY = "x"
-"""The expression that leaves everything as it is."""
+"""The identity expression."""
 
 Activation = Literal["none", "relu", "gelu", "silu", "sigmoid"]
 
 SLOPES: dict[str, float] = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1, "sigmoid": 0.25}
-"""Steepest slope of each, rounded up: an error of x grows by no more.
+"""Steepest slope of each activation, rounded up: an error of x grows at most by this factor.
 
-That of gelu, Phi(x) + x phi(x), has its maximum 1.1290 at x = sqrt(2); that of silu, s + x s (1 - s) with the
-logistic function s, 1.0998 at x = 2.40.
+The slope of gelu, Phi(x) + x phi(x), has its maximum 1.1290 at x = sqrt(2); that of silu,
+s + x s (1 - s) with the logistic function s, 1.0998 at x = 2.40.
 """
 
 STEPS: dict[str, int] = {"none": 0, "relu": 0, "gelu": 6, "silu": 6, "sigmoid": 6}
-"""Roundings to f32 that computing each is worth, per unit of |x| (sigmoid: of its value and of |x| / 4).
+"""Error of each activation, in roundings to f32 per unit of |x| (sigmoid: of its value and |x| / 4).
 
-erff is good to 2 units in the last place, and 1 + erf cancels where x is negative; the power in 1 + e**-x is
-good to |x| + 2 units, where it counts, and it counts for less than half as much.
+erff is accurate to 2 units in the last place, and 1 + erf cancels where x is negative. The power in
+1 + e**-x is accurate to |x| + 2 units where it matters, and its weight is less than one half.
 """
 
 
 def apply(activation: str, x: Array64) -> Array64:
-    """Return the activation of this name of each element, in float64."""
+    """Return the named activation of each element of x, in float64."""
     if activation == "none":
         return x
     result: Array64 = FUNCTIONS[activation].value(np, x)
@@ -63,11 +64,11 @@ def apply(activation: str, x: Array64) -> Array64:
 
 
 def take_name(workload: Any, places: Mapping[str, str]) -> None:
-    """Let an `act` that has a name as part of an epilogue be that: one problem has one text.
+    """Replace an `act` that has a name by the epilogue of that name, so that one workload has one text.
 
     Args:
-        workload: One that is being made, with dimensions `act` and `epilogue`.
-        places: Epilogues with a place for a name, ``{}``, by what they are without.
+        workload: Workload under construction, with dimensions `act` and `epilogue`; changed in place.
+        places: Epilogues with a placeholder ``{}`` for the activation, keyed by the epilogue without it.
     """
     tree = parse(workload.act)
     if workload.epilogue not in places or not isinstance(tree, Apply) or tree.arguments != (Name("x"),):
@@ -79,19 +80,26 @@ def take_name(workload: Any, places: Mapping[str, str]) -> None:
 
 
 def reach(terms: int) -> float:
-    """Return how large sums of `terms` products of normal numbers, and a few such numbers, may be.
+    """Return the limit of the magnitude of sums of `terms` products of normal numbers plus a few of them.
 
-    Of 1e12 of them none is expected beyond it. Source: Chernoff's bound, by the moments of a product of two
-    normal numbers: exp(s**2) or less a term for s up to 1/2, which gives 4 t + sqrt(4 terms t), t = ln 1e12.
+    Out of 1e12 sums none is expected to exceed it. Source: Chernoff's bound, by the moments of a product of
+    two normal numbers: at most exp(s**2) per term for s up to 1/2, which yields 4 t + sqrt(4 terms t) with
+    t = ln 1e12.
     """
     return 12.0 * math.sqrt(terms) + 160.0
 
 
 def check(operator: str, expression: str, largest: float, out: DType) -> None:
-    """See that an activation is an expression in x, which has a finite value up to `largest`.
+    """Check that an activation is an expression in x with finite values for |x| up to `largest`.
+
+    Args:
+        operator: Operator name, for the message.
+        expression: The activation.
+        largest: Largest magnitude of x.
+        out: Type of the result, which must hold the values.
 
     Raises:
-        InputError: if it is not.
+        InputError: If the expression has other names, or values that are not finite.
     """
     tree = parse(expression)
     if names(tree) != ("x",):
@@ -111,7 +119,15 @@ def check(operator: str, expression: str, largest: float, out: DType) -> None:
 def spread(
     expression: str, value: Array64, scale: Array64, eps: float, out: DType
 ) -> tuple[Array64, Array64]:
-    """Return an activation of sums that are off by up to ``eps * scale``, and its error in units of `eps`."""
+    """Return the activation of sums with errors up to ``eps * scale``, and its error in units of `eps`.
+
+    Args:
+        expression: The activation.
+        value: The sums in float64.
+        scale: Error of each sum in units of `eps`.
+        eps: Relative error of accumulation.
+        out: Type to which the result is rounded.
+    """
     result, error = evaluate(parse(expression), {"x": value}, {"x": eps * scale})
-    # What is rounded in the end is the value with its error.
+    # The final rounding applies to the value including its error.
     return result, error * ((1 + unit_roundoff(out)) / eps)

@@ -1,8 +1,8 @@
-"""What the operations of an expression mean: their float64 values, and how far f32 may be from them.
+"""Float64 values of expressions and error bounds of their evaluation in f32.
 
-Every node has a value and a bound of its error, both by element. An operation passes on the errors of its
-arguments, enlarged as it is steep, and adds what it rounds itself; the bounds are of the order of evaluation
-that is written, contraction of a product and a sum to one multiply-add included (which rounds less).
+Every node has a value and an error bound for each element. An operation propagates the errors of its
+arguments, multiplied by its slope, and adds its own rounding. The bounds hold for the order of evaluation
+in the text, including contraction of a product and a sum to one fused multiply-add (which rounds less).
 
 Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002, chapter 3 (running
 error analysis).
@@ -26,11 +26,11 @@ __all__ = ["FUNCTIONS", "Function", "Range", "evaluate", "flops", "span"]
 
 U = unit_roundoff("f32")
 FLUSHED = 2.0**-124
-"""Results near the smallest normal f32, 2**-126, may become 0."""
+"""Smallest normal f32, 2**-126: smaller results may become 0."""
 LARGEST = 3.4e38
-"""What is beyond overflows in f32."""
+"""Largest finite f32: larger values overflow."""
 LEAST = 2.0**-10
-"""Least divisor, and least argument of log, sqrt and rsqrt, at which inputs are drawn: errors grow there."""
+"""Least divisor, and least argument of log, sqrt and rsqrt, for drawn inputs: errors grow below it."""
 
 Range = tuple[float, float]
 
@@ -40,13 +40,14 @@ class Function:
     """A function of one argument.
 
     Attributes:
-        value: Its value at x by the functions of `math` (a number) or of NumPy (an array).
-        spread: The most it changes where x changes by up to e; infinite where x - e is out of its domain.
-        rounding: The most an implementation may err at an exact x, in units of f32's roundoff: a few units
-            in the last place of what it adds up.
-        flops: FLOPs of its textbook form, an exponential or a root being one.
-        domain: Where inputs may lead it.
-        turns: Where it turns, if it is not monotone.
+        value: Returns the value at x with the functions of `math` (for a number) or of NumPy (for an array).
+        spread: Returns the largest change of the value where x changes by up to e; infinite where x - e is
+            outside the domain.
+        rounding: Returns the largest error of an implementation at an exact x, in units of f32's roundoff: a
+            few units in the last place of the terms that it adds.
+        flops: FLOPs of the textbook form, where an exponential or a root counts as one.
+        domain: Range of arguments to which drawn inputs may lead.
+        turns: Arguments of the extrema, if the function is not monotone.
     """
 
     value: Callable[[Any, Any], Any]
@@ -68,13 +69,13 @@ def _erf(m: Any, x: Any) -> Any:
 
 
 def _up_to(x: Any, e: Any, slope: Callable[[Any], Any]) -> Any:
-    """Return a change by e where a slope falls away from 0 on either side: by that of the nearest point."""
+    """Return the change for an error e, by the slope nearest to 0, for slopes that decrease away from 0."""
     with np.errstate(over="ignore"):
         return e * slope(np.maximum(np.abs(x) - e, 0.0))
 
 
 def _sigmoid(m: Any, x: Any) -> Any:
-    return m.exp((x - abs(x)) / 2) / (1 + m.exp(-abs(x)))  # without overflow on either side
+    return m.exp((x - abs(x)) / 2) / (1 + m.exp(-abs(x)))  # does not overflow for either sign
 
 
 def _gelu(m: Any, x: Any) -> Any:
@@ -82,7 +83,7 @@ def _gelu(m: Any, x: Any) -> Any:
 
     Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
     """
-    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
+    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither function.
     t = x * -math.sqrt(0.5)
     if m is math:
         return 0.5 * x * math.erfc(t)
@@ -99,7 +100,7 @@ def _silu(m: Any, x: Any) -> Any:
 
 
 def _within(x: Any, e: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """Return a change where x - e is positive, infinity elsewhere."""
+    """Return the change where x - e is positive, infinity elsewhere."""
     inside = x > e
     with np.errstate(all="ignore"):
         return np.where(inside, change(np.where(inside, x, 1.0), np.where(inside, e, 0.0)), np.inf)
@@ -116,7 +117,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "exp": Function(
         lambda m, x: m.exp(x),
         lambda x, e: np.exp(x) * np.expm1(e),
-        # The argument is multiplied by log2 e first, which rounds in proportion to it.
+        # The implementation first multiplies the argument by log2 e; the rounding is proportional to the
+        # argument.
         lambda x, v: (6 + 2 * abs(x)) * v,
         1,
         domain=(-LARGEST, 80.0),
@@ -124,7 +126,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "gelu": Function(
         _gelu,
         lambda x, e: 1.13 * e,  # the steepest slope is 1.129, at sqrt(2)
-        lambda x, v: 8 * abs(x),  # the distribution function has an absolute error
+        lambda x, v: 8 * abs(x),  # the error of the distribution function is absolute
         5,
         turns=(-0.7517916,),
     ),
@@ -145,7 +147,7 @@ FUNCTIONS: Mapping[str, Function] = {
     ),
     "sigmoid": Function(
         _sigmoid,
-        # The logarithm's slope is at most 1; the slope itself is that of tanh(x / 2), halved.
+        # The slope of the logarithm of the value is at most 1; the slope itself is half that of tanh(x / 2).
         lambda x, e: np.minimum(
             _sigmoid(np, x) * np.expm1(e), _up_to(x, e, lambda m: 0.25 / np.cosh(m / 2) ** 2)
         ),
@@ -155,7 +157,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "silu": Function(
         _silu,
         lambda x, e: 1.1 * e,  # the steepest slope is 1.0998, at 2.3994
-        # The logistic function may become 0 before it is multiplied.
+        # The logistic function may underflow to 0 before the product.
         lambda x, v: (12 + 2 * abs(x)) * abs(v) + abs(x) * (FLUSHED / U),
         5,
         turns=(-1.2784645,),
@@ -191,12 +193,15 @@ FUNCTIONS: Mapping[str, Function] = {
 def evaluate(
     node: Node, inputs: Mapping[str, Array64], errors: Mapping[str, Array64] | None = None
 ) -> tuple[Array64, Array64]:
-    """Return the value in float64 and a bound of f32's error, both of the shape the inputs broadcast to.
+    """Return the value in float64 and a bound of the error in f32, broadcast over the inputs.
 
     Args:
-        node: What to compute.
-        inputs: Each input by name.
-        errors: How far from these a kernel's own may be, by name; what has none is exactly what it reads.
+        node: The expression.
+        inputs: Values by input name.
+        errors: Error bounds of the inputs, by name; an input without one is exact.
+
+    Returns:
+        Value and error bound, both of the broadcast shape.
     """
     if isinstance(node, Name):
         return inputs[node.name], (errors or {}).get(node.name, np.zeros(()))
@@ -204,7 +209,7 @@ def evaluate(
         rounded = float(np.float32(node.value))
         return np.asarray(node.value), np.asarray(abs(rounded - node.value))
     arguments = [evaluate(argument, inputs, errors) for argument in node.arguments]
-    with np.errstate(all="ignore"):  # infinite errors where nothing can be said
+    with np.errstate(all="ignore"):  # errors become infinite where there is no bound
         return _applied(node.operation, *arguments)
 
 
@@ -219,7 +224,7 @@ def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
         return -x, dx
     if operation in ("max", "min"):
         choose = np.maximum if operation == "max" else np.minimum
-        value = choose(x, y)  # which grows with both: it is within what their ends come to
+        value = choose(x, y)  # max and min are monotone in both arguments: the interval ends bound the error
         return value, np.maximum(choose(x + dx, y + dy) - value, value - choose(x - dx, y - dy))
     if operation in ("add", "sub"):
         value, passed_on = (x + y if operation == "add" else x - y), dx + dy
@@ -228,12 +233,12 @@ def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
     else:
         value, rest = x / y, np.abs(y) - dy
         passed_on = np.where(rest > 0, (dx + np.abs(value) * dy) / np.where(rest > 0, rest, 1.0), np.inf)
-    units = 4 if operation == "div" else 1  # a reciprocal and a product may stand for a division
+    units = 4 if operation == "div" else 1  # compilers may replace a division by a reciprocal and a product
     return value, passed_on + units * U * (np.abs(value) + passed_on) + FLUSHED
 
 
 def flops(node: Node) -> int:
-    """Return the FLOPs of one element; a sign is none, and what is used twice is computed once."""
+    """Return the FLOPs per element; a sign costs nothing, and a repeated subexpression counts once."""
     counts = {"neg": 0}
     return sum(
         FUNCTIONS[step.operation].flops if step.operation in FUNCTIONS else counts.get(step.operation, 1)
@@ -245,12 +250,12 @@ def flops(node: Node) -> int:
 
 
 def span(node: Node, ranges: Mapping[str, Range], least: float = LEAST) -> Range | None:
-    """Return between which values an expression stays, or None where it may leave a domain, or overflow.
+    """Return the range of values of an expression, or None if it may leave a domain or overflow.
 
     Args:
         node: The expression.
-        ranges: Between which values each input is.
-        least: Least divisor, and least argument of log, sqrt and rsqrt, that will do.
+        ranges: Range of each input, by name.
+        least: Least divisor, and least argument of log, sqrt and rsqrt, to accept.
     """
     if isinstance(node, Name):
         return ranges[node.name]

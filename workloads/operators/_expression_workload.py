@@ -1,4 +1,4 @@
-"""What elementwise and reduction share: an expression of a matrix, of rows, of columns and of numbers."""
+"""Base of elementwise and reduction: an expression of matrices, row vectors, column vectors and scalars."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["DRAWN", "LARGEST_OUT", "ExpressionWorkload", "substitute"]
 
 DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
-"""Ranges that inputs are drawn in: the first in which an expression is sure to have a value.
+"""Ranges from which inputs are drawn: the first one in which the expression always has a value is used.
 
-The first is that of normal numbers: of 1e12 of them none is expected beyond it.
+The first is the range of normal numbers: out of 1e12 none is expected outside.
 """
 LARGEST_OUT: Mapping[str, float] = {"f16": 65504.0}
-"""Largest number of a type, where it is less than that of f32."""
+"""Largest number of a type, if it is less than that of f32."""
 ELEMENTS_AT_ONCE = 2**20
-"""About so many are evaluated at a time: temporaries of all of a large problem may not fit in memory."""
+"""Elements evaluated at a time, approximately: temporaries of a whole workload may not fit in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpressionWorkload(Workload):
-    """An expression of the elements of a matrix, computed in f32; subclasses say what becomes of its values.
+    """An expression of the elements of a matrix, computed in f32; subclasses define the use of its values.
 
-    Tensors: each name of the expression is an input, in the order they first appear in. Those that `vectors`
-    lists are (cols,), the same for all rows; those that `columns` lists are (rows,), the same for a whole
-    row; those that `scalars` lists are () f32; all others are (rows, cols), and there is at least one.
+    Tensors: each name of the expression is an input, in the order of first use. Names in `vectors` are
+    (cols,), the same for all rows; names in `columns` are (rows,), the same for a whole row; names in
+    `scalars` are () f32; all others are (rows, cols), and there is at least one of them.
 
     Functions: abs, erf, exp, gelu (the exact one), log, max, min, relu, rsqrt, sigmoid, silu, sqrt, square,
     step (1 where its argument is positive, else 0), tanh.
@@ -46,7 +46,7 @@ class ExpressionWorkload(Workload):
 
     aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}
     result: ClassVar[str] = "out"
-    """The name of the output, which no input may have."""
+    """Name of the output; no input may have it."""
     drawn_in: ClassVar[tuple[Range, ...]] = DRAWN
 
     rows: Size
@@ -57,14 +57,14 @@ class ExpressionWorkload(Workload):
     scalars: Names = ""
     columns: Names = ""
 
-    if TYPE_CHECKING:  # a dimension of every subclass, the last one
+    if TYPE_CHECKING:  # the last dimension of every subclass
 
         @property
         def out(self) -> DType:
             """The type of the result."""
 
     def check(self) -> None:
-        """Hold the lists of names against the expression, and see that inputs can be drawn for it."""
+        """Check the lists of names against the expression, and that inputs can be drawn for it."""
         used, lists = names(self.tree), self._lists
         for name, listed in lists.items():
             if unknown := set(listed) - set(used):
@@ -98,7 +98,7 @@ class ExpressionWorkload(Workload):
 
     @property
     def _meaning(self) -> str:
-        """What is computed, for messages."""
+        """The computed expression, for messages."""
         return self.expression
 
     @property
@@ -136,7 +136,7 @@ class ExpressionWorkload(Workload):
         return tuple(name for name in names(self.tree) if name not in others)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return the inputs, in the order they first appear in."""
+        """Return the inputs, in the order of first use."""
         return tuple(map(self._input, names(self.tree)))
 
     def _input(self, name: str) -> Tensor:
@@ -148,7 +148,7 @@ class ExpressionWorkload(Workload):
         return Tensor(name=name, shape=shape, dtype=self.dtype)
 
     def evaluated(self, inputs: Mapping[str, Array64]) -> Iterator[tuple[slice, Array64, Array64]]:
-        """Yield the expression some rows at a time: which, their values, and how far f32 may be from them."""
+        """Yield the expression for some rows at a time: the rows, the values, and the error bounds of f32."""
         rows = max(1, ELEMENTS_AT_ONCE // self.cols)
         whole, columns = set(self.whole_names), set(self.column_names)
         for first in range(0, self.rows, rows):
@@ -161,16 +161,21 @@ class ExpressionWorkload(Workload):
             yield part, value, np.broadcast_to(error, value.shape)
 
     def rounded(self, value: Array64, error: Array64) -> Reference:
-        """Return the reference of results of which f32 has errors, and which are then rounded to `out`."""
-        # What is rounded in the end is the value with its error; near zero f16 rounds by a constant.
+        """Return the reference for results in f32 that are then rounded to `out`.
+
+        Args:
+            value: Results in float64.
+            error: Error bounds of the results in f32.
+        """
+        # The final rounding applies to the value including its error; near zero f16 rounds by a constant.
         scale = error * ((1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
         return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
 
     def apart(self) -> tuple[tuple[Node, Node], ...]:
-        """Return each operation by itself with what it is of the expression, in order.
+        """Return each operation as a separate step with the subexpression that it computes, in order.
 
-        Results are called step0, step1 and so on where others read them. What is the same for all elements of
-        a row, or of a column, is no kernel of its own, but stays a part of those that use it.
+        Steps read the results of earlier steps as step0, step1 and so on. A part that is constant along a row
+        or a column is no separate kernel: it stays in the operations that use it.
         """
         whole, prefix = set(self.whole_names), self.step_prefix
         known: dict[Node, Node] = {}
@@ -184,20 +189,20 @@ class ExpressionWorkload(Workload):
 
     @property
     def step_prefix(self) -> str:
-        """What names of results of parts begin with, and no input does."""
+        """Prefix of the names of step results, which no input name has."""
         prefix = "step"
         while any(name.startswith(prefix) for name in names(self.tree)):
             prefix += "_"
         return prefix
 
     def lists_of(self, tree: Node) -> dict[str, str]:
-        """Return those of the lists' names that an expression has, as dimensions."""
+        """Return `vectors`, `scalars` and `columns` as dimensions, limited to the names of an expression."""
         used = names(tree)
         return {key: "+".join(name for name in used if name in all_) for key, all_ in self._lists.items()}
 
     @property
     def _drawn_between(self) -> Range | None:
-        """The first of `drawn_in` in which the result has a finite value whatever the inputs."""
+        """The first of `drawn_in` in which the result is finite for all inputs."""
         for drawn in self.drawn_in:
             scalar = drawn if drawn[0] > 0 else (0.5, 1.5)  # as `Workload.draw` draws them
             ranges = {name: scalar if name in self.scalar_names else drawn for name in names(self.tree)}
@@ -207,11 +212,11 @@ class ExpressionWorkload(Workload):
         return None
 
     def _holds(self, image: Range) -> bool:
-        """Tell whether values between these have a result, which `out` can hold."""
+        """Return whether `out` can represent the results of all values in a range."""
         return max(map(abs, image)) <= LARGEST_OUT.get(self.out, float("inf"))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw uniformly from a range in which the expression has a value, where not all numbers do."""
+        """Draw uniformly from a range in which the expression has a value, unless it is defined everywhere."""
         drawn = self._drawn_between
         if drawn is None or drawn == DRAWN[0]:
             return None
@@ -226,7 +231,12 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def substitute(node: Node, known: Mapping[Node, Node]) -> Node:
-    """Return an expression in which known parts are other ones."""
+    """Return an expression with subexpressions replaced.
+
+    Args:
+        node: The expression.
+        known: Replacements by subexpression.
+    """
     if node in known or not isinstance(node, Apply):
         return known.get(node, node)
     return Apply(node.operation, tuple(substitute(argument, known) for argument in node.arguments))

@@ -1,4 +1,4 @@
-"""What layernorm and rmsnorm share: a sum before it, what training keeps of it, and its gradients."""
+"""Base of layernorm and rmsnorm: fused sum ahead, statistics kept for training, and gradients."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["EPS", "Norm"]
 
 F32 = unit_roundoff("f32")
 EPS = 1e-5
-"""Added to a variance or a mean square unless told otherwise: a customary value."""
+"""Default term added to a variance or a mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Workload):
-    """Normalisation of each row of a matrix (rows, cols), computed in f32; subclasses say of which kind.
+    """Normalisation of each row of a matrix (rows, cols), computed in f32; subclasses define the kind.
 
     ========= ======================================== ==============================
     direction reads                                    writes
@@ -44,12 +44,12 @@ class Norm(Workload):
     backward  x, gamma, statistics, dy                 dx, gradients of the weights
     ========= ======================================== ==============================
 
-    With a prologue, z = x + bias + residual is what is normalised, and an output of its own, rounded once:
-    the residual stream goes on with it, and backward reads it as x. y is computed from the z in f32, before
-    it is rounded. `stats` asks for the statistics of each row, f32 (rows,), which backward reads.
+    With a prologue, z = x + bias + residual is normalised and is also an output, rounded once: it continues
+    the residual stream, and backward reads it as x. y is computed from z in f32, before z is rounded. `stats`
+    adds the statistics of each row as outputs, f32 (rows,), which backward reads.
 
-    `eps` is added to the variance, or to the mean square. Backward takes statistics as they come, with eps in
-    them: they need not be those of x. It has no prologue: the gradient of each part of the sum is dx itself.
+    `eps` is added to the variance or the mean square. Backward uses the statistics that it reads, which
+    include eps and need not be those of x. It has no prologue: the gradient of each term of the sum is dx.
     Gradients of the weights are sums over rows in f32, rounded to `dtype`.
     """
 
@@ -58,11 +58,11 @@ class Norm(Workload):
         items=("rows",), fusions={"prologue": "before"}
     )
     weights: ClassVar[tuple[str, ...]]
-    """Names of what a normal form is multiplied by and, if there are two, shifted by; each (cols,)."""
+    """Names of the weights, each (cols,): the factor and, if there are two, the shift."""
     statistics: ClassVar[tuple[str, ...]]
-    """Names of what `stats` asks for; `rstd`, the factor, is the last."""
+    """Names of the statistics that `stats` adds; the last one is the factor `rstd`."""
     element_flops: ClassVar[Mapping[str, int]]
-    """Operations an element, by direction."""
+    """FLOPs per element, by direction."""
 
     rows: Size
     cols: Size
@@ -73,7 +73,7 @@ class Norm(Workload):
     eps: Positive = EPS
 
     def check(self) -> None:
-        """Refuse gradients with a prologue, that write statistics, or with an eps."""
+        """Refuse gradients with a prologue, with statistics as outputs, or with an eps."""
         if self.direction == "forward":
             return
         if self.prologue != "none":
@@ -104,7 +104,7 @@ class Norm(Workload):
 
     @property
     def has_residual(self) -> bool:
-        """Whether a matrix like x is added first, and the sum written."""
+        """Whether a matrix of the shape of x is added first, and the sum written."""
         return "residual" in self.prologue
 
     def inputs(self) -> tuple[Tensor, ...]:
@@ -132,12 +132,12 @@ class Norm(Workload):
         return tuple(Tensor(name=name, shape=(self.rows,), dtype="f32") for name in self.statistics)
 
     def flops(self) -> int:
-        """Count `element_flops` an element, and 1 for each term of a sum before it."""
+        """Count `element_flops` per element, and 1 for each term of a fused sum ahead."""
         added = self.has_bias + self.has_residual
         return (self.element_flops[self.direction] + added) * self.rows * self.cols
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the sum before it as an elementwise chain, and the normalisation alone."""
+        """Return the sum ahead as an elementwise chain, and the normalisation alone."""
         if self.prologue == "none":
             return ()
         shape = (self.rows, self.cols)
@@ -147,10 +147,10 @@ class Norm(Workload):
         )
 
     def draw(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw every fourth row so small that `eps` counts as much as its variance.
+        """Draw every fourth row so small that `eps` is as large as its variance.
 
-        Of other rows a kernel that leaves it out, or has another, would pass. A bias, which all rows have,
-        hides it.
+        With larger rows alone, a kernel that omits `eps` or uses another one would pass. A bias, which all
+        rows share, hides the effect.
         """
         tensors = super().draw(rng)
         for name in {"x", "residual"} & tensors.keys() if not self.is_backward else ():
@@ -159,9 +159,9 @@ class Norm(Workload):
         return tensors
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
-        """Draw a factor from 0.5 to 2, as rows of any size have; it is positive.
+        """Draw `rstd` from 0.5 to 2; it is positive.
 
-        A mean is drawn as anything else is. That of random x would be near 0, and a kernel that leaves it out
+        A mean is drawn as any other tensor: the mean of random x would be near 0, and a kernel that omits it
         would pass.
         """
         if tensor.name != "rstd":
@@ -173,15 +173,15 @@ class Norm(Workload):
         return Tolerance(
             eps_out=F32,
             eps_acc=_sum_error(self.cols),
-            reason="each output rounded once to its type, which scales tell; f32 sums of a row's elements "
+            reason="each output rounded once to its type, as scales state; f32 sums of a row's elements "
             "and squares err by sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few "
             "roundings follow; sums over rows likewise, by their number",
         )
 
-    # -- what references of both kinds are made of ----------------------------------------------------------
+    # -- parts of the references of both kinds ---------------------------------------------------------------
 
     def _summed(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
-        """Return what is normalised, and the sum of the magnitudes of its parts."""
+        """Return the sum that is normalised, and the sum of the magnitudes of its terms."""
         z, magnitude = inputs["x"], np.abs(inputs["x"])
         for name in ("bias", "residual"):
             if name in inputs:
@@ -189,22 +189,23 @@ class Norm(Workload):
         return z, magnitude
 
     def _references(self, **outputs: tuple[Array64, Array64]) -> dict[str, Reference]:
-        """Return references, from values and their magnitudes, of those outputs that there are."""
+        """Return the references of the outputs of this workload, from values and magnitudes by name."""
         eps_acc = self.tolerance().eps_acc
         found = {}
         for tensor in self.outputs():
             value, magnitude = outputs[tensor.name]
-            # What rounding to the type adds to that of f32, which is eps_out; what is tiny may vanish.
+            # eps_out covers rounding to f32; this is the excess of rounding to the type. Tiny values may
+            # become 0.
             rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
             found[tensor.name] = Reference(value=value, scale=magnitude + rounding / eps_acc)
         return found
 
     def _over_rows(self, terms: Array64, magnitudes: Array64) -> tuple[Array64, Array64]:
-        """Return sums over rows, and magnitudes that make up for there being more or fewer than columns."""
+        """Return sums over rows, and magnitudes scaled for the ratio of rows to columns."""
         errors = _sum_error(self.rows) / _sum_error(self.cols)
         return terms.sum(axis=0), magnitudes.sum(axis=0) * errors
 
 
 def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude."""
+    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude."""
     return (2.0 * math.sqrt(terms) + 8.0) * F32

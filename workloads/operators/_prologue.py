@@ -1,7 +1,7 @@
-"""Elementwise functions of what a product multiplies, ahead of it: shared by gemm and conv2d.
+"""Elementwise prologues of matrix products, for gemm and conv2d.
 
-Such a function is an expression in `x`, an element of the left operand, and maybe in `scale` and `shift`, of
-which there is one number for each k (each input channel): the inputs `pre_scale` and `pre_shift`.
+A prologue is an expression in `x`, an element of the left operand, and optionally in `scale` and `shift`,
+which hold one number for each k (each input channel): the inputs `pre_scale` and `pre_shift`.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ if TYPE_CHECKING:
 __all__ = ["PREFIX", "applied", "chain", "check", "draw", "is_finite_at_zero", "reach", "tensors", "vectors"]
 
 PREFIX = "pre_"
-"""What names of inputs begin with that belong to the function."""
+"""Prefix of the names of the prologue's inputs."""
 
 _RANGES: Mapping[str, Range] = {"x": (-8.0, 8.0), "scale": (0.5, 1.5), "shift": (-1.0, 1.0)}
-"""Between which values each is drawn; of 1e12 normal numbers none is expected beyond 8."""
+"""Range from which each name is drawn; out of 1e12 normal numbers none is expected beyond 8."""
 
 ELEMENTS_AT_ONCE = 2**20
-"""About so many are evaluated at a time: temporaries of all of a large operand may not fit in memory."""
+"""Elements evaluated at a time, approximately: temporaries of a whole operand may not fit in memory."""
 
 
 def vectors(expression: str) -> tuple[str, ...]:
-    """Return which of scale and shift an expression names, in this order."""
+    """Return which of scale and shift an expression uses, in this order."""
     used = names(parse(expression))
     return tuple(name for name in ("scale", "shift") if name in used)
 
 
 def tensors(expression: str, extent: int, dtype: DType) -> tuple[Tensor, ...]:
-    """Return the inputs that an expression has besides x, each (extent,)."""
+    """Return the inputs of a prologue besides x.
+
+    Args:
+        expression: The prologue.
+        extent: Length of each input.
+        dtype: Type of each input.
+    """
     return tuple(Tensor(name=PREFIX + name, shape=(extent,), dtype=dtype) for name in vectors(expression))
 
 
 def draw(tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-    """Draw scale and shift from where `check` has looked; None for any other tensor."""
+    """Draw scale and shift from the ranges that `check` verifies; return None for any other tensor."""
     if not tensor.name.startswith(PREFIX):
         return None
     drawn: Array = rng.uniform(*_RANGES[tensor.name.removeprefix(PREFIX)], tensor.shape)
@@ -56,33 +62,35 @@ def draw(tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
 
 
 def _largest(expression: str) -> float:
-    """Return how large values may be; infinity where there may be none."""
+    """Return the largest magnitude of a prologue; infinity if it may have no value."""
     image = span(parse(expression), _RANGES)
     return math.inf if image is None else max(map(abs, image))
 
 
 def reach(expression: str, terms: int) -> float:
-    """Return how large sums of `terms` products of values and normal numbers may be, and a few such numbers.
+    """Return the limit of the magnitude of sums of `terms` products of a prologue with normal numbers.
 
-    Of 1e12 of them none is expected beyond it. Source: whatever the values, such a sum is a normal number of
-    a deviation of up to sqrt(terms) times the largest value.
+    A few normal numbers added are included. Out of 1e12 sums none is expected to exceed the limit. Reason:
+    for any values of the prologue, such a sum is a normal number with a deviation of at most sqrt(terms)
+    times the largest value.
     """
     return 8.0 * _largest(expression) * math.sqrt(terms) + 16.0
 
 
 def check(operator: str, expression: str, dtype: DType, out: DType, terms: int, factor: float = 1.0) -> None:
-    """See that an expression is one of x, scale and shift, and that it and sums of it have finite values.
+    """Check that a prologue is an expression in x, scale and shift whose values and sums are finite.
 
     Args:
-        operator: For messages.
-        expression: It.
-        dtype: Type of what is multiplied.
+        operator: Operator name, for messages.
+        expression: The prologue.
+        dtype: Type in which products are computed.
         out: Type of the result.
-        terms: Products that are summed.
-        factor: What sums are multiplied by at most.
+        terms: Number of products per sum.
+        factor: Largest factor applied to sums.
 
     Raises:
-        InputError: if it is not, or the type is one that products of functions do not have.
+        InputError: If the expression has other names, may have no finite value, or the type admits no
+            prologue.
     """
     if dtype in ("e4m3", "i8"):
         raise InputError(
@@ -111,23 +119,27 @@ def check(operator: str, expression: str, dtype: DType, out: DType, terms: int, 
 
 
 def is_finite_at_zero(expression: str) -> bool:
-    """Tell whether the function has a value where all that it reads is 0, as padding is."""
+    """Return whether the prologue has a value where all its inputs are 0, as in padding."""
     return span(parse(expression), dict.fromkeys(_RANGES, (0.0, 0.0))) is not None
 
 
 def applied(
     expression: str, x: Array64, numbers: Mapping[str, Array64], dtype: DType
 ) -> tuple[Array64, Array64]:
-    """Return what is multiplied, and how far a kernel's may be from it.
+    """Return the operand after the prologue, and the error bound of a kernel's operand.
 
-    A kernel computes in f32 and rounds to the type that the operand is stored in, as a chain that is written
-    to memory is. Rounding is monotone: an element differs only if its error reaches across where it turns.
+    A kernel computes the prologue in f32 and rounds to the storage type of the operand, like an elementwise
+    kernel that writes it to memory. Rounding is monotone: an element differs only if its error crosses a
+    rounding boundary.
 
     Args:
-        expression: The function.
+        expression: The prologue.
         x: The operand, any shape.
-        numbers: Scale and shift as they meet it.
-        dtype: The type that is multiplied.
+        numbers: Scale and shift, broadcastable to x.
+        dtype: Type in which products are computed.
+
+    Returns:
+        Value and error bound, both of the shape of x.
     """
     tree, stored = parse(expression), numpy_dtype(storage(dtype))
     value, error = np.empty((2, *x.shape))
@@ -152,16 +164,16 @@ def chain(
     shape: tuple[int, int],
     lies: Literal["vectors", "columns"],
 ) -> Workload:
-    """Return the function as a workload of its own, of the same inputs.
+    """Return the prologue as a separate elementwise workload with the same inputs.
 
     Args:
-        expression: The function.
-        x: What it is applied to.
-        shape: Rows and columns of that, seen as a matrix.
-        lies: Whether scale and shift have a number for each column of it, or for each row (`columns`).
+        expression: The prologue.
+        x: The operand.
+        shape: Rows and columns of the operand, seen as a matrix.
+        lies: Whether scale and shift hold a number for each column (`vectors`) or for each row (`columns`).
 
     Raises:
-        InputError: if its text is too long.
+        InputError: If the text of the workload is too long.
     """
     called = {Name("x"): Name(x.name), **{Name(v): Name(PREFIX + v) for v in vectors(expression)}}
     given: dict[str, Any] = {"rows": shape[0], "cols": shape[1], "dtype": x.dtype}
