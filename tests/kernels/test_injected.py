@@ -121,7 +121,7 @@ def test_named_activation_replaces_its_expression(given: str, canonical: str) ->
         ("dtype=f32,act=log(x)", "leave the domain of log"),
         ("dtype=f16,act=square(x)", "or overflow f32 or f16, where x is within 256 of 0"),
         ("dtype=f32,act=swish(x)", "unknown function"),
-        ("dtype=f32,epilogue=bias+gelu,act=tanh(x)", "epilogue=bias+gelu has its activation"),
+        ("dtype=f32,epilogue=bias+gelu,act=tanh(x)", "epilogue=bias+gelu already has an activation"),
         ("dtype=i8,act=tanh(x)", "i8 has no epilogue"),
     ],
 )
@@ -185,7 +185,7 @@ def test_relu_of_conv2d_becomes_the_named_epilogue() -> None:
     ("text", "says"),
     [
         ("direction=dgrad,act=tanh(x)", "act=tanh(x) needs direction=fprop, not dgrad; leave it out"),
-        ("epilogue=bias+relu,act=tanh(x)", "epilogue=bias+relu has its activation"),
+        ("epilogue=bias+relu,act=tanh(x)", "epilogue=bias+relu already has an activation"),
         ("act=tanh(y)", "x its only name; it has y"),
         ("act=exp(x)", "limit them (min, max)"),
     ],

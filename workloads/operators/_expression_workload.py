@@ -216,7 +216,7 @@ class ExpressionWorkload(Workload):
         return max(map(abs, image)) <= LARGEST_OUT.get(self.out, float("inf"))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw uniformly from a range in which the expression has a value, unless it is defined everywhere."""
+        """Draw uniformly from a range in which the expression always has a value, if not everywhere."""
         drawn = self._drawn_between
         if drawn is None or drawn == DRAWN[0]:
             return None

@@ -1,4 +1,4 @@
-"""attention: o = softmax(q k^T / sqrt(head_dim)) v, head by head, and its gradients."""
+"""attention: o = softmax(q k^T / sqrt(head_dim)) v for each head, and its gradients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["Attention"]
 
 ROWS_AT_ONCE = 512
-"""Queries whose scores the reference holds at a time."""
+"""Number of queries whose scores the reference holds at a time."""
 
 OF_KEYS = ("k", "v", "dk", "dv")
-"""Tensors with a row for each key; all others have one for each query."""
+"""Tensors with a row for each key; all others have a row for each query."""
 
 F32 = 2.0**-24
-"""Unit roundoff of what scores and sums are computed in."""
+"""Unit roundoff of the type in which scores and sums are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Attention(Workload):
     direction: Literal["forward", "backward"] = "forward"
 
     def check(self) -> None:
-        """Refuse heads that cannot share keys evenly, and queries that would see no key."""
+        """Refuse heads that do not share keys evenly, and queries that see no key."""
         if self.heads % self.heads_k:
             raise InputError(f"attention: heads_k={self.heads_k} must divide heads={self.heads}")
         if self.causal and self.seq_q > self.seq_k:
@@ -89,18 +89,18 @@ class Attention(Workload):
 
     @property
     def group(self) -> int:
-        """Heads of q that share one of k and v."""
+        """Number of heads of q that share one head of k and v."""
         return self.heads // self.heads_k
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """Factor of the scores, 1 / sqrt(head_dim)."""
         return 1.0 / math.sqrt(self.head_dim)
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key it sees, of one head."""
-        before = self.seq_k - self.seq_q  # keys that come before the first query's own
+        """Number of pairs of a query and a key that it sees, per head."""
+        before = self.seq_k - self.seq_q  # keys before the first query's own key
         return (
             self.seq_q * before + self.seq_q * (self.seq_q + 1) // 2
             if self.causal
@@ -132,22 +132,25 @@ class Attention(Workload):
         return (self._queries("dq"), self._keys("dk"), self._keys("dv"))
 
     def flops(self) -> int:
-        """Count the products: two of the size of the scores forward, five backward, as is the custom."""
+        """Count the matrix products only, as is customary: two forward, five backward."""
         products = 2 if self.direction == "forward" else 5
         return 2 * products * self.batch * self.heads * self.pairs * self.head_dim
 
     def part_count(self) -> int:
-        """Return the heads of k and v in all of the batch."""
+        """Return the number of heads of k and v in the whole batch."""
         return self.batch * self.heads_k
 
     def part(self, index: int) -> Part:
         """Return one head of k and v, with the heads of q that it serves.
 
+        Args:
+            index: Index of the head in the whole batch, from 0.
+
         Raises:
-            IndexError: if there is no such head.
+            IndexError: If there is no such head.
         """
         if not 0 <= index < self.part_count():
-            raise IndexError(f"{self} has {self.part_count()} parts, not {index + 1}")
+            raise IndexError(f"index {index} is out of range: {self} has {self.part_count()} parts")
         b, h = divmod(index, self.heads_k)
         keys = (slice(b, b + 1), slice(h, h + 1))
         queries = (slice(b, b + 1), slice(h * self.group, (h + 1) * self.group))
@@ -160,18 +163,18 @@ class Attention(Workload):
         )
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw lse near what it is for random q and k, so that p are probabilities; other tensors freely."""
+        """Draw lse near its value for random q and k, so that p are probabilities; other tensors freely."""
         if tensor.name != "lse":
             return None
         seen = self.seq_k - self.seq_q + 1 + np.arange(self.seq_q) if self.causal else self.seq_k
-        # Scores are standard normal; the mean of exp of such is exp(1/2).
+        # Scores are standard normal; the mean of their exponentials is exp(1/2).
         drawn: Array = (np.log(seen) + 0.5 + 0.1 * rng.standard_normal(tensor.shape)).astype(np.float32)
         return drawn
 
-    # -- the right answer ---------------------------------------------------------------------
+    # -- reference -------------------------------------------------------------------------------
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute head after head, some queries at a time."""
+        """Compute the heads one by one, some queries at a time."""
         value = {tensor.name: np.zeros(tensor.shape) for tensor in self.outputs()}
         error = {tensor.name: np.zeros(tensor.shape) for tensor in self.outputs()}
         compute = self._forward if self.direction == "forward" else self._backward
@@ -187,18 +190,18 @@ class Attention(Workload):
         }
 
     def _allowed(self, tensor: Tensor, value: Array64, error: Array64, eps_acc: float) -> Reference:
-        """Return a reference whose scale allows `error`, and the rounding to the tensor's type."""
+        """Return a reference whose scale allows `error` and the rounding to the type of the tensor."""
         rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
         return Reference(value=value, scale=(error + rounding) / eps_acc)
 
     def _scores(
         self, inputs: Mapping[str, Array64], place: tuple[int, int, slice]
     ) -> tuple[Array64, Array64, Array64]:
-        """Return scores of some queries, minus infinity where unseen, their errors, and what is seen."""
+        """Return scores of some queries (minus infinity where masked), their errors, and the mask."""
         b, h, rows = place
         q, k = inputs["q"][b, h, rows], inputs["k"][b, h // self.group]
         scores = self.scale * (q @ k.T)
-        # A sum of head_dim products in f32, the scale and the argument of exp each rounded.
+        # Roundings: a sum of head_dim products in f32, the scale, and the argument of exp.
         error = 2 * math.sqrt(self.head_dim) * F32 * self.scale * (
             np.abs(q) @ np.abs(k).T
         ) + 4 * F32 * np.abs(scores)
@@ -225,7 +228,8 @@ class Attention(Workload):
         mean_off = (p * off).sum(axis=1, keepdims=True)
         value["o"][b, h, rows] = p @ v
         value["lse"][b, h, rows] = (top + np.log(total))[:, 0]
-        # Of each probability: its rounding, that of the sums, and what exp makes of its argument's error.
+        # Error of each probability: its rounding, that of the sums, and the effect of the error of exp's
+        # argument.
         relative = self._of_products(self.seq_k) + off + mean_off
         error["o"][b, h, rows] = (p * relative) @ np.abs(v) + underflow(self.dtype) / total * np.abs(v).sum(
             axis=0
@@ -248,7 +252,8 @@ class Attention(Workload):
         dp, d = do @ v.T, (do * o).sum(axis=1, keepdims=True)
         ds = p * (dp - d)
         dp_off = np.abs(do) @ np.abs(v).T + np.abs(do * o).sum(axis=1, keepdims=True)
-        # Errors of p and of ds, by element: what exp makes of its argument's, sums in f32, and being rounded.
+        # Errors of p and of ds, by element: the effect of the error of exp's argument, sums in f32, and
+        # rounding.
         relative = off + 4 * F32 * np.abs(lse)[:, None] + 8 * F32
         p_off = p * (relative + self._of_products(self.terms)) + underflow(self.dtype) * seen
         ds_off = p * (np.abs(dp - d) * relative + 2 * math.sqrt(self.head_dim) * F32 * dp_off)
@@ -262,20 +267,20 @@ class Attention(Workload):
 
     @property
     def terms(self) -> int:
-        """Products summed for one element of a gradient, at most."""
+        """Largest number of products summed for one element of a gradient."""
         return max(self.seq_k, self.group * self.seq_q)
 
     @staticmethod
     def _of_sums(terms: int) -> float:
-        """Return the relative error of f32 sums in any order, as with any product of matrices."""
+        """Return the relative error of f32 sums in any order, as for a matrix product."""
         return (2.0 * math.sqrt(terms) + 8.0) * F32
 
     def _of_products(self, terms: int) -> float:
-        """Return the relative error of a product whose left factor is rounded to the type, summed in f32."""
+        """Return the relative error of an f32 sum of products whose left factor is rounded to the type."""
         return unit_roundoff(self.dtype) + self._of_sums(terms)
 
     def tolerance(self) -> Tolerance:
-        """Allow probabilities rounded to the type, and f32 sums in any order; scales tell the rest."""
+        """Allow probabilities rounded to the type, and f32 sums in any order; scales hold the rest."""
         terms = self.seq_k if self.direction == "forward" else self.terms
         return Tolerance(
             eps_out=F32,

@@ -32,9 +32,9 @@ F32 = unit_roundoff("f32")
 FEW = 8.0 * F32
 """Relative error of a few roundings in f32."""
 MOMENTUM = 0.1
-"""Share of the batch in running statistics unless told otherwise: a customary value."""
+"""Default weight of the batch in running statistics."""
 BLOCK_ELEMENTS = 2**22
-"""Elements of which the reference keeps intermediate results: images of a batch are large."""
+"""Elements of intermediate results that the reference keeps: batches of images are large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ class BatchNormStats(Workload):
     Forward, for each column, with the biased variance v: rstd = 1 / sqrt(v + eps), and
     new_mean = (1 - momentum) running_mean + momentum mean,
     new_var = (1 - momentum) running_var + momentum v rows / (rows - 1).
-    Backward: dgamma = sum(dy (x - mean) rstd), dbeta = sum(dy). It takes statistics as they come: they need
-    not be those of x. With `act=relu`, whose result y is, dz = dy where y > 0 and 0 elsewhere is written, and
-    stands for dy in the sums.
+    Backward: dgamma = sum(dy (x - mean) rstd), dbeta = sum(dy). It uses the statistics that it reads, which
+    need not be those of x. With `act=relu` and its result y, backward also writes dz = dy where y > 0 and 0
+    elsewhere, and the sums use dz in place of dy.
 
-    x, dy, y and dz are (rows, cols) of `dtype`; all others (cols,) f32. What normalises, and the gradient of
-    x, are elementwise chains.
+    x, dy, y and dz are (rows, cols) of `dtype`; all others (cols,) f32. The normalisation itself and the
+    gradient of x are elementwise chains.
 
     Source: Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
     Covariate Shift", 2015.
@@ -77,7 +77,7 @@ class BatchNormStats(Workload):
     act: Literal["none", "relu"] = "none"
 
     def check(self) -> None:
-        """Refuse a variance of one row, a momentum above 1, and gradients with an eps or a momentum."""
+        """Refuse a single row, a momentum above 1, and gradients with an eps or a momentum."""
         if self.rows < 2:
             raise InputError(
                 "batchnorm_stats: rows=1 must be at least 2: one value a column has no unbiased variance"
@@ -105,7 +105,7 @@ class BatchNormStats(Workload):
                 )
 
     def may_change(self) -> AllowedChanges:
-        """Return padding alone: columns are independent of each other, but a layer has as many as it has."""
+        """Return padding alone: columns are independent, but a layer has a fixed number of them."""
         return AllowedChanges(padding=self.allowed_changes.padding)
 
     @property
@@ -115,12 +115,12 @@ class BatchNormStats(Workload):
 
     @property
     def has_relu(self) -> bool:
-        """Whether gradients are those of what relu is then applied to."""
+        """Whether gradients pass back through a relu after the normalisation."""
         return self.act == "relu"
 
     @property
     def unbiased(self) -> float:
-        """What the biased variance is multiplied by in running statistics."""
+        """Factor from the biased to the unbiased variance, for running statistics."""
         return self.rows / (self.rows - 1)
 
     def _matrix(self, name: str) -> Tensor:
@@ -130,20 +130,20 @@ class BatchNormStats(Workload):
         return tuple(Tensor(name=name, shape=(self.cols,), dtype="f32") for name in names)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return x and running statistics; or dy, x and the statistics that forward wrote, and relu's y."""
+        """Return x and the running statistics; for gradients dy, x, the statistics, and y of relu."""
         if self.is_backward:
             result = (self._matrix("y"),) if self.has_relu else ()
             return (self._matrix("dy"), self._matrix("x"), *self._vectors("mean", "rstd"), *result)
         return (self._matrix("x"), *self._vectors("running_mean", "running_var"))
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Return statistics of the batch, then running ones; or gradients of scale and shift, then dz."""
+        """Return statistics of the batch, then the running ones; or gradients of scale and shift, then dz."""
         if self.is_backward:
             return (*self._vectors("dgamma", "dbeta"), *((self._matrix("dz"),) if self.has_relu else ()))
         return self._vectors("mean", "rstd", "new_mean", "new_var")
 
     def flops(self) -> int:
-        """Count four operations an element, and a few a column.
+        """Count four operations per element, and a few per column.
 
         Forward: 1 for the mean and 3 for the variance; 2 divisions, 3 for rstd, 3 and 4 for running
         statistics. Backward: 3 for dgamma and 1 for dbeta, 1 for dz; the factor rstd.
@@ -151,10 +151,10 @@ class BatchNormStats(Workload):
         return (4 + self.has_relu) * self.rows * self.cols + (1 if self.is_backward else 12) * self.cols
 
     def draw(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw columns of x that tell apart who computes their variance well, in turns of four.
+        """Draw columns of x that reveal inaccurate variances, in groups of four.
 
-        Of each four, the second's mean is large beside its deviations, of which the mean square less the
-        squared mean leaves little; the fourth is so small that `eps` counts as much as its variance.
+        The second column of each group has a mean much larger than its deviations: the mean square less the
+        squared mean would cancel. The fourth is so small that `eps` is as large as its variance.
         """
         tensors = super().draw(rng)
         if not self.is_backward:
@@ -167,7 +167,7 @@ class BatchNormStats(Workload):
         return tensors
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
-        """Draw a factor and a variance from 0.5 to 2, which are positive, and what relu leaves."""
+        """Draw rstd and variances from 0.5 to 2, which are positive, and y without negative elements."""
         if tensor.name == "y":
             left = np.maximum(rng.standard_normal(tensor.shape, dtype="float32"), np.float32(0))
             return left.astype(numpy_dtype(tensor.dtype))
@@ -176,11 +176,11 @@ class BatchNormStats(Workload):
         return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute in two passes: means, then variances about them; or gradients by their formulas."""
+        """Compute means, then variances in a second pass; or gradients by their formulas."""
         return self._gradients(inputs) if self.is_backward else self._statistics(inputs)
 
     def _blocks(self) -> Iterator[slice]:
-        """Return some rows at a time."""
+        """Yield slices of some rows at a time."""
         step = max(1, BLOCK_ELEMENTS // self.cols)
         return (slice(first, min(self.rows, first + step)) for first in range(0, self.rows, step))
 
@@ -193,8 +193,8 @@ class BatchNormStats(Workload):
         for some in self._blocks():
             variance += np.square(x[some] - mean).sum(axis=0) / n
         rstd = 1.0 / np.sqrt(variance + self.eps)
-        # Deviations from a mean that is off by e add e^2. One pass has deviations from a mean of so far,
-        # which is off by a rounding of its own size, either way.
+        # Deviations from a mean with error e add e^2. A single pass uses the running mean, which has an error
+        # of about one rounding in either direction.
         sums, few = _sum_error(n), FEW / _sum_error(n)
         off = variance + few * np.sqrt(variance) * level + sums * np.square(level)
         kept_mean, kept_var = ((1.0 - share) * inputs[f"running_{name}"] for name in ("mean", "var"))
@@ -227,12 +227,12 @@ class BatchNormStats(Workload):
         }
 
     def _dz(self, inputs: Mapping[str, Array64], some: slice) -> Array64:
-        """Return the gradient of what is normalised, of some rows."""
+        """Return the gradient of the normalisation's result, for some rows."""
         dy = inputs["dy"][some]
         return np.where(inputs["y"][some] > 0.0, dy, 0.0) if self.has_relu else dy
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and f32 sums over rows in any order of deviations."""
+        """Allow one rounding of the result, and f32 sums of deviations over rows in any order."""
         return Tolerance(
             eps_out=F32,
             eps_acc=_sum_error(self.rows),
@@ -243,7 +243,7 @@ class BatchNormStats(Workload):
 
 
 def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude.
+    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
     """

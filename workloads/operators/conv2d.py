@@ -40,16 +40,16 @@ _NAMED = {
     for scale in ("", "scale+")
     for residual in ("", "+residual")
 }
-"""Epilogues with a place for the name of an activation, by what they are without."""
+"""Epilogues with a placeholder for an activation's name, keyed by the epilogue without it."""
 LARGEST_SCALE = 8.0
-"""No factor that is drawn is larger."""
+"""Largest scale that is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conv2d(Workload):
-    """Convolution of a batch of images, as networks mean it (the filter is not flipped), accumulated in f32.
+    """Convolution of a batch of images, as in networks (the filter is not flipped), accumulated in f32.
 
-    Dimensions: n images of c channels, h x w; k filters, r x s; stride, pad and dilation alike in both
+    Dimensions: n images of c channels, h x w; k filters, r x s; stride, pad and dilation, equal in both
     directions; channels in `groups`. The output has k channels, p x q.
 
     Tensors of layout nhwc: images x (n, h, w, c) and y (n, p, q, k), filters w (k, r, s, c / groups).
@@ -64,15 +64,14 @@ class Conv2d(Workload):
     ========= ============================ ====== =================================
 
     Only fprop has an epilogue, in f32 before the one rounding: ``relu(sum * scale + bias + residual)``, or a
-    part of that. A filter has one scale and one bias, both (k,): what a trained batch normalisation comes to.
-    residual is shaped like y. In the place of relu, `act` may be any expression in x, such as
-    ``max(min(x,6),0)``; ``relu(x)`` after a bias becomes a part of the name.
+    part of that. Each filter has one scale and one bias, both (k,), as a trained batch normalisation yields.
+    residual has the shape of y. In place of relu, `act` may be any expression in x, such as
+    ``max(min(x,6),0)``; ``relu(x)`` after a bias becomes a part of the epilogue's name.
 
-    What fprop multiplies is `pre` of each element of x, computed in f32 and rounded to the type of x: an
-    expression in x, and in scale and shift, of which there is one number for each input channel:
-    ``relu(x*scale+shift)``. Those it names are the inputs pre_scale and pre_shift, both (c,). The padding is
-    0 behind it, whatever it makes of 0. As for gemm, tf32 means f32 tensors rounded to 11 bits before
-    multiplying.
+    fprop multiplies `pre` of each element of x, computed in f32 and rounded to the type of x: an expression
+    in x, and in scale and shift, which hold one number for each input channel: ``relu(x*scale+shift)``. Those
+    it uses are the inputs pre_scale and pre_shift, both (c,). The padding is 0 after `pre`, whatever the
+    value of `pre` at 0. As for gemm, tf32 means f32 tensors rounded to 11 bits before multiplying.
     """
 
     operator: ClassVar[str] = "conv2d"
@@ -118,7 +117,7 @@ class Conv2d(Workload):
         _activation.take_name(self, _NAMED)
 
     def check(self) -> None:
-        """Refuse groups that do not divide, a filter that does not fit, and a gradient with an epilogue."""
+        """Refuse groups that do not divide channels, filters that do not fit, and gradient epilogues."""
         if self.c % self.groups or self.k % self.groups:
             raise InputError(f"conv2d: groups={self.groups} must divide c={self.c} and k={self.k}")
         for image, name, filter_name, taps in ((self.h, "h", "r", self.r), (self.w, "w", "s", self.s)):
@@ -152,7 +151,7 @@ class Conv2d(Workload):
             )
         if self.has_relu:
             raise InputError(
-                f"conv2d: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
+                f"conv2d: epilogue={self.epilogue} already has an activation, got also act={self.act}; "
                 "leave one out, or write both as one expression"
             )
         reach = _activation.reach(self.terms)
@@ -162,9 +161,9 @@ class Conv2d(Workload):
         _activation.check(self.operator, self.act, largest, storage(self.dtype))
 
     def may_change(self) -> AllowedChanges:
-        """Return what may be changed; where there is an expression, another operation is a part of it.
+        """Return the allowed changes; with an expression, a further operation becomes part of it.
 
-        Channels of zeros stay zeros only where the function ahead has a value of them.
+        Channels of zeros stay zeros only if the prologue has a value at 0.
         """
         allowed_changes = (
             self.allowed_changes
@@ -187,7 +186,7 @@ class Conv2d(Workload):
 
     @property
     def has_scale(self) -> bool:
-        """Whether the sums of each output channel are multiplied by a number."""
+        """Whether the sums of each output channel are multiplied by a scale."""
         return "scale" in self.epilogue
 
     @property
@@ -197,7 +196,7 @@ class Conv2d(Workload):
 
     @property
     def has_residual(self) -> bool:
-        """Whether a tensor like the output is added."""
+        """Whether a tensor of the shape of the output is added."""
         return "residual" in self.epilogue
 
     @property
@@ -207,19 +206,19 @@ class Conv2d(Workload):
 
     @property
     def activation(self) -> str:
-        """What comes last: a name, or an expression in x."""
+        """The last step of the epilogue: a name, or an expression in x."""
         if self.act != IDENTITY:
             return self.act
         return "relu" if self.has_relu else "none"
 
     @property
     def has_pre(self) -> bool:
-        """Whether a function of x is multiplied."""
+        """Whether a function of x is multiplied in place of x."""
         return self.pre != IDENTITY
 
     @property
     def terms(self) -> int:
-        """Products summed for one element of the output, those with padding included."""
+        """Number of products summed for one element of the output, those with padding included."""
         return {
             "fprop": self.c // self.groups * self.r * self.s,
             "dgrad": self.k // self.groups * self.r * self.s,
@@ -239,7 +238,7 @@ class Conv2d(Workload):
         return Tensor(name=name, shape=(self.k, *shape), dtype=storage(self.dtype))
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return what the direction reads: x and w, what is fused if any; dy and w; or x and dy."""
+        """Return the inputs of the direction: x, w and those of fused operations; dy and w; or x and dy."""
         if self.direction == "dgrad":
             return (self._images("dy"), self._filters("w"))
         if self.direction == "wgrad":
@@ -253,7 +252,7 @@ class Conv2d(Workload):
         return (*tensors, *_prologue.tensors(self.pre, self.c, storage(self.dtype)))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw scale and shift of `pre` near 1 and 0, so that sums stay as large as they are without."""
+        """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""
         return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
@@ -263,11 +262,11 @@ class Conv2d(Workload):
         return (self._images("y" if self.direction == "fprop" else "dx"),)
 
     def flops(self) -> int:
-        """Count the products and sums, with padding but without what is fused, as is the custom."""
+        """Count products and sums, including padding but not fused operations, as is customary."""
         return 2 * self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def part_count(self) -> int:
-        """Return the images, each of which has outputs of its own; for gradients of filters, the filters."""
+        """Return the number of images, whose outputs are independent; for wgrad the number of filters."""
         if self.direction == "wgrad":
             return self.k if self.groups == 1 else 1
         return self.n
@@ -275,11 +274,14 @@ class Conv2d(Workload):
     def part(self, index: int) -> Part:
         """Return one image with all filters; or one filter with all images, for its gradient.
 
+        Args:
+            index: Index of the image or filter, from 0.
+
         Raises:
-            IndexError: if there is no such image or filter.
+            IndexError: If there is no such image or filter.
         """
         if not 0 <= index < self.part_count():
-            raise IndexError(f"{self} has {self.part_count()} parts, not {index + 1}")
+            raise IndexError(f"index {index} is out of range: {self} has {self.part_count()} parts")
         if self.part_count() == 1:
             return Part(workload=self, places={})
         one = slice(index, index + 1)
@@ -290,7 +292,7 @@ class Conv2d(Workload):
         return Part(workload=self.changed(k=1), places={"dy": channel, "dw": (one,)})
 
     def traffic(self) -> Traffic:
-        """Count each input element that meets another inside the image: a strided 1x1 skips most of x."""
+        """Count only input elements that enter a product inside the image: a strided 1x1 skips most of x."""
         rows = _touched(self.h, self.p, self.r, self)
         cols = _touched(self.w, self.q, self.s, self)
         images, outputs, taps = (a * b for a, b in zip(rows, cols, strict=True))
@@ -304,7 +306,7 @@ class Conv2d(Workload):
         return Traffic(read_bytes=read * itemsize(storage(self.dtype)), write_bytes=written)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Sum one tap of the filter after the other, each a product of matrices."""
+        """Sum over the taps of the filter, each a matrix product."""
         name = self.outputs()[0].name
         value, scale = self._sums(inputs)
         if self.has_scale:
@@ -324,25 +326,26 @@ class Conv2d(Workload):
         return {name: Reference(value=value, scale=scale)}
 
     def _sums(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
-        """Return the output without epilogue, and the magnitude that is summed, with errors of `pre`."""
+        """Return the output without epilogue, and the sum of magnitudes with the errors of `pre`."""
         magnitudes = {name: np.abs(tensor) for name, tensor in inputs.items()}
         if self.has_pre:
             numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
             met = {name: self._of_channels(number) for name, number in numbers.items()}
             value, error = _prologue.applied(self.pre, inputs["x"], met, self.dtype)
-            # What is rounded in the end is the sum with its errors.
+            # The final rounding applies to the sum including its errors.
             error *= 1 + (1 + unit_roundoff(storage(self.dtype))) / self.tolerance().eps_acc
             inputs, magnitudes = {**inputs, "x": value}, {**magnitudes, "x": np.abs(value) + error}
         return self._sum_taps(inputs), self._sum_taps(magnitudes)
 
     def _of_channels(self, vector: Array64) -> Array64:
-        """Return what each channel has one of, so that it meets images of the layout."""
+        """Return a vector with one number for each channel, broadcastable to images of the layout."""
         return vector if self.layout == "nhwc" else vector[:, None, None]
 
     def _sum_taps(self, inputs: Mapping[str, Array64]) -> Array64:
         """Return the output without epilogue, in the layout of the workload."""
         g, cg, kg = self.groups, self.c // self.groups, self.k // self.groups
-        # Images become (groups, n, height, width, channels of a group), filters (groups, r, s, kg, cg).
+        # Reshape images to (groups, n, height, width, channels of a group), filters to (groups, r, s, kg,
+        # cg).
         x = np.zeros((g, self.n, self.h + 2 * self.pad, self.w + 2 * self.pad, cg))
         inside = x[:, :, self.pad : self.pad + self.h, self.pad : self.pad + self.w]
         y = np.zeros((g, self.n, self.p, self.q, kg))
@@ -367,7 +370,7 @@ class Conv2d(Workload):
         return self._ungrouped(y if self.direction == "fprop" else inside)
 
     def _taps(self, padded: Array64) -> Iterator[tuple[int, int, Array64]]:
-        """Yield each tap with a view of the pixels it sees: (groups, n, p, q, channels of a group)."""
+        """Yield each tap with a view of its pixels: (groups, n, p, q, channels of a group)."""
         for i in range(self.r):
             for j in range(self.s):
                 top, left = i * self.dilation, j * self.dilation
@@ -384,11 +387,11 @@ class Conv2d(Workload):
         return last if self.layout == "nhwc" else last.transpose(0, 3, 1, 2)
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return what is ahead as an elementwise chain, the convolution alone, and its epilogue as a chain.
+        """Return the prologue as an elementwise chain, the convolution alone, and the epilogue as a chain.
 
-        A pixel of nhwc is a row, and what each channel has one of a vector. Of nchw each image has a row of
-        every channel, and elementwise wants an element for each row: there are no parts then, unless no
-        channel has anything of its own.
+        In nhwc a pixel is a row, and a tensor with one number per channel is a vector. In nchw each image has
+        a row for every channel, and elementwise needs an element for each row: there are no parts then,
+        unless no channel has its own scale, shift or bias.
         """
         applied = (
             *(self.epilogue.split("+") if self.epilogue != "none" else []),
@@ -407,31 +410,31 @@ class Conv2d(Workload):
             if applied:
                 shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
                 after = (neighbour(applied, "y", shape, dtype, vectors="scale+bias"),)
-        except InputError:  # no text, or no inputs, for a chain alone
+        except InputError:  # the chain alone has no text, or no inputs that can be drawn
             return ()
         return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
 
     @property
     def fewest_terms(self) -> int:
-        """At least so many products are summed for an output that sums any: those of one tap."""
+        """Smallest number of products summed for an output that sums any: those of one tap."""
         return {"fprop": self.c // self.groups, "dgrad": self.k // self.groups, "wgrad": self.n}[
             self.direction
         ]
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and sums of `terms` products in f32 in any order."""
+        """Allow one rounding of the result, and f32 sums of `terms` products in any order."""
         stored = storage(self.dtype)
         epilogue_steps = self.has_scale + self.has_bias + self.has_residual
         return Tolerance(
             eps_out=unit_roundoff(stored),
             eps_acc=accumulation.error(self.terms, self.dtype, self.fewest_terms)
             + epilogue_steps * unit_roundoff("f32"),
-            reason=f"one rounding to {stored}; {accumulation.REASON}; an f32 rounding a step of the epilogue",
+            reason=f"one rounding to {stored}; {accumulation.REASON}; an f32 rounding per epilogue step",
         )
 
 
 def _touched(image: int, output: int, taps: int, conv: Conv2d) -> tuple[int, int, int]:
-    """Count, along one axis, the pixels, outputs and taps that take part in a product inside the image."""
+    """Count, along one axis, the pixels, outputs and taps that enter a product inside the image."""
     seen: dict[int, list[tuple[int, int]]] = {}  # by residue: ranges of image positions, in strides
     used: list[tuple[int, int]] = []  # ranges of outputs
     for tap in range(taps):
@@ -446,7 +449,7 @@ def _touched(image: int, output: int, taps: int, conv: Conv2d) -> tuple[int, int
 
 
 def _union(ranges: list[tuple[int, int]]) -> int:
-    """Return how many integers lie in at least one of the half-open ranges."""
+    """Return the number of integers in at least one of the half-open ranges."""
     total, reached = 0, None
     for start, end in sorted(ranges):
         begin = start if reached is None else max(start, reached)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CrossEntropy"]
 
 BLOCK_ELEMENTS = 2**22
-"""Elements of which the reference keeps intermediate results: logits of a vocabulary are large."""
+"""Elements of intermediate results that the reference keeps: logits of a vocabulary are large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class CrossEntropy(Workload):
     ========= ======================= ====================================================
 
     x and dx are (rows, cols) of `dtype`; target is (rows,) i32, from 0 to cols - 1; loss, lse and dloss are
-    (rows,) f32. No class is ignored and nothing is averaged: a dloss of 0 leaves a row out.
+    (rows,) f32. No class is ignored and the loss is not averaged: a dloss of 0 excludes a row.
     """
 
     operator: ClassVar[str] = "cross_entropy"
@@ -57,7 +57,7 @@ class CrossEntropy(Workload):
         return Tensor(name=name, shape=(self.rows,), dtype="f32")
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return x and target, then lse and dloss of a gradient."""
+        """Return x and target; for the gradient also lse and dloss."""
         x = Tensor(name="x", shape=(self.rows, self.cols), dtype=self.dtype)
         target = Tensor(name="target", shape=(self.rows,), dtype="i32")
         more = (self._of_rows("lse"), self._of_rows("dloss")) if self.is_backward else ()
@@ -70,9 +70,9 @@ class CrossEntropy(Workload):
         return (self._of_rows("loss"), self._of_rows("lse"))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw classes that there are, and for lse about what rows of standard normal logits have.
+        """Draw valid classes, and lse near its value for rows of standard normal logits.
 
-        The sum of `cols` of their exponentials is about cols times their mean, the root of e.
+        The sum of the exponentials of `cols` logits is about cols times their mean, sqrt(e).
         """
         if tensor.name == "target":
             classes: Array = rng.integers(0, self.cols, tensor.shape, dtype="int32")
@@ -84,14 +84,14 @@ class CrossEntropy(Workload):
         return None
 
     def flops(self) -> int:
-        """Count four or three operations an element, and a subtraction a row.
+        """Count four or three operations per element, and a subtraction per row.
 
         Forward: maximum, subtraction, exponential, sum. Backward: subtraction, exponential, product.
         """
         return self.rows * ((3 if self.is_backward else 4) * self.cols + 1)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute each row after taking off its maximum, or its gradient."""
+        """Compute each row after subtracting its maximum, or its gradient."""
         if self.is_backward:
             return {"dx": self.reference_block(inputs, 0, slice(0, self.rows), slice(0, self.cols))}
         x = inputs["x"]
@@ -102,7 +102,7 @@ class CrossEntropy(Workload):
             lse[part] = top + np.log(np.exp(x[part] - top[:, None]).sum(axis=1))
             largest[part] = np.abs(x[part]).max(axis=1)
         chosen = x[np.arange(self.rows), inputs["target"].astype(np.int64)]
-        # lse is a maximum and the logarithm of a sum; the loss may cancel against either.
+        # lse is a maximum plus the logarithm of a sum; the loss may cancel with either.
         scale = 1 + largest + np.abs(lse)
         return {"loss": Reference(value=lse - chosen, scale=scale), "lse": Reference(value=lse, scale=scale)}
 
@@ -113,7 +113,7 @@ class CrossEntropy(Workload):
 
         Args:
             inputs: As for `reference` of the gradient.
-            batch_index: 0: there is one matrix.
+            batch_index: Always 0: there is one matrix.
             rows: Rows of dx, with unit step.
             cols: Columns of dx, with unit step.
 

@@ -1,4 +1,4 @@
-"""elementwise: out[i, j] = an expression of x[i, j], of vectors at j, of columns at i, and of scalars."""
+"""elementwise: out[i, j] = an expression of x[i, j], vectors at j, columns at i, and scalars."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Elementwise(ExpressionWorkload):
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
 
     def check(self) -> None:
-        """Let vectors that are not there be of no type of their own."""
+        """Refuse a `vector_dtype` without vectors."""
         if not self.vectors:
             object.__setattr__(self, "vector_dtype", self.dtype)
         super().check()
@@ -51,7 +51,7 @@ class Elementwise(ExpressionWorkload):
         return (Tensor(name="out", shape=(self.rows, self.cols), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count every different operation once for each element; a copy counts as one."""
+        """Count every distinct operation once per element; a copy counts as one."""
         return self.rows * self.cols * max(1, flops(self.tree))
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
@@ -62,9 +62,9 @@ class Elementwise(ExpressionWorkload):
         return {"out": self.rounded(value, error)}
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return each operation by itself, if there are two or more (see `ExpressionWorkload.apart`).
+        """Return each operation separately, if there are two or more (see `ExpressionWorkload.apart`).
 
-        There are no parts if one of them could not be checked alone, because no inputs can be drawn for it.
+        There are no parts if one of them could not be checked alone because no inputs can be drawn for it.
         """
         apart = self.apart()
         if len(apart) < 2:
@@ -79,12 +79,12 @@ class Elementwise(ExpressionWorkload):
         return tuple(parts)
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and what the running error analysis finds."""
+        """Allow one rounding of the result, and the error bound of the running error analysis."""
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=unit_roundoff("f32"),
             reason=f"one rounding to {self.out}; f32 errors are bounded element by element, operation by "
-            "operation, functions being good to a few units in the last place",
+            "operation, with functions accurate to a few units in the last place",
         )
 
 
@@ -97,19 +97,20 @@ def neighbour(
     vectors: str = "",
     scalars: str = "",
 ) -> Workload:
-    """Return as a workload what an operator does by the way to its first input, or to its result.
+    """Return as a separate elementwise workload the operations that a neighbouring operator fuses.
 
     Args:
-        fused: Names joined by ``+``, or one by one, in the order they are applied: functions; `scale`, which
-            multiplies; and other inputs, which are added. One by one, an expression in x may be among them.
-        first: What that tensor is called.
+        fused: Names joined by ``+``, or a tuple of them, in order of application: functions; `scale`, which
+            multiplies; and other inputs, which are added. A tuple may contain an expression in x.
+        first: Name of the tensor that the operations start from.
         shape: Rows and columns of the tensor, seen as a matrix.
-        dtype: Its type.
-        vectors: Names of inputs that are the same for all rows, joined by ``+``, whether fused or not.
-        scalars: Names of numbers, likewise.
+        dtype: Type of the tensor.
+        vectors: Names of inputs that are the same for all rows, joined by ``+``; names not in `fused` are
+            ignored.
+        scalars: Names of scalar inputs, likewise.
 
     Raises:
-        InputError: if an expression among them makes the text too long, or leaves no inputs to draw.
+        InputError: If an expression makes the text too long, or no inputs can be drawn for it.
     """
     expression, applied = first, fused.split("+") if isinstance(fused, str) else fused
     for name in applied:

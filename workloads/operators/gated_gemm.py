@@ -31,11 +31,12 @@ __all__ = ["GatedGemm"]
 
 @dataclass(frozen=True, kw_only=True)
 class GatedGemm(Workload):
-    """Two matrix products of the same rows, accumulated in f32; one, activated, gates the other.
+    """Two matrix products of the same rows, accumulated in f32; the activation of one gates the other.
 
-    With silu that is SwiGLU, with gelu GeGLU, with relu ReGLU, with sigmoid GLU. All tensors are row-major:
+    With silu this is SwiGLU, with gelu GeGLU, with relu ReGLU, with sigmoid GLU. All tensors are row-major:
     a (m, k); b_gate and b_up (k, n), or (n, k) if `trans` is nt; c (m, n). Sums are activated and multiplied
-    in f32, before the one rounding to `out`; gelu, silu and the type tf32 mean what `Gemm` says.
+    in f32, before the one rounding to `out`. gelu, silu and the type tf32 have the meaning they have in
+    `Gemm`.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
@@ -55,7 +56,7 @@ class GatedGemm(Workload):
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
 
     def default_of(self, dimension: str, followed: Any) -> Any:
-        """Let c have the type that a, b_gate and b_up are stored in."""
+        """Return the storage type of a, b_gate and b_up as the default type of c."""
         return storage(followed)
 
     def inputs(self) -> tuple[Tensor, ...]:
@@ -73,7 +74,7 @@ class GatedGemm(Workload):
         return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count the products and sums of both matrices; the gating is left out, as is the custom."""
+        """Count the products and sums of both matrix products; the gating is not counted, as is customary."""
         return 4 * self.m * self.n * self.k
 
     def product(self) -> Gemm:
@@ -81,13 +82,13 @@ class GatedGemm(Workload):
         return Gemm(m=self.m, n=self.n, k=self.k, dtype=self.dtype, trans=self.trans, out=self.out)
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the two products, each alone, and what gates one by the other as an elementwise chain."""
+        """Return the two products and the gating as an elementwise chain."""
         gating = Elementwise(
             rows=self.m, cols=self.n, dtype=self.out, expression=f"{self.activation}(gate)*up"
         )
         return (self.product(), self.product(), gating)
 
-    # -- the right answer ---------------------------------------------------------------------
+    # -- reference -------------------------------------------------------------------------------
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Compute all of c."""
@@ -98,12 +99,13 @@ class GatedGemm(Workload):
     ) -> Reference:
         """Compute only ``c[rows, cols]``, so that parts of a large result can be checked.
 
-        With gate g and up u, summed over magnitudes G and U and each off by e times its own, c is off by
-        ``e (s G |u| + |act(g)| U + e s G U)`` at most, s being the activation's slope: so much is its scale.
+        With gate g and up u, sums of magnitudes G and U, and a relative error e of both sums, the error of c
+        is at most ``e (s G |u| + |act(g)| U + e s G U)``, where s is the slope of the activation. This is the
+        scale.
 
         Args:
             inputs: As for `reference`.
-            batch_index: 0, there being one c.
+            batch_index: Always 0: there is one c.
             rows: Rows of c, with unit step.
             cols: Columns of c, with unit step.
 
@@ -119,12 +121,12 @@ class GatedGemm(Workload):
         return Reference(value=gate * up, scale=scale + underflow(self.out) / eps_acc)
 
     def _product(self, a: Array64, b: Array64, cols: slice) -> tuple[Array64, Array64]:
-        """Return columns of ``a @ op(b)``, and of the same of magnitudes."""
+        """Return columns of ``a @ op(b)``, and of the product of magnitudes."""
         part = b[:, cols] if self.trans == "nn" else b[cols].T
         return a @ part, np.abs(a) @ np.abs(part)
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, f32 sums of k products in any order, and a few of the gating."""
+        """Allow one rounding of the result, f32 sums in any order, and roundings of the gating."""
         steps = STEPS[self.activation] + 1
         return Tolerance(
             eps_out=unit_roundoff(self.out),

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Gemm"]
 
 _NAMED = {"bias": "bias+{}", "bias+residual": "bias+{}+residual"}
-"""Epilogues with a place for the name of an activation, by what they are without."""
+"""Epilogues with a placeholder for an activation's name, keyed by the epilogue without it."""
 MAX_INTEGER_K = 2**17 - 1
-"""Most products of two i8 whose sum is sure to fit in i32: each is at most 2**14."""
+"""Largest k for which a sum of products of two i8 always fits in i32: each product is at most 2**14."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +47,21 @@ class Gemm(Workload):
     The batch is always the first axis, of extent 1 for a single product. All tensors are row-major:
     a (batch, m, k), or (batch, k, m) if `trans` starts with t; b (batch, k, n), or (batch, n, k) if `trans`
     ends with t; bias (n,) of the type of c, one for the whole batch, and residual, of type and shape of c, if
-    the epilogue has them; c (batch, m, n).
-    The type tf32 means f32 tensors whose elements the kernel rounds to 11 bits, to nearest, to multiply them.
+    the epilogue includes them; c (batch, m, n).
+    The type tf32 means f32 tensors whose elements the kernel rounds to nearest, to 11 bits, before it
+    multiplies them.
 
-    The epilogue works in f32, before the one rounding to `out`, in the order its name has: bias, activation,
+    The epilogue works in f32, before the one rounding to `out`, in the order of its name: bias, activation,
     residual. Its gelu is the exact one, ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh;
-    silu is ``x / (1 + exp(-x))``. Where the name has no activation, `act` may be any expression in x, such as
-    ``max(min(x,6),0)``; one that has a name after a bias (``gelu(x)``) becomes a part of that.
+    silu is ``x / (1 + exp(-x))``. If the name has no activation, `act` may be any expression in x, such as
+    ``max(min(x,6),0)``; a named one after a bias (``gelu(x)``) becomes a part of the epilogue's name.
 
-    What is multiplied is `pre` of each element of a, computed in f32 and rounded to the type of a: an
-    expression in x, and in scale and shift, of which there is one number for each k: ``relu(x*scale+shift)``.
-    Those it names are the inputs pre_scale and pre_shift, both (k,) and of the type of a.
+    The left factor is `pre` of each element of a, computed in f32 and rounded to the type of a: an expression
+    in x, and in scale and shift, which hold one number for each k: ``relu(x*scale+shift)``. Those it uses are
+    the inputs pre_scale and pre_shift, both (k,) and of the type of a.
 
-    8-bit floats (e4m3) give bf16 unless `out` says otherwise. Integers (i8) give i32, exactly and without an
-    epilogue; k ends where a sum could overflow.
+    Products of 8-bit floats (e4m3) are bf16 unless `out` states another type. Products of integers (i8) are
+    i32, exact and without an epilogue; k is limited so that no sum overflows.
     """
 
     operator: ClassVar[str] = "gemm"
@@ -99,11 +100,11 @@ class Gemm(Workload):
         _activation.take_name(self, _NAMED)
 
     def default_of(self, dimension: str, followed: Any) -> Any:
-        """Let c have the type that a and b are stored in, or the usual one where that is too narrow."""
+        """Return the storage type of a and b as the default type of c, or a wider one if too narrow."""
         return {"e4m3": "bf16", "i8": "i32"}.get(followed, storage(followed))
 
     def check(self) -> None:
-        """Hold integers to what they can do, and an expression to what an epilogue has a place for."""
+        """Refuse integers with unsupported options, and an expression that the epilogue has no place for."""
         if (self.dtype == "i8") != (self.out == "i32"):
             raise InputError(f"gemm: i8 gives out=i32 and nothing else does, not {self.dtype} to {self.out}")
         if self.dtype == "i8" and self.epilogue != "none":
@@ -120,19 +121,19 @@ class Gemm(Workload):
             raise InputError(f"gemm: i8 has no epilogue, got act={self.act}")
         if any(name in self.epilogue for name in ("relu", "gelu", "silu")):
             raise InputError(
-                f"gemm: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
+                f"gemm: epilogue={self.epilogue} already has an activation, got also act={self.act}; "
                 "leave one out, or write both as one expression"
             )
         _activation.check(self.operator, self.act, self._reach(), self.out)
 
     def _reach(self) -> float:
-        """Return how large sums may be."""
+        """Return the limit of the magnitude of sums."""
         return _activation.reach(self.k) if self.pre == IDENTITY else _prologue.reach(self.pre, self.k)
 
     def may_change(self) -> AllowedChanges:
-        """Return what may be changed; where there is an expression, another operation is a part of it.
+        """Return the allowed changes; with an expression, a further operation becomes part of it.
 
-        Zeros along k stay zeros only where the function ahead has a value of them.
+        Zeros along k stay zeros only if the prologue has a value at 0.
         """
         allowed_changes = (
             self.allowed_changes
@@ -150,23 +151,23 @@ class Gemm(Workload):
 
     @property
     def has_residual(self) -> bool:
-        """Whether a matrix like c is added last."""
+        """Whether a matrix of the shape of c is added last."""
         return self.epilogue.endswith("residual")
 
     @property
     def activation(self) -> str:
-        """What is applied to each element between bias and residual: a name, or an expression in x."""
+        """The step between bias and residual: a name, or an expression in x."""
         if self.act != IDENTITY:
             return self.act
         return next((name for name in ("relu", "gelu", "silu") if name in self.epilogue), "none")
 
     @property
     def has_pre(self) -> bool:
-        """Whether a function of a is multiplied."""
+        """Whether a function of a is multiplied in place of a."""
         return self.pre != IDENTITY
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return a and b, then bias and residual where the epilogue has them, then what `pre` names."""
+        """Return a and b, then bias and residual of the epilogue, then the inputs of `pre`."""
         a_shape = (self.m, self.k) if self.trans[0] == "n" else (self.k, self.m)
         b_shape = (self.k, self.n) if self.trans[1] == "n" else (self.n, self.k)
         stored = storage(self.dtype)
@@ -181,7 +182,7 @@ class Gemm(Workload):
         return (*tensors, *_prologue.tensors(self.pre, self.k, stored))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw scale and shift of `pre` near 1 and 0, so that sums stay as large as they are without."""
+        """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""
         return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
@@ -189,11 +190,11 @@ class Gemm(Workload):
         return (Tensor(name="c", shape=(self.batch, self.m, self.n), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count the products and sums; what is before and after is left out, as is the custom."""
+        """Count products and sums; prologue and epilogue are not counted, as is customary."""
         return 2 * self.batch * self.m * self.n * self.k
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute every block of c, one product of the batch after the other."""
+        """Compute all of c, one product of the batch after the other."""
         value, scale = np.empty((2, self.batch, self.m, self.n))
         for z in range(self.batch):
             block = self.reference_block(inputs, z, slice(0, self.m), slice(0, self.n))
@@ -207,7 +208,7 @@ class Gemm(Workload):
 
         Args:
             inputs: As for `reference`.
-            batch_index: Which product of the batch.
+            batch_index: Index of the product in the batch.
             rows: Rows of c, with unit step.
             cols: Columns of c, with unit step.
 
@@ -227,7 +228,7 @@ class Gemm(Workload):
             value, scale = _activation.spread(self.act, value, scale, self.tolerance().eps_acc, self.out)
         if self.has_residual:
             residual = inputs["residual"][batch_index, rows, cols]
-            # A sum that is added to is at least its share of `scale`; what an expression gives may be more.
+            # Without an expression |value| is at most `scale`; the value of an expression may exceed it.
             scale = scale if self.act == IDENTITY else np.maximum(scale, np.abs(value))
             value, scale = value + residual, scale + np.abs(residual)
         return Reference(value=value, scale=scale + self._least_scale())
@@ -235,14 +236,14 @@ class Gemm(Workload):
     def _multiplied(
         self, inputs: Mapping[str, Array64], batch_index: int, rows: slice
     ) -> tuple[Array64, Array64 | float]:
-        """Return rows of op(a) as they are multiplied, and their errors in units of `eps_acc`."""
+        """Return rows of op(a) after `pre`, and their errors in units of `eps_acc`."""
         a = inputs["a"][batch_index]
         a = a[rows] if self.trans[0] == "n" else a[:, rows].T
         if not self.has_pre:
             return a, 0.0
         numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
         value, error = _prologue.applied(self.pre, a, numbers, self.dtype)
-        # What is rounded in the end is the sum with its errors.
+        # The final rounding applies to the sum including its errors.
         return value, error * (1 + (1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
 
     def reference_sums(
@@ -250,17 +251,18 @@ class Gemm(Workload):
     ) -> Reference | None:
         """Compute signed sums of runs of c's columns without computing c, to check all of a large c.
 
-        The sum of ``signs[j] * c[batch_index, i, j]`` over a run costs one product instead of `width`.
+        The sum of ``signs[j] * c[batch_index, i, j]`` over a run costs one product instead of `width`
+        products.
 
         Args:
             inputs: As for `reference`.
-            batch_index: Which product of the batch.
+            batch_index: Index of the product in the batch.
             signs: One factor for each column of c, (n,).
-            width: Columns of a run; the last run may be shorter.
+            width: Columns per run; the last run may be shorter.
 
         Returns:
-            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of
-            the run's elements; or None where c is not linear in its inputs.
+            Value (m, ceil(n / width)) and scale, at least the root of the sum of the squared scales of the
+            run's elements; or None if c is not linear in its inputs.
 
         Source: Freivalds, "Probabilistic machines can use less running time", 1977; Cauchy-Schwarz.
         """
@@ -284,9 +286,10 @@ class Gemm(Workload):
         return Reference(value=value, scale=scale + math.sqrt(width) * self._least_scale())
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return what is ahead as an elementwise chain, the product alone, and its epilogue as a chain.
+        """Return the prologue as an elementwise chain, the product alone, and the epilogue as a chain.
 
-        There are no parts where rows of a have numbers of their own, and all products of a batch the same.
+        There are no parts for a batch of transposed a with scale or shift: an elementwise chain would need a
+        number for each row of every product, but the products share these numbers.
         """
         applied = (
             *(["bias"] if self.has_bias else []),
@@ -307,12 +310,12 @@ class Gemm(Workload):
                 before = (_prologue.chain(self.pre, a, shape, "columns" if rows_of_k else "vectors"),)
             if applied:
                 after = (neighbour(applied, "c", (self.batch * self.m, self.n), self.out, vectors="bias"),)
-        except InputError:  # no text, or no inputs, for a chain alone
+        except InputError:  # the chain alone has no text, or no inputs that can be drawn
             return ()
         return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
 
     def _least_scale(self) -> float:
-        """Return the magnitude whose tolerance is what rounding to `out` may err near zero."""
+        """Return the magnitude whose tolerance equals the rounding error of `out` near zero."""
         least = underflow(self.out)
         return least / self.tolerance().eps_acc if least else 0.0
 
@@ -320,7 +323,7 @@ class Gemm(Workload):
         """Allow one rounding of the result, and f32 sums of k products in any order; integers are exact."""
         if is_integer(self.out):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
-        # An expression tells its errors element by element, in `scale`.
+        # The errors of an expression are bounded element by element, in `scale`.
         epilogue_steps = self.has_bias + self.has_residual
         epilogue_steps += STEPS[self.activation] if self.act == IDENTITY else 0
         return Tolerance(

@@ -1,4 +1,4 @@
-"""grouped_gemm: rows of a belong to groups, and each group has a matrix of its own (a mixture of experts)."""
+"""grouped_gemm: rows of a belong to groups, and each group has its own matrix (mixture of experts)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ __all__ = ["GroupedGemm"]
 class GroupedGemm(Workload):
     """c[rows of g] = a[rows of g] @ op(b[g]) for each group g, accumulated in f32.
 
-    The rows of group g are ``offsets[g]`` up to ``offsets[g + 1]``. How many they are is data, known to the
+    The rows of group g are ``offsets[g]`` up to ``offsets[g + 1]``. Group sizes are data, known only on the
     device when the kernel runs: groups may be empty, and one may have all rows. All tensors are row-major:
     a (m, k), sorted by group; b (groups, k, n), or (groups, n, k) if `trans` is nt; offsets (groups + 1,)
-    i32, rising from 0 to m; c (m, n). The types tf32 and e4m3 are multiplied as `Gemm` says.
+    i32, rising from 0 to m; c (m, n). The types tf32 and e4m3 are multiplied as in `Gemm`.
 
-    `skew` says how the sizes of groups are drawn: each row takes a group at random, all groups alike
-    (uniform), the r-th most frequent group with a weight of 1 / r (zipf), or all rows the same one (one).
+    `skew` is the distribution of drawn group sizes: each row takes a group at random, with equal
+    probability (uniform), with weight 1 / r for the r-th most frequent group (zipf), or all rows take the
+    same group (one).
     """
 
     operator: ClassVar[str] = "grouped_gemm"
@@ -61,17 +62,17 @@ class GroupedGemm(Workload):
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
 
     def check(self) -> None:
-        """Refuse more groups than offsets can be counted."""
+        """Refuse so large a number of groups that groups + 1 offsets exceed the size limit."""
         if self.groups == MAX_SIZE:
             raise InputError(f"{self.operator}: groups={self.groups} must be below {MAX_SIZE}")
 
     def default_of(self, dimension: str, followed: Any) -> Any:
-        """Let c have the type that a and b are stored in, or bf16 where that is too narrow."""
+        """Return the storage type of a and b as the default type of c, or bf16 where it is too narrow."""
         return {"e4m3": "bf16"}.get(followed, storage(followed))
 
     @property
     def most_filled(self) -> int:
-        """Groups that have rows, at most."""
+        """Largest possible number of groups that have rows."""
         return min(self.groups, self.m)
 
     def inputs(self) -> tuple[Tensor, ...]:
@@ -89,11 +90,11 @@ class GroupedGemm(Workload):
         return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count the products and sums, which are the same however rows are split."""
+        """Count products and sums, which do not depend on the group sizes."""
         return 2 * self.m * self.n * self.k
 
     def traffic(self) -> Traffic:
-        """Count the matrix of one group only: all rows may belong to it, and then no other is touched."""
+        """Count the matrix of one group only: all rows may belong to it, and then no other matrix is read."""
         a, b, offsets = (tensor.nbytes for tensor in self.inputs())
         return Traffic(
             read_bytes=a + b // self.groups + offsets,
@@ -101,7 +102,7 @@ class GroupedGemm(Workload):
         )
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw offsets by the sizes that `skew` asks for; a and b may hold anything."""
+        """Draw offsets with the group sizes of `skew`; a and b may hold any numbers."""
         if tensor.name != "offsets":
             return None
         weights = {
@@ -113,7 +114,7 @@ class GroupedGemm(Workload):
         offsets: Array = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
         return offsets
 
-    # -- the right answer ---------------------------------------------------------------------
+    # -- reference -------------------------------------------------------------------------------
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Compute all of c, one group after the other."""
@@ -126,7 +127,7 @@ class GroupedGemm(Workload):
 
         Args:
             inputs: As for `reference`.
-            batch_index: 0, there being one c.
+            batch_index: Always 0: there is one c.
             rows: Rows of c, with unit step.
             cols: Columns of c, with unit step.
 
@@ -147,13 +148,13 @@ class GroupedGemm(Workload):
 
         Args:
             inputs: As for `reference`.
-            batch_index: 0, there being one c.
+            batch_index: Always 0: there is one c.
             signs: One factor for each column of c, (n,).
-            width: Columns of a run; the last run may be shorter.
+            width: Columns per run; the last run may be shorter.
 
         Returns:
-            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of
-            the run's elements.
+            Value (m, ceil(n / width)) and scale, at least the root of the sum of the squared scales of the
+            run's elements.
         """
         starts = np.arange(0, self.n, width)
         value, scale = np.empty((2, self.m, len(starts)))
@@ -166,7 +167,12 @@ class GroupedGemm(Workload):
         return Reference(value=value, scale=scale + least)
 
     def parts(self, offsets: Array, rows: slice | None = None) -> list[tuple[int, slice]]:
-        """Return each group that has rows, or some of `rows`, with those it has."""
+        """Return each group that has rows, with its rows.
+
+        Args:
+            offsets: Start of each group and the end of the last, (groups + 1,).
+            rows: Rows to keep; default all.
+        """
         rows = slice(0, self.m) if rows is None else rows
         ends = np.clip(offsets.astype(np.int64), rows.start, rows.stop).tolist()
         parts = [(group, slice(*ends[group : group + 2])) for group in range(self.groups)]
@@ -178,7 +184,7 @@ class GroupedGemm(Workload):
         return stored if self.trans == "nn" else stored.T
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and sums of k products in f32 in any order."""
+        """Allow one rounding of the result, and f32 sums of k products in any order."""
         reason = f"one rounding to {self.out}; {accumulation.REASON}"
         if self.dtype == "e4m3":
             reason += f"; {accumulation.REASON_E4M3}"

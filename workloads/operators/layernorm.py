@@ -24,7 +24,7 @@ class LayerNorm(Norm):
     Backward, with n = (x - mean) rstd and g = dy gamma, means over a row, sums over rows:
     dx = rstd (g - mean(g) - n mean(g n)), dgamma = sum(dy n), dbeta = sum(dy).
 
-    Tensors, all of one type but for the f32 statistics: x, residual, y, z, dy, dx (rows, cols); gamma, beta,
+    Tensors, all of one type except the f32 statistics: x, residual, y, z, dy, dx (rows, cols); gamma, beta,
     bias, dgamma, dbeta (cols,); mean, rstd (rows,).
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
@@ -33,22 +33,22 @@ class LayerNorm(Norm):
     operator: ClassVar[str] = "layernorm"
     weights: ClassVar[tuple[str, ...]] = ("gamma", "beta")
     statistics: ClassVar[tuple[str, ...]] = ("mean", "rstd")
-    # Forward: 1 for the mean, 3 for the variance, 1 to normalise, gamma and beta. Backward: 2 for the normal
-    # form, 1 for g, 3 for its means, 4 for dx, and 3 for dgamma and dbeta.
+    # Forward: 1 for the mean, 3 for the variance, 1 to normalise, 1 each for gamma and beta. Backward: 2 for
+    # the normalised row, 1 for g, 3 for its means, 4 for dx, and 3 for dgamma and dbeta.
     element_flops: ClassVar[Mapping[str, int]] = {"forward": 7, "backward": 13}
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute each row in two passes: mean, then variance about it; or gradients by their formulas."""
+        """Compute each row in two passes, mean and variance; or gradients by their formulas."""
         if self.is_backward:
             return self._gradients(inputs)
         z, magnitude = self._summed(inputs)
         gamma, beta = inputs["gamma"], inputs["beta"]
         mean = z.mean(axis=1, keepdims=True)
         rstd = 1.0 / np.sqrt(np.square(z - mean).mean(axis=1, keepdims=True) + self.eps)
-        # The subtraction of the mean rounds in proportion to what it subtracts, not to what is left.
+        # Rounding in the subtraction of the mean is proportional to the operands, not to the difference.
         level = magnitude.mean(axis=1, keepdims=True)
         normal = (magnitude + level) * rstd
-        # Errors of deviations become one of the root of their mean square (Cauchy and Schwarz).
+        # Errors of deviations add an error to the root of their mean square (Cauchy-Schwarz).
         excess = np.maximum(1.0, np.sqrt(np.square(normal).mean(axis=1, keepdims=True)))
         return self._references(
             y=((z - mean) * rstd * gamma + beta, normal * np.abs(gamma) + np.abs(beta)),

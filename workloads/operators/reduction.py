@@ -37,20 +37,20 @@ __all__ = ["Reduction"]
 
 F32 = unit_roundoff("f32")
 LEAST_OF_RESULT = 2.0**-40
-"""Least divisor, and least argument of log, sqrt and rsqrt, that a result may lead to.
+"""Least divisor, and least argument of log, sqrt and rsqrt, in `then`.
 
-Many elements together are hardly ever as small as the least of them; and rsqrt(x+1e-5) of a mean square must
-be let through.
+Reductions of many elements are rarely as small as their least element, and rsqrt(x+1e-5) of a mean square
+must be accepted.
 """
 NARROW: tuple[Range, ...] = ((-(2.0**-2), 2.0**-2), (-(2.0**-6), 2.0**-6))
-"""Ranges besides, where a sum of so many would overflow `out`."""
+"""Additional narrower ranges, for sums that would overflow `out`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction(ExpressionWorkload):
     """An expression reduced over one axis in one kernel, computed in f32 and rounded once.
 
-    See `ExpressionWorkload` for the inputs of the expression. `axis` is what is reduced over, as in NumPy:
+    See `ExpressionWorkload` for the inputs of the expression. `axis` is the reduced axis, as in NumPy:
 
     ==== ============ ===========
     axis over         out
@@ -59,8 +59,8 @@ class Reduction(ExpressionWorkload):
     rows each column  (cols,)
     ==== ============ ===========
 
-    `then` is applied to each result, in f32 still: an expression of one name, which is called x whatever it
-    is called. A sum is taken in any order.
+    `then` is applied to each result before rounding: an expression of one name, which is replaced by x. The
+    order of summation is not fixed.
     """
 
     operator: ClassVar[str] = "reduction"
@@ -74,7 +74,7 @@ class Reduction(ExpressionWorkload):
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
 
     def check(self) -> None:
-        """See that `then` is of one name, and call that x; see that inputs can be drawn."""
+        """Check that `then` has one name and rename it to x; check that inputs can be drawn."""
         given = names(parse(self.then))
         if len(given) != 1:
             raise InputError(
@@ -88,27 +88,27 @@ class Reduction(ExpressionWorkload):
 
     @property
     def end(self) -> Node:
-        """What is applied to each result, parsed."""
+        """The expression `then`, parsed."""
         return parse(self.then)
 
     @property
     def terms(self) -> int:
-        """Elements that make one result."""
+        """Number of elements that are reduced to one result."""
         return self.cols if self.axis == "cols" else self.rows
 
     @property
     def results(self) -> int:
-        """Elements of out."""
+        """Number of elements of out."""
         return self.rows if self.axis == "cols" else self.cols
 
     @property
     def is_sum(self) -> bool:
-        """Whether elements are added up: they are for a mean."""
+        """Whether elements are summed, as for a sum or a mean."""
         return self.reduce in ("sum", "mean")
 
     @property
     def factor(self) -> float:
-        """What a sum is multiplied by."""
+        """Factor of the sum: 1 / terms for a mean."""
         return 1.0 / self.terms if self.reduce == "mean" else 1.0
 
     @property
@@ -117,7 +117,7 @@ class Reduction(ExpressionWorkload):
         return reduced if self.then == "x" else f"{self.then} of {reduced}"
 
     def may_change(self) -> AllowedChanges:
-        """Return rows as independent items, unless it is they that are reduced."""
+        """Return rows as independent items, unless the reduction is over rows."""
         return self.allowed_changes if self.axis == "cols" else AllowedChanges()
 
     def outputs(self) -> tuple[Tensor, ...]:
@@ -125,7 +125,7 @@ class Reduction(ExpressionWorkload):
         return (Tensor(name="out", shape=(self.results,), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count the operations of an element and one that takes it in; then those of a result."""
+        """Count the expression and one reduction per element, and `then` per result."""
         each = self.rows * self.cols * (flops(self.tree) + 1)
         return each + self.results * (flops(self.end) + (self.reduce == "mean"))
 
@@ -146,20 +146,20 @@ class Reduction(ExpressionWorkload):
         return {"out": self.rounded(value, np.broadcast_to(error, value.shape))}
 
     def _figures(self, value: Array64, error: Array64) -> tuple[Array64, Array64, Array64]:
-        """Return what is reduced besides values, to tell how far the result may be off."""
+        """Return the values and two further arrays to reduce, from which the error of the result follows."""
         if self.is_sum:
             return value, np.abs(value) + error, error
         return value, value + error, value - error
 
     def _reduced(self, value: Array64, first: Array64, second: Array64) -> tuple[Array64, Array64]:
-        """Return results and their errors, from what `_figures` come to."""
-        if not self.is_sum:  # the greatest of what elements may be, and of what they are at least
+        """Return results and their errors, from the reductions of the arrays of `_figures`."""
+        if not self.is_sum:  # the extrema of the upper and of the lower limits of the elements
             return value, np.maximum(np.abs(first - value), np.abs(second - value))
         value, error = value * self.factor, (second + _sum_error(self.terms) * first) * self.factor
         return value, error + 3 * F32 * np.abs(value) if self.reduce == "mean" else error
 
     def _holds(self, image: Range) -> bool:
-        """Tell whether values between these have a result, which `out` can hold, and f32 their sum."""
+        """Return whether f32 can represent the sum of values in a range, and `out` the result."""
         total = (image[0] * self.terms, image[1] * self.terms)
         if self.is_sum and max(map(abs, total)) > LARGEST:
             return False
@@ -167,9 +167,9 @@ class Reduction(ExpressionWorkload):
         return result is not None and max(map(abs, result)) <= LARGEST_OUT.get(self.out, math.inf)
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the chain, the reduction alone, and what is then done with the results.
+        """Return the elementwise chain, the reduction alone, and `then` as a chain.
 
-        There are no parts if there is but one of these, or if one could not be checked alone.
+        There are no parts if only one of these is present, or if one could not be checked alone.
         """
         parts: list[Workload] = []
         prefix, shape = self.step_prefix, {"rows": self.rows, "cols": self.cols, "dtype": self.dtype}
@@ -193,7 +193,7 @@ class Reduction(ExpressionWorkload):
         return tuple(parts) if len(parts) > 1 else ()
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and what the running error analysis finds."""
+        """Allow one rounding of the result, and the error bound of the running error analysis."""
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=F32,
@@ -204,7 +204,7 @@ class Reduction(ExpressionWorkload):
 
 
 def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude.
+    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
     """
@@ -212,4 +212,4 @@ def _sum_error(terms: int) -> float:
 
 
 _JOIN = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
-"""What joins two values, as NumPy calls it."""
+"""NumPy ufunc that joins two values, by reduction."""

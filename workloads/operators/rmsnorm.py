@@ -24,7 +24,7 @@ class RmsNorm(Norm):
     Backward, with n = x rstd and g = dy gamma, means over a row, sums over rows:
     dx = rstd (g - n mean(g n)), dgamma = sum(dy n).
 
-    Tensors, all of one type but for the f32 statistic: x, residual, y, z, dy, dx (rows, cols); gamma, dgamma
+    Tensors, all of one type except the f32 statistic: x, residual, y, z, dy, dx (rows, cols); gamma, dgamma
     (cols,); rstd (rows,).
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
@@ -33,8 +33,8 @@ class RmsNorm(Norm):
     operator: ClassVar[str] = "rmsnorm"
     weights: ClassVar[tuple[str, ...]] = ("gamma",)
     statistics: ClassVar[tuple[str, ...]] = ("rstd",)
-    # Forward: 2 for the mean square, 1 to normalise, gamma. Backward: 1 for the normal form, 1 for g, 2 for
-    # its mean, 3 for dx, and 2 for dgamma.
+    # Forward: 2 for the mean square, 1 to normalise, 1 for gamma. Backward: 1 for the normalised row, 1 for
+    # g, 2 for its mean, 3 for dx, and 2 for dgamma.
     element_flops: ClassVar[Mapping[str, int]] = {"forward": 4, "backward": 9}
 
     prologue: Literal["none", "residual"] = "none"
@@ -46,7 +46,7 @@ class RmsNorm(Norm):
         z, magnitude = self._summed(inputs)
         gamma = inputs["gamma"]
         rstd = 1.0 / np.sqrt(np.square(z).mean(axis=1, keepdims=True) + self.eps)
-        # Parts of z that cancel leave their errors behind, which become one of the root of the mean square.
+        # Terms of z that cancel leave their errors, which add an error to the root of the mean square.
         excess = np.maximum(1.0, np.sqrt(np.square(magnitude * rstd).mean(axis=1, keepdims=True)))
         return self._references(
             y=(z * rstd * gamma, magnitude * rstd * excess * np.abs(gamma)),

@@ -35,8 +35,9 @@ class Softmax(Workload):
     backward  true  y, dy, scale   dx = scale (dy - exp(y) sum dy)
     ========= ===== ============== ================================================
 
-    Tensors are (rows, cols) of one type, but scale () f32; scale and mask are there if the prologue has them.
-    Backward reads what forward has written, and takes no mask: a sum passes its gradient on unchanged.
+    Tensors are (rows, cols) of one type, except scale () f32. scale and mask are inputs if the prologue
+    includes them. Backward reads the result of forward and needs no mask: an addition passes its gradient on
+    unchanged.
     """
 
     operator: ClassVar[str] = "softmax"
@@ -61,7 +62,7 @@ class Softmax(Workload):
             )
 
     def may_change(self) -> AllowedChanges:
-        """Return that rows of gradients are made longer by zeros, and have no operation before them."""
+        """Return that rows of gradients may be padded with zeros, and have no operation ahead of them."""
         if not self.is_backward:
             return self.allowed_changes
         return dataclasses.replace(self.allowed_changes, padding={"cols": "zeros"}, fusions={})
@@ -85,7 +86,7 @@ class Softmax(Workload):
         return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return x, or y and dy; then scale and mask where the prologue has them."""
+        """Return x, or y and dy; then scale and mask of the prologue."""
         tensors = [self._matrix("y"), self._matrix("dy")] if self.is_backward else [self._matrix("x")]
         if self.has_scale:
             tensors.append(Tensor(name="scale", shape=(), dtype="f32"))
@@ -98,7 +99,7 @@ class Softmax(Workload):
         return (self._matrix("dx" if self.is_backward else "y"),)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw what backward reads of forward: (log-)probabilities of standard normal rows, rounded."""
+        """Draw y for backward: rounded (log-)probabilities of standard normal rows."""
         if not self.is_backward or tensor.name != "y":
             return None
         z = rng.standard_normal(tensor.shape, dtype="float32")
@@ -108,7 +109,7 @@ class Softmax(Workload):
         return y.astype(numpy_dtype(tensor.dtype))
 
     def flops(self) -> int:
-        """Count four or five operations an element, and 1 for each prologue step.
+        """Count four or five operations per element, and 1 for each prologue step.
 
         Forward: maximum, subtraction, exponential, sum, and division (subtraction for the logarithm).
         Backward: product, sum, subtraction, product (for the logarithm one product is an exponential).
@@ -116,7 +117,7 @@ class Softmax(Workload):
         return self.rows * self.cols * (5 - self.is_backward + self.has_scale + self.has_mask)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute each row after taking off its maximum, or its gradient."""
+        """Compute each row after subtracting its maximum, or its gradient."""
         value, scale = (self._backward if self.is_backward else self._forward)(inputs)
         least = underflow(self.dtype) / self.tolerance().eps_acc
         return {self.outputs()[0].name: Reference(value=value, scale=scale + least)}
@@ -158,7 +159,7 @@ class Softmax(Workload):
         return (alone, chain) if self.is_backward else (chain, alone)
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and f32 arithmetic on exponents or on a row's sum."""
+        """Allow one rounding of the result, and the f32 error of exponentials or of a row's sum."""
         f32: DType = "f32"
         if self.is_backward:
             return Tolerance(
@@ -170,6 +171,6 @@ class Softmax(Workload):
         return Tolerance(
             eps_out=unit_roundoff(self.dtype),
             eps_acc=16 * unit_roundoff(f32),
-            reason="one rounding to the output type; f32 exp2-based exponentials are good to a few units of "
-            "the argument's roundoff, and pairwise or online sums add a few more",
+            reason="one rounding to the output type; f32 exp2-based exponentials are accurate to a few "
+            "units of the argument's roundoff, and pairwise or online sums add a few more",
         )
