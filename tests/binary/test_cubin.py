@@ -59,14 +59,14 @@ def compiled(source: str, architecture: str, entry: str = "toy", block: int = 64
     return binary, variant.launches(workload, CONFIG)[0]
 
 
-def test_spills_are_stores_and_loads() -> None:
+def test_spill_bytes_count_stores_and_loads() -> None:
     assert spills(LOG) == {"_Z1kILi64EEvPf": 0, "_Z2spPfi": 2928}
     assert spills("") == {}
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_s_notes_are_read(architecture: str) -> None:
+def test_resources_are_read_on_every_architecture(architecture: str) -> None:
     binary, _ = compiled(SOURCE, architecture, "toy<96>")
     (entry,) = read_cubin(binary.payload).values()
     assert entry.static_smem_bytes == 96 * 4  # without what the system reserves on later architectures
@@ -79,7 +79,7 @@ def test_every_architecture_s_notes_are_read(architecture: str) -> None:
 
 
 @needs_nvrtc
-def test_spilled_registers_are_told() -> None:
+def test_spilled_registers_are_reported() -> None:
     binary, _ = compiled(SPILLING, "sm_80")
     (entry,) = read_cubin(binary.payload).values()
     assert entry.registers == 32
@@ -120,13 +120,13 @@ def test_launches_beyond_the_binary_or_the_device_are_refused() -> None:
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"\x7fELF\x02\x01" + data))
-def test_what_is_no_cubin_is_refused(data: bytes) -> None:
+def test_invalid_cubin_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a cubin"):
         read_cubin(data)
 
 
 @needs_nvrtc
-def test_a_cubin_that_is_cut_is_refused_or_tells_the_same() -> None:
+def test_truncated_cubin_is_refused_or_read_identically() -> None:
     binary, _ = compiled(SOURCE, "sm_80", "toy<64>")
     whole = read_cubin(binary.payload)
     refused = 0

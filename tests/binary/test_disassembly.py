@@ -57,7 +57,7 @@ def test_instructions_are_counted_without_predicates_and_modifiers() -> None:
     assert next(iter(counts)) == "HMMA"
 
 
-def test_instructions_of_a_processor_are_counted_too() -> None:
+def test_cpu_instructions_are_counted() -> None:
     assembly = "\t.text\nkernel:\n\tpushq\t%rbp\n\tvfmadd213ps\t%zmm0, %zmm1, %zmm2\n\tpushq\t%rbx\n\tretq\n"
     assert count_instructions(assembly) == {"pushq": 2, "retq": 1, "vfmadd213ps": 1}
 
@@ -65,7 +65,7 @@ def test_instructions_of_a_processor_are_counted_too() -> None:
 @needs_nvrtc
 @needs_disassembler
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
-def test_machine_code_of_a_gpu_is_disassembled(architecture: str, tmp_path: Path) -> None:
+def test_gpu_machine_code_is_disassembled(architecture: str, tmp_path: Path) -> None:
     device = devices.representative(architecture)
     code = machine_code(ToyVariant(TEXT), WORKLOAD, CONFIG, device, BinaryCache(tmp_path))
     assert f"\t{architecture}\n" in code
@@ -74,7 +74,7 @@ def test_machine_code_of_a_gpu_is_disassembled(architecture: str, tmp_path: Path
 
 
 @needs_disassembler
-def test_what_is_no_cubin_is_refused() -> None:
+def test_invalid_cubin_is_refused() -> None:
     with pytest.raises(CompileError, match="cannot read this binary"):
         sass(b"this is no cubin")
 
@@ -87,13 +87,13 @@ def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_disassembler_it_says_what_to_install(only_on_path: Path) -> None:
+def test_missing_disassembler_names_package_to_install(only_on_path: Path) -> None:
     assert find_disassembler() is None
     with pytest.raises(MissingDependency, match=r"nvdisasm is not installed; run: pip install .*\[cuda\]"):
         sass(b"")
 
 
-def test_the_toolkits_disassemblers_serve_too(only_on_path: Path) -> None:
+def test_disassemblers_of_cuda_toolkit_are_used(only_on_path: Path) -> None:
     def tool(name: str) -> None:
         script = only_on_path / name
         script.write_text(f'#!/bin/sh\necho "{name} $1"\nexec /bin/cat "$2"\n')
@@ -106,7 +106,7 @@ def test_the_toolkits_disassemblers_serve_too(only_on_path: Path) -> None:
 
 
 @needs_nvrtc
-def test_ptx_of_cuda() -> None:
+def test_ptx_of_cuda_variant() -> None:
     text = ptx(ToyVariant(TEXT), WORKLOAD, CONFIG, devices.representative("sm_86"))
     assert ".target sm_86" in text
     assert ".visible .entry _Z3toyPKfPffi(" in text
@@ -114,7 +114,7 @@ def test_ptx_of_cuda() -> None:
 
 
 @needs_nvrtc
-def test_ptx_of_what_does_not_compile_says_why() -> None:
+def test_ptx_of_invalid_source_reports_compiler_error() -> None:
     with pytest.raises(CompileError, match="no_such_name"):
         ptx(
             ToyVariant(TEXT.replace("factor;", "no_such_name;")),
@@ -125,7 +125,7 @@ def test_ptx_of_what_does_not_compile_says_why() -> None:
 
 
 @needs_numba_cuda
-def test_ptx_of_numba_cuda() -> None:
+def test_ptx_of_numba_cuda_variant() -> None:
     text = ptx(NumbaToy(), WORKLOAD, CONFIG, devices.representative("sm_90"))
     assert ".target sm_90" in text
     assert "bar.sync" in text
@@ -133,7 +133,7 @@ def test_ptx_of_numba_cuda() -> None:
         ptx(NumbaToy("unknown name"), WORKLOAD, CONFIG, devices.representative("sm_90"))
 
 
-def test_a_processor_has_no_ptx() -> None:
+def test_cpu_variant_has_no_ptx() -> None:
     variant = kernels.variant("softmax/numba_cpu")
     workload, cpu = parse("softmax:rows=4,cols=8,dtype=f32"), devices.local_cpu()
     with pytest.raises(InputError, match="has no PTX; --sass shows its assembly"):
@@ -145,6 +145,6 @@ class Claiming(ToyVariant):
         return ("HMMA", "LDSM", "BRA")
 
 
-def test_what_a_variant_claims_and_does_not_do_is_told() -> None:
+def test_missing_claimed_instructions_are_reported() -> None:
     assert unmet_claims(Claiming(TEXT), WORKLOAD, CONFIG, SASS) == ("LDSM",)
     assert unmet_claims(ToyVariant(TEXT), WORKLOAD, CONFIG, SASS) == ()

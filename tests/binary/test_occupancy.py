@@ -74,7 +74,7 @@ def calculator(folder: Path) -> Path:
     return built
 
 
-def test_blocks_are_those_of_nvidias_calculator(tmp_path: Path) -> None:
+def test_blocks_per_sm_match_nvidias_calculator(tmp_path: Path) -> None:
     cases = list(itertools.product(ARCHITECTURES, THREADS, REGISTERS, SMEM_BYTES))
     asked = []
     for architecture, *sizes in cases:
@@ -99,7 +99,7 @@ def held(device: Device, threads: int, registers: int, smem_bytes: int) -> int:
     return occupancy(device, threads=threads, registers=registers, smem_bytes=smem_bytes).blocks
 
 
-def test_it_says_what_limits() -> None:
+def test_occupancy_names_its_limit() -> None:
     device = representative("sm_80")
     found = occupancy(device, threads=128, registers=226, smem_bytes=65536)
     assert (found.blocks, found.warps, found.most_warps) == (2, 8, 64)
@@ -109,20 +109,20 @@ def test_it_says_what_limits() -> None:
     assert occupancy(device, threads=1024, registers=128, smem_bytes=0).blocks == 0
 
 
-def test_it_never_exceeds_what_the_bound_allows() -> None:
+def test_occupancy_never_exceeds_that_of_the_bound() -> None:
     device = representative("sm_90")
     for threads, registers, smem_bytes in itertools.product(THREADS, REGISTERS, SMEM_BYTES):
         costs = Costs(blocks=1, full_blocks=1, threads=threads, registers=registers, smem_bytes=smem_bytes)
         assert held(device, threads, registers, smem_bytes) <= resident_blocks(costs, device)
 
 
-def test_a_processor_has_none() -> None:
+def test_cpu_has_no_occupancy() -> None:
     with pytest.raises(InputError, match="occupancy needs threads_per_sm"):
         occupancy(local_cpu(), threads=32, registers=16, smem_bytes=0)
 
 
 @needs_nvrtc
-def test_static_and_dynamic_shared_memory_count_together() -> None:
+def test_static_and_dynamic_shared_memory_are_added() -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     text = """

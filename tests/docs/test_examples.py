@@ -80,19 +80,19 @@ def same(shown: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(shown.strip() + "\n", printed.strip() + "\n", flags)
 
 
-def test_the_checker_tells_right_from_wrong() -> None:
+def test_output_check_accepts_matching_and_refuses_other_output() -> None:
     assert commands("$ a \\\n  b\nout\n$ c\n") == [("a b", "out\n"), ("c", "")]
     assert same("one ... three\n...", "one two  three\nfour")
     assert not same("one", "two")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_block_names_its_language(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_target_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
@@ -101,7 +101,7 @@ RUNNABLE = [page for page in PAGES if any(block.language in {"console", "python"
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.language == "console":
@@ -118,7 +118,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
                 run([sys.executable, str(target)], tmp_path)
 
 
-def test_the_kernel_in_the_guide_is_the_one_in_the_examples() -> None:
+def test_guide_shows_kernel_of_examples_folder() -> None:
     guide = ROOT / "docs" / "guide" / "own-kernel.md"
     shown = [b.body for b in blocks(guide) if b.body.startswith("# file: my_kernel.py\n")]
     kept = (ROOT / "docs" / "examples" / "my_kernel.py").read_text(encoding="utf-8")

@@ -19,13 +19,13 @@ def tables() -> list[dict[str, str]]:
     return found
 
 
-def test_every_operator_is_in_both_tables() -> None:
+def test_both_tables_list_every_operator() -> None:
     known = workloads.operators().items()
     shipped = {name for name, cls in known if cls.__module__.startswith("tunebench.workloads.")}
     assert [set(table) for table in tables()] == [shipped] * 2
 
 
-def test_the_variants_are_those_there_are() -> None:
+def test_table_lists_every_variant() -> None:
     listed = {
         f"{operator}/{name}" for operator, row in tables()[1].items() for name in re.findall(r"`(\w+)`", row)
     }

@@ -104,7 +104,7 @@ RIGHT = {
 @needs_compiler
 @pytest.mark.parametrize("sanitize", [False, True])
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_kernels_pass_in_every_order(name: str, sanitize: bool) -> None:
+def test_correct_kernels_pass_in_every_order(name: str, sanitize: bool) -> None:
     for order in ORDERS:
         y = run(RIGHT[name], X, order=order, sanitize=sanitize, smem_bytes=256)
         np.testing.assert_array_equal(y, 2 * X, err_msg=order)
@@ -148,14 +148,14 @@ RACES = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", RACES)
-def test_a_race_or_an_unset_value_shows_in_some_order(name: str) -> None:
+def test_race_or_unset_value_changes_result_in_some_order(name: str) -> None:
     seen = [run(RACES[name], X, order=order, seed=1, helpers=True, smem_bytes=256) for order in ORDERS]
     finite = [bool(np.isfinite(y).all() and (np.abs(y) <= 64).all()) for y in seen]
     assert not all(finite) or not all(np.array_equal(y, seen[0]) for y in seen)
 
 
 @needs_compiler
-def test_the_random_order_repeats_with_its_seed_and_varies_without() -> None:
+def test_random_order_is_reproducible_by_seed() -> None:
     body = "__shared__ int next; if (t == 0) next = 0; __syncthreads(); y[t] = atomicAdd(&next, 1);"
     first, again, other = (run(body, X, order="random", seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -195,7 +195,7 @@ REPORTED = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "body"), REPORTED)
-def test_what_a_gpu_would_hide_is_reported(reason: str, body: str) -> None:
+def test_undefined_behaviour_is_reported(reason: str, body: str) -> None:
     for order in ORDERS:
         with pytest.raises(EmulationFailed, match=reason) as caught:
             run(body, X, order=order, helpers=True, smem_bytes=256)
@@ -218,14 +218,14 @@ SANITIZED = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "body"), SANITIZED)
-def test_the_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> None:
+def test_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> None:
     with pytest.raises(EmulationFailed, match=reason) as caught:
         run(body, X, sanitize=True, smem_bytes=256)
     assert f"line 3 `{body}`" in caught.value.reason
 
 
 @needs_compiler
-def test_a_template_s_shared_memory_is_watched_and_poisoned() -> None:
+def test_shared_memory_of_template_is_bounds_checked_and_poisoned() -> None:
     source = """
 template <int N> __device__ float* buffer() { __shared__ float s[N]; return s; }
 template <int N> __global__ void kernel(const float* x, float* y, float factor, int n) {
@@ -241,7 +241,7 @@ template <int N> __global__ void kernel(const float* x, float* y, float factor, 
 
 
 @needs_compiler
-def test_a_hang_ends_at_the_limit() -> None:
+def test_hang_ends_at_time_limit() -> None:
     with pytest.raises(EmulationFailed, match="did not finish") as caught:
         run("volatile int forever = 1; while (forever);", X, timeout_s=0.3)
     assert caught.value.timed_out
@@ -251,7 +251,7 @@ def test_a_hang_ends_at_the_limit() -> None:
 @pytest.mark.parametrize(
     ("block", "reason"), [(1025, "1025,1,1. threads cannot be"), (0, "0,1,1. threads cannot be")]
 )
-def test_a_launch_that_the_driver_would_refuse_is_refused(block: int, reason: str) -> None:
+def test_invalid_launch_is_refused(block: int, reason: str) -> None:
     with pytest.raises(EmulationFailed, match=reason):
         run("y[t] = 0;", X, block=block)
 
@@ -267,7 +267,7 @@ def test_a_launch_that_the_driver_would_refuse_is_refused(block: int, reason: st
         ("const float* x, float* y, float factor", "takes 3 arguments, 4 are given"),
     ],
 )
-def test_arguments_must_fit_the_kernel_s_parameters(parameters: str, reason: str) -> None:
+def test_arguments_must_match_kernel_parameters(parameters: str, reason: str) -> None:
     variant = ToyVariant(f"__global__ void toy({parameters}) {{}}")
     with pytest.raises(EmulationFailed, match=reason):
         emulate(variant, Toy(n=64), CONFIG, {"x": X, "factor": np.float32(2)})
@@ -277,7 +277,7 @@ def test_arguments_must_fit_the_kernel_s_parameters(parameters: str, reason: str
 
 
 @needs_compiler
-def test_shuffles_follow_the_isa() -> None:
+def test_shuffles_follow_ptx_isa() -> None:
     lanes = np.arange(32)
     x = lanes.astype(np.float32)
     segment = lanes // 8 * 8
@@ -312,7 +312,7 @@ def test_reductions_reach_every_thread() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "dtype"), [("half_t", np.float16), ("bf16_t", ml_dtypes.bfloat16)])
-def test_conversions_are_those_of_the_hardware(name: str, dtype: Any) -> None:
+def test_conversions_match_hardware(name: str, dtype: Any) -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     loop = "for (int i = t; i < n; i += blockDim.x) "
     floats = run(f"{loop} y[i] = to_float({name}{{u16(x[i])}});", every.astype(np.float32), helpers=True)
@@ -334,7 +334,7 @@ def test_conversions_are_those_of_the_hardware(name: str, dtype: Any) -> None:
 
 
 @needs_compiler
-def test_conversions_of_e4m3_are_those_of_the_hardware() -> None:
+def test_e4m3_conversions_match_hardware() -> None:
     every = np.arange(256, dtype=np.uint8)
     loop = "for (int i = t; i < n; i += blockDim.x) "
     floats = run(f"{loop} y[i] = to_float(e4m3_t{{u8(x[i])}});", every.astype(np.float32), helpers=True)
@@ -383,7 +383,7 @@ BY_TRANSPOSED = """
 
 @needs_compiler
 @pytest.mark.parametrize("load", [BY_HAND, BY_LDMATRIX, BY_TRANSPOSED])
-def test_the_matrix_instructions_multiply(load: str) -> None:
+def test_matrix_instructions_multiply(load: str) -> None:
     rng = np.random.default_rng(0)
     A, B = rng.integers(-8, 9, (16, 16)), rng.integers(-8, 9, (16, 8))
     x = np.concatenate([A.ravel(), B.ravel()])
@@ -414,7 +414,7 @@ EIGHT_BITS = """
     ("kind", "bits", "total", "largest"),
     [("e4m3_t", "from_float<e4m3_t>(VALUE).bits", "float", 8), ("i8", "u8(i8(VALUE))", "i32", 128)],
 )
-def test_the_8_bit_instructions_multiply(kind: str, bits: str, total: str, largest: int) -> None:
+def test_8_bit_matrix_instructions_multiply(kind: str, bits: str, total: str, largest: int) -> None:
     rng = np.random.default_rng(0)
     A, B = rng.integers(-largest, largest, (16, 32)), rng.integers(-largest, largest, (32, 8))
     body = EIGHT_BITS.replace("TYPE", kind).replace("SUM", total)
@@ -428,7 +428,7 @@ def test_the_8_bit_instructions_multiply(kind: str, bits: str, total: str, large
 
 
 @needs_compiler
-def test_tf32_keeps_eleven_bits_and_multiplies() -> None:
+def test_tf32_rounds_to_eleven_bits_and_multiplies() -> None:
     rng = np.random.default_rng(0)
     A, B = rng.integers(-8, 9, (16, 8)), rng.integers(-8, 9, (8, 8))
     body = """
@@ -453,7 +453,7 @@ def test_tf32_keeps_eleven_bits_and_multiplies() -> None:
 
 
 @needs_compiler
-def test_asynchronous_copies_fill_with_zeros_and_need_no_source_for_nothing() -> None:
+def test_async_copies_fill_with_zeros_and_ignore_source_of_empty_copy() -> None:
     body = """
   __shared__ alignas(16) float s[64];
   const int left = n - 4 * t;
@@ -470,7 +470,7 @@ def test_asynchronous_copies_fill_with_zeros_and_need_no_source_for_nothing() ->
 
 
 @needs_compiler
-def test_epilogues() -> None:
+def test_epilogues_match_reference() -> None:
     x = np.linspace(-6, 6, 64, dtype=np.float32)
     np.testing.assert_array_equal(run("y[t] = Relu()(x[t]);", x, helpers=True), np.maximum(x, 0))
     y = run("y[t] = Gelu()(x[t]);", x, helpers=True)
@@ -489,7 +489,7 @@ def test_epilogues() -> None:
 
 
 @needs_compiler
-def test_an_executable_is_built_once_whatever_the_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executable_is_cached_regardless_of_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     def sources(comment: str) -> ToyVariant:
         return ToyVariant(f"{SIGNATURE} y[t] = 3 * x[t]; {comment}\n}}")
 
@@ -499,12 +499,12 @@ def test_an_executable_is_built_once_whatever_the_comments(monkeypatch: pytest.M
 
 
 @needs_compiler
-def test_a_source_beyond_the_shim_is_no_failure_of_the_kernel() -> None:
+def test_source_unsupported_by_emulator_is_not_a_kernel_failure() -> None:
     with pytest.raises(NotEmulated, match=r"kernel:3:.*cooperative_groups"):
         run("cooperative_groups::this_grid().sync();", X)
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert find_compiler() is None
@@ -512,14 +512,14 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         build(ToyVariant("anything"), Toy(n=1), CONFIG)
 
 
-def test_a_compiler_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_path_that_does_not_exist_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match="no-such-compiler"):
         find_compiler()
 
 
 @needs_compiler
-def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("TUNEBENCH_CACHE", str(blocker))
@@ -528,6 +528,6 @@ def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @needs_compiler
-def test_an_input_of_another_size_is_refused() -> None:
+def test_input_of_wrong_size_is_refused() -> None:
     with pytest.raises(InputError, match="expected 256 bytes.*got 12"):
         emulate(ToyVariant(SIGNATURE + "}"), Toy(n=64), CONFIG, {"x": X[:3], "factor": np.float32(2)})

@@ -110,7 +110,7 @@ HAND_OVER = """
 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
-def test_phases_end_when_all_have_arrived(order: Order) -> None:
+def test_barrier_phase_ends_after_all_arrivals(order: Order) -> None:
     y = run(HAND_OVER, X, order)
     t = np.arange(32, 128)
     expected = sum(X[(t + round_) % 32] + round_ for round_ in range(5))
@@ -118,7 +118,7 @@ def test_phases_end_when_all_have_arrived(order: Order) -> None:
 
 
 @needs_compiler
-def test_what_a_barrier_hands_over_is_no_race_and_what_it_does_not_is_one() -> None:
+def test_barrier_orders_accesses_and_missing_wait_is_a_race() -> None:
     def seen(body: str) -> Any:
         variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", lines(256), block=128, cluster=1)
         return watch(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)})
@@ -139,7 +139,7 @@ def test_what_a_barrier_hands_over_is_no_race_and_what_it_does_not_is_one() -> N
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("column", "line"), [(0, 0), (0, 6), (5, -2), (-3, 1), (40, 0), (0, -9)])
-def test_a_box_has_zeros_beyond_the_tensor(order: Order, column: int, line: int) -> None:
+def test_box_is_zero_filled_beyond_tensor(order: Order, column: int, line: int) -> None:
     body = SET_UP + LOAD.replace("COORDINATES", f"{column}, {line}") + "y[t] = floats[t], y[t + 128] = 0;"
     y = run(body, X, order)
     expected = np.zeros((4, 32), np.float32)
@@ -152,7 +152,7 @@ def test_a_box_has_zeros_beyond_the_tensor(order: Order, column: int, line: int)
 
 @needs_compiler
 @pytest.mark.parametrize("swizzle_bytes", [32, 64, 128])
-def test_the_chunks_of_a_line_are_permuted_by_its_number(swizzle_bytes: int) -> None:
+def test_swizzle_permutes_chunks_by_line_number(swizzle_bytes: int) -> None:
     # 1024 bytes of 16-byte chunks. Of each 128-byte line, chunk c is where c ^ line is, but for the bits
     # that a shorter swizzle leaves alone. Source: PTX ISA, "Swizzling modes", the tables of 8 lines.
     width = swizzle_bytes // 4
@@ -172,7 +172,7 @@ def test_the_chunks_of_a_line_are_permuted_by_its_number(swizzle_bytes: int) -> 
 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
-def test_three_dimensions_and_a_multicast_reach_both_blocks(order: Order) -> None:
+def test_multicast_of_3d_box_reaches_both_blocks(order: Order) -> None:
     # x as 2 planes of 4 lines; block r copies line 2 r of plane 1, and the next, to both blocks.
     body = (
         SET_UP
@@ -195,7 +195,7 @@ def test_three_dimensions_and_a_multicast_reach_both_blocks(order: Order) -> Non
 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
-def test_blocks_of_a_cluster_arrive_at_each_other_s_barriers(order: Order) -> None:
+def test_blocks_of_cluster_arrive_at_remote_barriers(order: Order) -> None:
     body = """
   if (t == 0) {
     mbarrier_init(barrier, 2);
@@ -262,7 +262,7 @@ COLUMNS = [
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("column", COLUMNS, ids=str)
-def test_a_column_of_pixels_is_what_a_tap_meets(column: Any, order: Order) -> None:
+def test_im2col_copy_gathers_pixels_of_filter_tap(column: Any, order: Order) -> None:
     lower, upper, strides, count, at, offsets = column
     numbers = ", ".join(map(str, (*at, *offsets)))
     body = LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", str(count))
@@ -279,7 +279,7 @@ def test_a_column_of_pixels_is_what_a_tap_meets(column: Any, order: Order) -> No
 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
-def test_channels_beyond_the_last_are_zeros_and_lines_are_swizzled(order: Order) -> None:
+def test_im2col_copy_zero_fills_missing_channels_and_swizzles(order: Order) -> None:
     # Of 8 channels the first two chunks of 16 bytes are there, and are where the number of the line says.
     body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS * 16", "8 * 128")
     shape = {"extents": (8, 4, 4, 2), "strides_bytes": (32, 128, 512), "box": (32, 8), "swizzle_bytes": 128}
@@ -293,7 +293,7 @@ def test_channels_beyond_the_last_are_zeros_and_lines_are_swizzled(order: Order)
 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_multicast_of_pixels_reaches_both_blocks(order: Order) -> None:
+def test_im2col_multicast_reaches_both_blocks(order: Order) -> None:
     body = (
         SET_UP
         + """
@@ -314,7 +314,7 @@ def test_a_multicast_of_pixels_reaches_both_blocks(order: Order) -> None:
 
 
 @needs_compiler
-def test_pixels_in_the_padding_are_not_read() -> None:
+def test_im2col_copy_does_not_read_padding() -> None:
     body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "-1, 0, 0, 0, 0").replace("PIXELS", "8")
     body += "y[t] = floats[t % 32], y[t + 128] = 0;"
     tensor_map = lines(256, **pixels((-1, -1), (-1, -1), (1, 1)))
@@ -335,7 +335,7 @@ REPORTED_OF_PIXELS = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "numbers", "change"), REPORTED_OF_PIXELS)
-def test_what_ptx_forbids_of_pixels_is_reported(reason: str, numbers: str, change: dict[str, Any]) -> None:
+def test_invalid_im2col_copies_are_reported(reason: str, numbers: str, change: dict[str, Any]) -> None:
     body = SET_UP + LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", "8")
     box = pixels(**{"lower": (-1, -1), "upper": (-1, -1), "strides": (1, 1), **change})
     with pytest.raises(EmulationFailed, match=reason):
@@ -343,7 +343,7 @@ def test_what_ptx_forbids_of_pixels_is_reported(reason: str, numbers: str, chang
 
 
 @needs_compiler
-def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
+def test_im2col_map_is_refused_by_tiled_copy() -> None:
     row = PixelBox(lower=(0,), upper=(0,), strides=(1,))
     box = {"extents": (4, 8, 8), "strides_bytes": (16, 128), "box": (4, 8), "pixel_box": row}
     load = LOAD.replace("copy_box_2d", "copy_box_3d").replace("COORDINATES", "0, 0, 0")
@@ -370,7 +370,7 @@ def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
         ({"strides_bytes": (16, 120, 512)}, "multiples of 16 bytes and below"),
     ],
 )
-def test_pixels_that_the_driver_would_not_encode_are_refused(change: dict[str, Any], rule: str) -> None:
+def test_invalid_im2col_maps_are_refused(change: dict[str, Any], rule: str) -> None:
     facts = {"lower": (0, 0), "upper": (0, 0), "strides": (1, 1), **change}
     with pytest.raises(InputError, match=rule):
         lines(256, **pixels(**facts))
@@ -471,7 +471,7 @@ def product(
 
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_products_read_what_the_descriptor_says(layout: Any) -> None:
+def test_wgmma_reads_layout_of_descriptor(layout: Any) -> None:
     for order in ORDERS:
         right, d = product(layout, order)
         assert right, f"{order}: {d}"
@@ -480,7 +480,7 @@ def test_products_read_what_the_descriptor_says(layout: Any) -> None:
 @needs_compiler
 @pytest.mark.parametrize("ctype", ["bf16_t", "e4m3_t"])
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if not layout[2]], ids=str)
-def test_products_of_other_types_do_so_too(layout: Any, ctype: str) -> None:
+def test_wgmma_reads_layout_of_descriptor_for_every_type(layout: Any, ctype: str) -> None:
     right, d = product(layout, "reverse", ctype=ctype)
     assert right, d
 
@@ -497,19 +497,19 @@ def test_products_of_other_types_do_so_too(layout: Any, ctype: str) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_descriptor_gives_a_wrong_product(stored: Any, told: Any) -> None:
+def test_wrong_wgmma_descriptor_changes_product(stored: Any, told: Any) -> None:
     assert product(stored)[0]
     assert not product(stored, told=told)[0]
 
 
 @needs_compiler
-def test_sums_that_are_read_too_early_are_wrong_in_some_order() -> None:
+def test_wgmma_sums_read_too_early_are_wrong_in_some_order() -> None:
     early = "const float seen = sums[0][0]; wgmma_commit(); wgmma_wait<0>(); sums[0][0] = seen;"
     assert not all(product(LAYOUTS[0], order, after=early)[0] for order in ORDERS)
 
 
 @needs_compiler
-def test_products_read_as_late_as_they_are_waited_for() -> None:
+def test_wgmma_reads_operands_as_late_as_the_wait() -> None:
     over = "__syncthreads(); bytes[t] = 0; __syncthreads(); wgmma_commit(); wgmma_wait<0>();"
     assert product(LAYOUTS[0], "forward", after=over)[0]
     assert not product(LAYOUTS[0], "reverse", after=over)[0]
@@ -527,7 +527,7 @@ def test_products_read_as_late_as_they_are_waited_for() -> None:
         ("deadlock.*126 of 128 threads", "wgmma_fence(); if (t / 2 == 40) return;", AFTER),
     ],
 )
-def test_products_out_of_their_protocol_are_reported(reason: str, before: str, after: str) -> None:
+def test_wgmma_protocol_violations_are_reported(reason: str, before: str, after: str) -> None:
     with pytest.raises(EmulationFailed, match=reason):
         product(LAYOUTS[0], "reverse", before=before, after=after)
 
@@ -582,7 +582,7 @@ REPORTED = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "body"), REPORTED)
-def test_what_ptx_forbids_is_reported(reason: str, body: str) -> None:
+def test_violations_of_ptx_rules_are_reported(reason: str, body: str) -> None:
     planes = {"extents": (32, 4, 2), "strides_bytes": (128, 512), "box": (32, 2, 1)}
     # What comes before it is expected is a matter of order.
     order: Order = "forward" if "at the end" in reason else "reverse"
@@ -592,7 +592,7 @@ def test_what_ptx_forbids_is_reported(reason: str, body: str) -> None:
 
 
 @needs_compiler
-def test_shared_memory_of_a_block_that_has_exited_is_out_of_reach() -> None:
+def test_shared_memory_of_exited_block_is_inaccessible() -> None:
     body = """
   if (t == 0) {
     mbarrier_init(barrier, 1);
@@ -608,7 +608,7 @@ def test_shared_memory_of_a_block_that_has_exited_is_out_of_reach() -> None:
 
 
 @needs_compiler
-def test_a_map_that_reaches_beyond_its_tensor_is_refused() -> None:
+def test_tensor_map_larger_than_tensor_is_refused() -> None:
     with pytest.raises(EmulationFailed, match="the tensor map of x reaches to byte 1152 of 1024"):
         run("", X, extents=(32, 9))
 
@@ -625,7 +625,7 @@ def test_a_map_that_reaches_beyond_its_tensor_is_refused() -> None:
         ({"swizzle_bytes": 64}, "no longer than the swizzle"),
     ],
 )
-def test_what_the_driver_would_not_encode_is_refused(change: dict[str, Any], rule: str) -> None:
+def test_invalid_tensor_maps_are_refused(change: dict[str, Any], rule: str) -> None:
     with pytest.raises(InputError, match=rule):
         lines(256, **change)
 
@@ -641,7 +641,7 @@ def test_what_the_driver_would_not_encode_is_refused(change: dict[str, Any], rul
         (9, 2, 132, 1000),
     ],
 )
-def test_blocks_that_stay_are_as_many_as_the_device_holds(
+def test_persistent_blocks_match_device_capacity(
     blocks_per_sm: int, cluster: int, sms: int, expected: int
 ) -> None:
     launch = Launch(

@@ -24,7 +24,7 @@ DYNAMIC = "(emulated::dynamic_shared);"
         ("__shared__\n volatile\n float s[4];", "volatile float s[4];", ["s"]),
     ],
 )
-def test_static_declarations(declaration: str, members: str, names: list[str]) -> None:
+def test_static_declarations_are_rewritten(declaration: str, members: str, names: list[str]) -> None:
     references = "".join(f" auto& {name} = {STATIC}.{name};" for name in names)
     expected = f"struct tunebench_shared_0 {{ {members} }};{references}"
     assert as_host_cxx(declaration).rstrip("\n") == expected
@@ -38,7 +38,7 @@ def test_static_declarations(declaration: str, members: str, names: list[str]) -
         ("extern alignas(16) __shared__ half_t s [ ] ;", "half_t"),
     ],
 )
-def test_dynamic_declarations(declaration: str, kind: str) -> None:
+def test_dynamic_declarations_are_rewritten(declaration: str, kind: str) -> None:
     assert as_host_cxx(declaration) == f"{kind}*& s = reinterpret_cast<{kind}*&>{DYNAMIC}"
 
 
@@ -48,7 +48,7 @@ def test_other_forms_of_declarations_are_not_emulated(declaration: str) -> None:
         as_host_cxx(declaration)
 
 
-def test_every_declaration_has_a_struct_of_its_own() -> None:
+def test_every_declaration_gets_separate_struct() -> None:
     text = as_host_cxx("__shared__ int a; __shared__ int b;")
     assert "tunebench_shared_0" in text
     assert "tunebench_shared_1" in text
@@ -59,7 +59,7 @@ def test_every_declaration_has_a_struct_of_its_own() -> None:
         st.sampled_from(["x;\n", "// __shared__ int c;\n", "/* a\nb */", '"// no"', "__shared__\nint s;\n"])
     )
 )
-def test_lines_keep_their_numbers(parts: list[str]) -> None:
+def test_line_numbers_are_kept(parts: list[str]) -> None:
     source = "".join(parts)
     rewritten = as_host_cxx(source)
     assert rewritten.count("\n") == source.count("\n")

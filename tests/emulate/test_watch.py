@@ -82,7 +82,7 @@ ACCESSES = {
 
 @needs_compiler
 @pytest.mark.parametrize("access", ACCESSES)
-def test_an_access_to_shared_memory_takes_the_passes_that_banks_need(access: str) -> None:
+def test_bank_conflicts_of_shared_memory_are_counted(access: str) -> None:
     fill = "__shared__ alignas(128) float s[33 * 32]; for (int i = t; i < 33 * 32; i += 32) s[i] = i;\n"
     whole = count(fill + "__syncthreads();\n" + access, block=32)
     setup = count(fill, block=32)
@@ -99,7 +99,7 @@ def test_an_access_to_shared_memory_takes_the_passes_that_banks_need(access: str
 
 
 @needs_compiler
-def test_a_loop_of_uneven_length_is_as_many_instructions_as_its_longest_lane() -> None:
+def test_divergent_loop_counts_instructions_of_longest_lane() -> None:
     body = "__shared__ float s[64]; s[t] = x[t]; __syncthreads(); float v = 0;\n"
     work = count(body + "for (int i = 0; i <= t % 4; ++i)\n v += s[t / 4 * 4 + i];\n y[t] = v;")
     assert work.warp_instructions["ld.shared"] == 2 * 4
@@ -107,7 +107,7 @@ def test_a_loop_of_uneven_length_is_as_many_instructions_as_its_longest_lane() -
 
 
 @needs_compiler
-def test_copies_are_counted_with_what_they_bring() -> None:
+def test_async_copies_are_counted_with_bytes() -> None:
     copy = """
   __shared__ alignas(16) float s[64];
   if (t < 16) cp_async_CACHE(s + 4 * t, x + 4 * t, t == 15 ? 4 : 16);
@@ -136,7 +136,7 @@ def test_matrix_instructions_are_counted_by_type() -> None:
 
 
 @needs_compiler
-def test_blocks_are_counted_apart_and_bring_their_own_bytes() -> None:
+def test_blocks_are_counted_separately() -> None:
     body = "const int i = blockIdx.x * 64 + t; y[i] = x[i] + x[0]; if (blockIdx.x) y[i] = f32_op(x[63 - t]);"
     counts = see(body, n=128, grid=2).counts
     assert [block.fma for block in counts.blocks] == [0, 64]
@@ -147,7 +147,7 @@ def test_blocks_are_counted_apart_and_bring_their_own_bytes() -> None:
     assert "written_bytes 512" in text
 
 
-def test_the_report_is_read_line_by_line() -> None:
+def test_report_is_parsed_line_by_line() -> None:
     figures = (
         "sfu=0 smem_traffic_bytes=128 smem_passes=1 bank_conflicts=0 fill_bytes=9 accesses=4 longest_fma=1"
     )
@@ -198,7 +198,7 @@ RACES = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", RACES)
-def test_a_race_is_found_whoever_comes_first(name: str) -> None:
+def test_race_is_found_in_either_thread_order(name: str) -> None:
     orders: tuple[Order, ...] = ("forward", "reverse")
     for order in orders:
         with pytest.raises(EmulationFailed, match=r"race on shared memory, byte \d+: thread") as caught:
@@ -226,14 +226,14 @@ ORDERED = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", ORDERED)
-def test_what_is_ordered_is_no_race(name: str) -> None:
+def test_ordered_accesses_are_no_race(name: str) -> None:
     seen = [see(SHARED + ORDERED[name], order=order) for order in ORDERS]
     for other in seen[1:]:
         np.testing.assert_array_equal(other.outputs["y"], seen[0].outputs["y"])
 
 
 @needs_compiler
-def test_a_race_names_both_lines_and_threads() -> None:
+def test_race_message_names_both_lines_and_threads() -> None:
     with pytest.raises(EmulationFailed) as caught:
         see("__shared__ float s[64];\ns[t] = x[t];\ny[t] = s[63 - t];")
     told = caught.value.reason
@@ -255,13 +255,13 @@ GLOBAL_RACES = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "body"), GLOBAL_RACES)
-def test_blocks_and_threads_that_meet_in_global_memory_race(reason: str, body: str) -> None:
+def test_race_in_global_memory_is_found(reason: str, body: str) -> None:
     with pytest.raises(EmulationFailed, match=reason):
         see(body, n=128, grid=2)
 
 
 @needs_compiler
-def test_blocks_may_meet_by_atomics() -> None:
+def test_atomics_are_no_race() -> None:
     body = """
   if (blockIdx.x == 0 && t == 0) { y[127] = 0.0f; }
   y[t + 64 * (blockIdx.x != 0) * (t < 63)] = 1.0f;"""
@@ -298,7 +298,7 @@ def test_blocks_may_meet_by_atomics() -> None:
         ("outside of y, at byte 256 of 256: thread .63,0,0. wrote", "y[t + 1] = 0;"),
     ],
 )
-def test_unset_and_outside(reason: str, body: str) -> None:
+def test_unset_values_and_accesses_out_of_bounds_are_reported(reason: str, body: str) -> None:
     with pytest.raises(EmulationFailed, match=f"{reason}.*line"):
         see(SHARED + body)
 
@@ -347,13 +347,13 @@ PLANTED = [
 
 @needs_compiler
 @pytest.mark.parametrize(("reason", "key", "text", "right", "wrong"), PLANTED)
-def test_a_planted_fault_is_reported(reason: str, key: str, text: str, right: str, wrong: str) -> None:
+def test_injected_fault_is_reported(reason: str, key: str, text: str, right: str, wrong: str) -> None:
     with pytest.raises(EmulationFailed, match=reason):
         shipped(key, text, right, wrong)
 
 
 @needs_compiler
-def test_a_wrong_lane_map_gives_wrong_results() -> None:
+def test_wrong_lane_map_changes_results() -> None:
     _, error = shipped(*MMA)
     assert error < 0.05
     _, wrong = shipped(*MMA, "x_half = OF_B ? matrix / 2 : matrix % 2", "x_half = matrix % 2")
@@ -361,7 +361,7 @@ def test_a_wrong_lane_map_gives_wrong_results() -> None:
 
 
 @needs_compiler
-def test_a_layout_without_swizzle_shows_in_the_counts() -> None:
+def test_layout_without_swizzle_increases_bank_conflicts() -> None:
     seen, _ = shipped(*MMA, staged=0)
     plain, error = shipped(
         *MMA, "at / CHUNK ^ line / LINES_PER_128_BYTES % (PERIOD / STEP) * STEP", "at / CHUNK", staged=0
@@ -375,7 +375,7 @@ def test_a_layout_without_swizzle_shows_in_the_counts() -> None:
 
 
 @needs_compiler
-def test_a_compiler_that_cannot_watch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_without_instrumentation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_compiler, "_gcc_version", lambda compiler: 0)
     with pytest.raises(NotEmulated, match="counting needs g"):
         see("y[t] = 0;")

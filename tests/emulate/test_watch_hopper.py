@@ -41,7 +41,7 @@ def see(values: dict[str, Any], order: Order = "forward", right: str = " ", wron
 
 @needs_compiler
 @pytest.mark.parametrize("values", [ALONE, PINGPONG, CLUSTER], ids=["alone", "pingpong", "cluster"])
-def test_the_shipped_kernel_is_ordered_in_every_order(values: dict[str, Any]) -> None:
+def test_package_kernel_has_no_race_in_any_order(values: dict[str, Any]) -> None:
     seen = [see(values, order) for order in ORDERS]
     for other in seen[1:]:
         np.testing.assert_array_equal(other.outputs["c"], seen[0].outputs["c"])
@@ -83,7 +83,7 @@ FAULTS = {
 @needs_compiler
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("values", [ALONE, CLUSTER], ids=["alone", "cluster"])
-def test_a_planted_fault_is_found_in_either_order(fault: str, values: dict[str, Any]) -> None:
+def test_injected_fault_is_found_in_both_orders(fault: str, values: dict[str, Any]) -> None:
     orders: tuple[Order, ...] = ("forward", "reverse")
     for order in orders:
         with pytest.raises(EmulationFailed, match=r"race on shared memory|have arrived in this phase"):
@@ -91,7 +91,7 @@ def test_a_planted_fault_is_found_in_either_order(fault: str, values: dict[str, 
 
 
 @needs_compiler
-def test_barriers_are_there_before_others_use_them() -> None:
+def test_barriers_are_initialised_before_remote_use() -> None:
     whole = "__syncthreads();\n  if constexpr (CLUSTER > 1)", "if constexpr (CLUSTER > 1)"
     with pytest.raises(EmulationFailed, match=r"race on shared memory.*mbarrier_init"):
         see(ALONE, "forward", *whole)

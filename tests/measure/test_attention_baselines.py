@@ -22,7 +22,7 @@ from tunebench.workloads.operators.attention import Attention
         "attention:batch=1,heads=2,seq_q=7,head_dim=8,dtype=f32,seq_k=3",
     ],
 )
-def test_what_torch_differentiates_is_what_the_operator_says(text: str) -> None:
+def test_torch_gradients_match_operator_reference(text: str) -> None:
     torch = pytest.importorskip("torch")
     plain, workload = parse(text), parse(f"{text},direction=backward")
     assert isinstance(workload, Attention)
@@ -44,7 +44,7 @@ def test_what_torch_differentiates_is_what_the_operator_says(text: str) -> None:
         np.testing.assert_allclose(gradient.numpy(), expected[name].value, rtol=1e-4, atol=1e-5)
 
 
-def test_what_cudnn_refuses_is_refused_when_it_is_called() -> None:
+def test_unsupported_by_cudnn_is_refused_at_first_call() -> None:
     torch = pytest.importorskip("torch")
     workload = parse("attention:batch=1,heads=2,seq_q=7,head_dim=8,dtype=f32,direction=backward")
     assert isinstance(workload, Attention)

@@ -107,7 +107,7 @@ def worst(workload: Workload, inputs: Any, got: Any) -> float:
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_numpy_computes_what_the_operator_says(text: str) -> None:
+def test_numpy_baselines_match_operator_reference(text: str) -> None:
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
     call = baselines.numpy_call(workload, inputs)
@@ -116,7 +116,7 @@ def test_numpy_computes_what_the_operator_says(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_torch_computes_what_the_operator_says(text: str) -> None:
+def test_torch_baselines_match_operator_reference(text: str) -> None:
     torch = pytest.importorskip("torch")
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
@@ -133,7 +133,7 @@ def _as_stored(torch: Any, workload: Any, part: Any) -> Any:
     return (part.permute(0, 2, 3, 1) if nhwc else part).to(torch.float64).numpy()
 
 
-def test_an_operator_without_a_module_has_no_libraries() -> None:
+def test_operator_without_baseline_module_has_no_baselines() -> None:
     toy = Toy(n=3)
     assert baselines.numpy_call(toy, {}) is None
     assert baselines.torch_calls(toy, {}) == {}
@@ -142,14 +142,14 @@ def test_an_operator_without_a_module_has_no_libraries() -> None:
 @pytest.mark.parametrize(
     "text", ["m=32,n=48,k=64,dtype=e4m3", "m=32,n=48,k=63,dtype=i8", "m=16,n=48,k=64,dtype=i8"]
 )
-def test_torch_is_no_baseline_for_what_it_lacks(text: str) -> None:
+def test_torch_is_no_baseline_for_unsupported_workloads(text: str) -> None:
     pytest.importorskip("torch")
     workload = parse(f"gemm:{text}")
     assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}
 
 
 @pytest.mark.parametrize("when", ["asked for", "called"])
-def test_a_library_that_refuses_is_told_with_its_reason_and_ends_nothing(
+def test_refusing_baseline_is_reported_with_reason(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     def refuse(*_: Any) -> Any:

@@ -16,7 +16,7 @@ def rounds(
     return [list(us * d * (1 + spread * rng.exponential(size=30))) for d in drift]
 
 
-def test_a_clear_difference_is_found_and_its_size_told() -> None:
+def test_clear_difference_is_found_with_its_size() -> None:
     rng = np.random.default_rng(0)
     found = compare(rounds(rng, 10.0), rounds(rng, 12.0))
     assert found.faster
@@ -26,7 +26,7 @@ def test_a_clear_difference_is_found_and_its_size_told() -> None:
     assert found.low < found.ratio < found.high
 
 
-def test_to_turn_a_comparison_round_turns_its_verdict_round() -> None:
+def test_swapping_both_sides_reverses_the_verdict() -> None:
     rng = np.random.default_rng(1)
     a, b = rounds(rng, 10.0), rounds(rng, 10.5)
     one, other = compare(a, b), compare(b, a)
@@ -36,7 +36,7 @@ def test_to_turn_a_comparison_round_turns_its_verdict_round() -> None:
     assert not other.tied
 
 
-def test_noise_passes_for_a_difference_as_seldom_as_promised() -> None:
+def test_false_positive_rate_is_nominal() -> None:
     """Also noise that is the same within a round, of which more samples would tell nothing."""
     rng = np.random.default_rng(2)
 
@@ -50,20 +50,20 @@ def test_noise_passes_for_a_difference_as_seldom_as_promised() -> None:
     assert certain == pytest.approx(0.5, abs=0.04)
 
 
-def test_a_drift_that_meets_both_alike_hides_no_difference() -> None:
+def test_common_drift_hides_no_difference() -> None:
     rng = np.random.default_rng(3)
     drift = (1.0, 1.3, 0.8, 1.1)
     assert compare(rounds(rng, 10.0, drift), rounds(rng, 10.4, drift)).faster
 
 
-def test_what_holds_in_one_round_and_not_in_another_is_no_certainty() -> None:
+def test_difference_in_one_round_only_is_not_significant() -> None:
     rng = np.random.default_rng(4)
     found = compare(rounds(rng, 10.0, (1.0, 1.0, 1.06, 1.0)), rounds(rng, 10.3))
     assert found.tied
     assert 0.5 < found.probability < 1
 
 
-def test_times_that_never_vary_are_certain_or_a_tie() -> None:
+def test_constant_times_are_a_significant_difference_or_a_tie() -> None:
     same = compare([[5.0] * 9] * 4, [[5.0] * 9] * 4)
     assert (same.ratio, same.low, same.high, same.probability) == (1, 1, 1, 0.5)
     assert same.tied
@@ -71,7 +71,7 @@ def test_times_that_never_vary_are_certain_or_a_tie() -> None:
     assert compare([[6.0]] * 4, [[5.0]] * 4).probability == 0
 
 
-def test_one_round_tells_nothing_of_noise() -> None:
+def test_one_round_gives_no_verdict() -> None:
     found = compare([[5.0] * 9], [[7.0] * 9])
     assert found.tied
     assert (found.ratio, found.low, found.probability) == (pytest.approx(1.4), 0, 0.5)
@@ -81,19 +81,19 @@ def test_one_round_tells_nothing_of_noise() -> None:
 @pytest.mark.parametrize(
     ("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (29, 2.045)]
 )
-def test_students_distribution_is_that_of_the_tables(freedom: int, t: float) -> None:
+def test_student_t_distribution_matches_tables(freedom: int, t: float) -> None:
     assert _student_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
     assert _student(-t, freedom) == pytest.approx(0.025, abs=1e-4)
     assert _student(0.0, freedom) == 0.5
 
 
-def test_the_same_samples_give_the_same_verdict() -> None:
+def test_verdict_is_deterministic() -> None:
     rng = np.random.default_rng(5)
     a, b = rounds(rng, 10.0), rounds(rng, 10.1)
     assert compare(a, b) == compare(a, b)
 
 
 @pytest.mark.parametrize(("this", "other"), [([], []), ([[1.0]], []), ([[1.0]], [[]])])
-def test_both_must_be_timed_in_every_round(this: list[list[float]], other: list[list[float]]) -> None:
+def test_both_sides_must_be_timed_in_every_round(this: list[list[float]], other: list[list[float]]) -> None:
     with pytest.raises(InputError, match="every round"):
         compare(this, other)

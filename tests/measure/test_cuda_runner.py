@@ -58,7 +58,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("another size", 50),
     ],
 )
-def test_a_right_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us: float) -> None:
+def test_correct_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us: float) -> None:
     outcome = seen[scenario]
     assert outcome["kind"] == "measured", outcome
     assert outcome["median_us"] == pytest.approx(median_us, rel=1e-5)
@@ -67,7 +67,7 @@ def test_a_right_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us:
     assert 0 <= outcome["verification"]["worst"] < 1
 
 
-def test_short_runs_are_batched_where_the_cache_is_warm_and_noted_where_it_is_cold(
+def test_short_runs_are_batched_with_warm_cache_and_noted_with_cold_cache(
     seen: dict[str, Any],
 ) -> None:
     assert seen["warm short"]["conditions"]["runs_in_a_sample"] == 100
@@ -75,12 +75,12 @@ def test_short_runs_are_batched_where_the_cache_is_warm_and_noted_where_it_is_co
     assert "resolution_us" not in seen["cold"]["conditions"]
 
 
-def test_a_thorough_task_takes_more_samples_verifies_twice_and_is_never_aborted(seen: dict[str, Any]) -> None:
+def test_thorough_task_takes_more_samples_verifies_twice_and_never_aborts(seen: dict[str, Any]) -> None:
     assert len(seen["thorough"]["samples_us"]) >= 30
     assert seen["thorough"]["verification"]["detail"].endswith("before and after timing")
 
 
-def test_a_hopeless_kernel_is_aborted(seen: dict[str, Any]) -> None:
+def test_kernel_far_above_incumbent_is_aborted(seen: dict[str, Any]) -> None:
     assert seen["hopeless"]["kind"] == "aborted"
     assert seen["hopeless"]["above_us"] == 1.0
     assert len(seen["hopeless"]["samples_us"]) == 2
@@ -96,12 +96,12 @@ def test_a_hopeless_kernel_is_aborted(seen: dict[str, Any]) -> None:
         ("overwrites its input", "times the tolerance"),
     ],
 )
-def test_a_wrong_result_is_told(seen: dict[str, Any], scenario: str, reason: str) -> None:
+def test_wrong_result_is_reported(seen: dict[str, Any], scenario: str, reason: str) -> None:
     assert seen[scenario]["kind"] == "wrong_result"
     assert reason in seen[scenario]["reason"]
 
 
-def test_inputs_that_a_wrong_kernel_overwrote_are_uploaded_again(seen: dict[str, Any]) -> None:
+def test_overwritten_inputs_are_uploaded_again(seen: dict[str, Any]) -> None:
     assert seen["after that"]["kind"] == "measured"
 
 
@@ -116,7 +116,7 @@ def test_inputs_that_a_wrong_kernel_overwrote_are_uploaded_again(seen: dict[str,
         ("too much shared memory", "1024 + 240000 bytes of shared memory"),
     ],
 )
-def test_a_refused_launch_keeps_the_reason_and_the_device(
+def test_refused_launch_keeps_reason_and_device(
     seen: dict[str, Any], scenario: str, reason: str
 ) -> None:
     never = scenario == "too much shared memory"
@@ -125,45 +125,45 @@ def test_a_refused_launch_keeps_the_reason_and_the_device(
     assert seen["another size"]["kind"] == "measured"  # it came after all of them
 
 
-def test_a_fault_takes_the_device_from_the_process(seen: dict[str, Any]) -> None:
+def test_device_fault_makes_device_unusable_in_process(seen: dict[str, Any]) -> None:
     assert seen["fault"]["kind"] == "DeviceLost"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in seen["fault"]["reason"]
     assert "scaling/cuda with unused=0" in seen["fault"]["reason"]
     assert seen["after the fault"]["kind"] == "DeviceLost"
 
 
-def test_a_worker_that_lost_its_device_dies_and_its_death_tells_the_fault(seen: dict[str, Any]) -> None:
+def test_exit_status_of_worker_names_device_fault(seen: dict[str, Any]) -> None:
     assert seen["worker"]["kind"] == "crashed"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS: the kernel read or wrote memory" in seen["worker"]["reason"]
 
 
-def test_conditions_name_the_device_and_the_versions(seen: dict[str, Any]) -> None:
+def test_conditions_contain_device_and_versions(seen: dict[str, Any]) -> None:
     assert seen["conditions"]["gpu"] == "NVIDIA H200"
     assert seen["conditions"]["cuda"] == "13.0"
     assert {"cuda-core", "cuda-bindings", "numpy"} <= set(seen["before"]) <= set(seen["conditions"])
 
 
-def test_a_device_of_another_machine_is_refused(seen: dict[str, Any]) -> None:
+def test_device_of_another_machine_is_refused(seen: dict[str, Any]) -> None:
     assert seen["another device"] == "v100 is not on this machine, which has: h200-sxm (sm_90, 132 SMs)"
 
 
 # -- faults --------------------------------------------------------------------------------------------------
 
 
-def test_every_fault_has_its_own_exit_status() -> None:
+def test_every_fault_has_unique_exit_status() -> None:
     lost = DeviceLost("CUDA_ERROR_MISALIGNED_ADDRESS", "while testing")
     assert describe_exit(lost.status) is not None
     assert str(describe_exit(lost.status)).startswith("CUDA_ERROR_MISALIGNED_ADDRESS: ")
     assert lost.status != DeviceLost("CUDA_ERROR_ILLEGAL_ADDRESS", "").status
 
 
-def test_an_unknown_fault_still_ends_the_worker_and_other_deaths_are_no_faults() -> None:
+def test_unknown_fault_ends_worker_and_other_exit_statuses_are_no_faults() -> None:
     status = DeviceLost("CUDA_ERROR_OF_THE_FUTURE", "").status
     assert str(describe_exit(status)).startswith("CUDA_ERROR_UNKNOWN")
     assert [describe_exit(other) for other in (0, 1, -9, 77, 137)] == [None] * 5
 
 
-def test_faults_travel_between_processes() -> None:
+def test_device_faults_can_be_pickled() -> None:
     import pickle
 
     lost = pickle.loads(pickle.dumps(DeviceLost("CUDA_ERROR_ASSERT", "here")))
@@ -173,13 +173,13 @@ def test_faults_travel_between_processes() -> None:
 # -- what is missing -----------------------------------------------------------------------------------------
 
 
-def test_without_cuda_core_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_core_names_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     with pytest.raises(MissingDependency, match=r"cuda-core .*tunebench\[cuda\]"):
         CudaRunner(Protocol(), _device())
 
 
-def test_without_a_gpu_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gpu, "local_gpus", lambda: ())
     monkeypatch.setattr(_gpu, "require_cuda_core", lambda: None)
     with pytest.raises(DeviceError, match="is not on this machine, which has: no NVIDIA GPU"):
@@ -247,7 +247,7 @@ def sampler(gpu: FakeGpu, clock: FakeClock, flush: Flush | None = None) -> Sampl
     return Sampler(gpu, clock, (), flush=flush, max_clock_mhz=2000.0)  # type: ignore[arg-type]
 
 
-def test_a_cold_sample_is_preceded_by_a_flush() -> None:
+def test_cold_sample_follows_cache_flush() -> None:
     gpu = FakeGpu(5.0)
     samples = sampler(gpu, FakeClock(2000.0), Flush(0, 123))
     gpu.log.clear()
@@ -255,7 +255,7 @@ def test_a_cold_sample_is_preceded_by_a_flush() -> None:
     assert gpu.log == ["fill 123", "|", "run"]
 
 
-def test_the_flush_is_repeated_until_it_covers_the_time_of_the_host() -> None:
+def test_flush_repeats_until_it_hides_host_overhead() -> None:
     gpu = FakeGpu(5.0, fill_us=10.0, host_us=24.0)
     samples = sampler(gpu, FakeClock(2000.0), Flush(0, 1))
     gpu.log.clear()
@@ -263,7 +263,7 @@ def test_the_flush_is_repeated_until_it_covers_the_time_of_the_host() -> None:
     assert gpu.log == ["fill 1"] * 5 + ["|", "run"]
 
 
-def test_a_warm_sample_is_preceded_by_the_same_run() -> None:
+def test_warm_sample_follows_identical_run() -> None:
     gpu = FakeGpu(25.0, host_us=30.0)
     samples = sampler(gpu, FakeClock(2000.0))
     gpu.log.clear()
@@ -271,7 +271,7 @@ def test_a_warm_sample_is_preceded_by_the_same_run() -> None:
     assert gpu.log == ["run"] * 3 + ["|", "run"]
 
 
-def test_short_warm_runs_are_timed_together() -> None:
+def test_short_warm_runs_are_timed_as_batch() -> None:
     gpu = FakeGpu(2.0)
     samples = sampler(gpu, FakeClock(2000.0))
     gpu.log.clear()
@@ -280,11 +280,11 @@ def test_short_warm_runs_are_timed_together() -> None:
     assert samples.conditions((2.0,))["runs_in_a_sample"] == 200
 
 
-def test_a_run_too_short_to_see_is_batched_all_the_same() -> None:
+def test_run_below_timer_resolution_is_batched() -> None:
     assert sampler(FakeGpu(0.0), FakeClock(2000.0)).conditions((0.0,))["runs_in_a_sample"] == 800
 
 
-def test_samples_at_a_low_clock_are_discarded_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_at_low_clock_are_discarded_after_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(_sampler.time, "sleep", pauses.append)
     gpu = FakeGpu(50.0)
@@ -301,7 +301,7 @@ def test_samples_at_a_low_clock_are_discarded_after_a_pause(monkeypatch: pytest.
     assert "samples_at_low_clock" not in facts
 
 
-def test_a_clock_that_is_low_without_a_reason_gets_work_instead_of_rest(
+def test_low_clock_without_throttle_reason_gets_load_instead_of_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_sampler.time, "sleep", lambda seconds: pytest.fail("it must not pause"))
@@ -310,7 +310,7 @@ def test_a_clock_that_is_low_without_a_reason_gets_work_instead_of_rest(
     assert samples.conditions((50.0,))["discarded_samples"] == 1
 
 
-def test_a_clock_that_stays_low_is_taken_as_it_is_and_told() -> None:
+def test_persistently_low_clock_is_accepted_and_noted() -> None:
     samples = sampler(FakeGpu(50.0), FakeClock(345.0), Flush(0, 1))
     for _ in range(3):
         samples.sample_us()
@@ -319,7 +319,7 @@ def test_a_clock_that_stays_low_is_taken_as_it_is_and_told() -> None:
     assert facts["samples_at_low_clock"] == 3
 
 
-def test_a_clock_that_cannot_be_read_discards_nothing() -> None:
+def test_unreadable_clock_discards_no_samples() -> None:
     samples = sampler(FakeGpu(50.0), FakeClock(None), Flush(0, 1))
     samples.sample_us()
     assert set(samples.conditions((50.0,))) == {"power_limit_w"}
@@ -363,7 +363,7 @@ class FakeNvml:
         return "580.95.05"
 
 
-def test_the_clock_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_is_read_from_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     clock = Clock("0000:01:00.0")
     assert clock.problem is None
@@ -377,7 +377,7 @@ def test_the_clock_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     ("module", "problem"),
     [(None, "nvidia-ml-py is not installed"), (FakeNvml(), "NVML: Not Found")],
 )
-def test_a_clock_that_cannot_be_read_says_why(
+def test_unreadable_clock_reports_reason(
     monkeypatch: pytest.MonkeyPatch, module: Any, problem: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -414,7 +414,7 @@ def in_memory(parameters: tuple[Any, ...]) -> list[bytes]:
     return [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
 
 
-def test_parameters_reach_the_driver_in_their_c_types() -> None:
+def test_parameters_are_passed_in_their_c_types() -> None:
     arguments = ("x", Scalar("int", -7), Scalar("long long", 2**40), Scalar("float", 0.25), "scale", "half")
     parameters = kernel_arguments(None, arguments, TENSORS, {"x": 0x7F00_0000_1000}, INPUTS)  # type: ignore[arg-type]
     assert in_memory(parameters) == [
@@ -427,13 +427,13 @@ def test_parameters_reach_the_driver_in_their_c_types() -> None:
     ]
 
 
-def test_numba_takes_an_array_as_nine_words() -> None:
+def test_numba_array_is_passed_as_nine_words() -> None:
     parameters = kernel_arguments(OfNumba(), ("x", Scalar("int", 3)), TENSORS, {"x": 4096}, INPUTS)
     words = (0, 0, 15, 2, 4096, 3, 5, 10, 2)
     assert in_memory(parameters) == [*(np.int64(word).tobytes() for word in words), np.int32(3).tobytes()]
 
 
-def test_a_number_that_does_not_fit_its_c_type_is_refused() -> None:
+def test_number_out_of_range_of_c_type_is_refused() -> None:
     with pytest.raises(OverflowError):
         kernel_arguments(None, (Scalar("int", 2**31),), {}, {}, {})  # type: ignore[arg-type]
 
@@ -452,7 +452,7 @@ def test_a_number_that_does_not_fit_its_c_type_is_refused() -> None:
         ("gemm/cuda_wgmma", "gemm:m=70,n=72,k=64,dtype=bf16,epilogue=bias"),
     ],
 )
-def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> None:
+def test_launch_parameters_match_compiled_kernel(key: str, text: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings are not installed")
     workload, device, variant = parse(text), _device(), kernels.variant(key)
     assert isinstance(variant, GpuVariant)
@@ -553,7 +553,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("f32", "highest"), ("tf32", "high")])
-def test_torch_is_timed_as_kernels_are(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
+def test_torch_baseline_is_timed_like_kernels(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
     workload = parse(f"gemm:m=8,n=4,k=16,dtype={dtype}")
     (found,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
     assert found.name == "torch"
@@ -562,7 +562,7 @@ def test_torch_is_timed_as_kernels_are(fake_torch: FakeTorch, dtype: str, precis
     assert fake_torch.backends.cudnn.allow_tf32 is (dtype == "tf32")
 
 
-def test_where_torch_sees_no_gpu_there_is_no_baseline(fake_torch: FakeTorch) -> None:
+def test_no_baseline_if_torch_finds_no_gpu(fake_torch: FakeTorch) -> None:
     fake_torch.cuda.is_available = lambda: False
     assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol(), 0) == []
 
@@ -571,7 +571,7 @@ def test_where_torch_sees_no_gpu_there_is_no_baseline(fake_torch: FakeTorch) -> 
 
 
 @pytest.mark.parametrize("order", ["import numpy; {limit}", "{limit}; import numpy"])
-def test_products_take_one_thread_in_a_process_that_verifies(order: str) -> None:
+def test_verifying_process_multiplies_with_one_thread(order: str) -> None:
     script = f"""
 import ctypes
 from tunebench.measure._blas import _loaded, in_one_thread

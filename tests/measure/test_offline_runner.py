@@ -56,7 +56,7 @@ def run_toy(text: str, n: int = 64, **task: Any) -> Outcome:
 
 
 @needs_compiler
-def test_a_right_kernel_is_emulated_in_every_order_and_its_time_is_the_model_s() -> None:
+def test_correct_kernel_is_emulated_in_every_order_and_gets_predicted_time() -> None:
     outcome = run_toy(RIGHT, n=100)
     assert isinstance(outcome, Predicted)
     assert outcome.predicted_us == 12.5
@@ -71,7 +71,7 @@ def test_a_right_kernel_is_emulated_in_every_order_and_its_time_is_the_model_s()
 
 @needs_compiler
 @pytest.mark.parametrize(("text", "reason"), [(WRONG, "times the tolerance"), (UNWRITTEN, "y[63] is nan")])
-def test_a_wrong_kernel_is_a_wrong_result(text: str, reason: str) -> None:
+def test_wrong_kernel_is_reported_as_wrong_result(text: str, reason: str) -> None:
     outcome = run_toy(text)
     assert isinstance(outcome, WrongResult)
     assert outcome.reason.startswith("emulated on toy:n=64, threads in forward order: ")
@@ -79,20 +79,20 @@ def test_a_wrong_kernel_is_a_wrong_result(text: str, reason: str) -> None:
 
 
 @needs_compiler
-def test_threads_that_race_are_caught_by_another_order() -> None:
+def test_race_is_detected_by_another_thread_order() -> None:
     outcome = run_toy(RACING)
     assert isinstance(outcome, WrongResult)
     assert "threads in reverse order" in outcome.reason
 
 
 @needs_compiler
-def test_a_kernel_that_crashes_the_emulation_is_wrong() -> None:
+def test_crash_in_emulation_is_wrong_result() -> None:
     outcome = run_toy(KERNEL.format(body="y[n + 100000000] = x[0] * factor;"))
     assert isinstance(outcome, WrongResult)
 
 
 @needs_compiler
-def test_a_kernel_that_does_not_finish_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_emulation_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "EMULATION_TIMEOUT_S", 0.5)
     outcome = run_toy(ENDLESS)
     assert isinstance(outcome, Predicted)
@@ -100,7 +100,7 @@ def test_a_kernel_that_does_not_finish_is_not_verified(monkeypatch: pytest.Monke
     assert "0.5 s" in outcome.verification.detail
 
 
-def test_without_a_compiler_nothing_is_verified_and_the_reason_is_told(
+def test_missing_host_compiler_skips_verification_with_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -113,7 +113,7 @@ def test_without_a_compiler_nothing_is_verified_and_the_reason_is_told(
 
 
 @needs_compiler
-def test_what_the_host_s_compiler_refuses_is_not_verified() -> None:
+def test_source_refused_by_host_compiler_is_not_verified() -> None:
     outcome = run_toy(KERNEL.format(body="no_such_function(x);"))
     assert isinstance(outcome, Predicted)
     assert outcome.verification.how == "not verified"
@@ -129,7 +129,7 @@ def test_what_the_host_s_compiler_refuses_is_not_verified() -> None:
         ("rmsnorm/cuda_backward", "rmsnorm:rows=50000,cols=100,dtype=bf16,direction=backward"),
     ],
 )
-def test_a_large_problem_is_verified_on_a_small_one(key: str, text: str) -> None:
+def test_large_workload_is_verified_on_emulation_workload(key: str, text: str) -> None:
     workload, variant = parse(text), kernels.variant(key)
     assert isinstance(variant, CudaVariant)
     config = variant.default(workload, H100)
@@ -149,7 +149,7 @@ def softmax() -> tuple[NumbaCudaVariant[Any], Workload]:
     return variant, workload
 
 
-def test_numba_cuda_is_simulated() -> None:
+def test_numba_cuda_kernel_is_simulated() -> None:
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
     variant, workload = softmax()
     outcome = run(variant, workload, variant.default(workload, H100))
@@ -165,7 +165,7 @@ def test_numba_cuda_is_simulated() -> None:
         ("simulation did not finish in 45 s", True, Predicted),
     ],
 )
-def test_what_the_simulator_lacks_is_not_the_kernel_s_fault(
+def test_feature_missing_from_simulator_is_not_a_kernel_failure(
     monkeypatch: pytest.MonkeyPatch, reason: str, timed_out: bool, expected: type[Any]
 ) -> None:
     def fails(*arguments: Any, **options: Any) -> Mapping[str, Any]:
@@ -180,7 +180,7 @@ def test_what_the_simulator_lacks_is_not_the_kernel_s_fault(
         assert outcome.verification.detail == reason
 
 
-def test_a_wrong_simulated_result_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_simulated_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "simulate", lambda *a, **k: {"y": np.zeros((2, 40), np.float32)})
     variant, workload = softmax()
     monkeypatch.setattr(type(variant), "emulation_workload", lambda self, w, c: w)
@@ -192,12 +192,12 @@ def test_a_wrong_simulated_result_is_a_wrong_result(monkeypatch: pytest.MonkeyPa
 # -- misuse --------------------------------------------------------------------------------------------------
 
 
-def test_a_task_without_a_predicted_time_is_refused() -> None:
+def test_task_without_predicted_time_is_refused() -> None:
     with pytest.raises(InputError, match="needs predicted_us"):
         run_toy(RIGHT, predicted_us=None)
 
 
-def test_a_variant_for_no_gpu_is_refused() -> None:
+def test_cpu_variant_is_refused() -> None:
     workload = parse("softmax:rows=2,cols=40,dtype=f32")
     with pytest.raises(InputError, match="does not run on a GPU"):
         run(kernels.variant("softmax/numba_cpu"), workload, Config({}))

@@ -49,7 +49,7 @@ def test_resources_of_several_kernels_raise_no_bound() -> None:
         assert refined_us(SIMT, workload, config, H100, FULL) == pytest.approx(bound_us)
 
 
-def test_refined_is_refine_of_one_row() -> None:
+def test_refined_us_equals_refine_for_one_configuration() -> None:
     config, refined = next(
         (config, refined)
         for config, bound_us in configurations(str(SMALL))

@@ -33,20 +33,20 @@ def product(**dimensions: Any) -> Gemm:
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("epilogue", ["none", "bias", "bias+silu", "bias+gelu", "bias+residual"])
-def test_a_right_result_passes(dtype: Any, trans: Any, epilogue: Any) -> None:
+def test_correct_result_passes(dtype: Any, trans: Any, epilogue: Any) -> None:
     check, c = right(product(dtype=dtype, trans=trans, epilogue=epilogue))
     assert check.worst({"c": c}) <= 1
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_right_result_passes_whatever_is_drawn(seed: int) -> None:
+def test_correct_result_passes_with_any_seed(seed: int) -> None:
     check, c = right(product(m=130, n=129, dtype="bf16"), seed)
     assert check.worst({"c": c}) <= 1
 
 
 @pytest.mark.parametrize("at", [(0, -1, -1), (0, -1, 0), (0, 0, -1), (0, -7, 133), (0, 133, -16)])
 @pytest.mark.parametrize("epilogue", ["none", "bias+relu"])
-def test_one_slightly_wrong_element_at_an_edge_is_caught(at: tuple[int, ...], epilogue: Any) -> None:
+def test_slightly_wrong_element_at_edge_is_detected(at: tuple[int, ...], epilogue: Any) -> None:
     check, c = right(product(epilogue=epilogue))
     c[at] += np.float16(0.5)  # one thirtieth of what is usual
     worst = check.worst({"c": c})
@@ -57,7 +57,7 @@ def test_one_slightly_wrong_element_at_an_edge_is_caught(at: tuple[int, ...], ep
 
 @pytest.mark.parametrize("at", [(0, 5, 9), (0, 150, 140), (0, 283, 273)])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_one_grossly_wrong_element_is_caught_wherever_it_lies(at: tuple[int, ...], dtype: Any) -> None:
+def test_grossly_wrong_element_is_detected_anywhere(at: tuple[int, ...], dtype: Any) -> None:
     check, c = right(product(dtype=dtype))
     usual = float(np.std(c.astype(np.float64)))
     c[at] = np.float32(float(c[at]) + 2 * usual)
@@ -65,27 +65,27 @@ def test_one_grossly_wrong_element_is_caught_wherever_it_lies(at: tuple[int, ...
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias+gelu"])
-def test_one_element_that_nobody_wrote_is_caught(epilogue: Any) -> None:
+def test_unwritten_element_is_detected(epilogue: Any) -> None:
     check, c = right(product(epilogue=epilogue))
     poison(c[0, 150, 140:141])
     assert check.worst({"c": c}) == np.inf
     assert "c[0,150,140] is NaN" in check.describe({"c": c}, np.inf)
 
 
-def test_stale_outputs_are_caught() -> None:
+def test_stale_outputs_are_detected() -> None:
     check, _ = right(product())
     _, stale = right(product(), seed=2)
     assert check.worst({"c": stale}) > 1
 
 
-def test_a_tile_that_was_left_out_is_caught() -> None:
+def test_missing_tile_is_detected() -> None:
     check, c = right(product(m=256, n=256))
     c[0, 64:128, 64:128] = 0
     assert check.worst({"c": c}) > 1
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias+relu"])
-def test_a_term_left_out_everywhere_is_caught(epilogue: Any) -> None:
+def test_term_missing_from_every_element_is_detected(epilogue: Any) -> None:
     gemm = product(epilogue=epilogue)
     inputs = draw(gemm, 1)
     exact = inputs.exact()
@@ -94,7 +94,7 @@ def test_a_term_left_out_everywhere_is_caught(epilogue: Any) -> None:
     assert Sampled(inputs).worst({"c": short}) > 1
 
 
-def test_each_product_of_a_batch_is_summed_and_the_outer_ones_sampled() -> None:
+def test_batch_sums_every_product_and_samples_first_and_last() -> None:
     check, c = right(product(m=70, n=65, k=64, batch=9))
     assert check.worst({"c": c}) <= 1
     for z in range(9):
@@ -104,13 +104,13 @@ def test_each_product_of_a_batch_is_summed_and_the_outer_ones_sampled() -> None:
 
 
 @pytest.mark.parametrize("change", [np.inf, -np.inf])
-def test_an_infinite_element_is_caught_without_a_warning(change: float) -> None:
+def test_infinite_element_is_detected_without_warning(change: float) -> None:
     check, c = right(product(dtype="f32"))
     c[0, 150, 140] = change
     assert check.worst({"c": c}) == np.inf
 
 
-def test_every_band_of_rows_and_of_columns_holds_a_block() -> None:
+def test_sampled_blocks_cover_every_band_of_rows_and_columns() -> None:
     places = list(sampled._spread(0, 1000, 130, np.random.default_rng(0)))
     assert {place.rows.start // sampled.BAND for place in places} == set(range(16))
     assert {place.cols.start // sampled.BAND for place in places} == set(range(3))
@@ -127,7 +127,7 @@ def test_small_shapes_are_sampled_too(shape: tuple[int, int]) -> None:
     assert check.worst({"c": c}) > 1
 
 
-def test_signed_sums_are_those_of_the_product() -> None:
+def test_signed_sums_equal_those_of_the_product() -> None:
     gemm = product(trans="tn", epilogue="bias", batch=2, dtype="f32")
     inputs = draw(gemm, 3)
     signs = np.random.default_rng(4).choice([-1.0, 1.0], gemm.n)
@@ -141,7 +141,7 @@ def test_signed_sums_are_those_of_the_product() -> None:
         assert (sums.scale[:, run] >= np.sqrt(np.square(whole.scale[1, :, part]).sum(axis=1))).all()
 
 
-def test_signed_sums_do_not_exist_behind_an_activation() -> None:
+def test_signed_sums_are_unavailable_with_activation() -> None:
     gemm = product(epilogue="bias+relu")
     assert gemm.reference_sums(draw(gemm, 0).exact(), 0, np.ones(gemm.n), 128) is None
 
@@ -155,11 +155,11 @@ def test_signed_sums_do_not_exist_behind_an_activation() -> None:
         ("softmax:rows=1000000,cols=8192,dtype=f16", False),
     ],
 )
-def test_large_results_are_sampled_where_the_operator_offers_its_parts(text: str, expected: bool) -> None:
+def test_large_results_are_sampled_if_operator_computes_parts(text: str, expected: bool) -> None:
     assert is_sampled(parse(text)) is expected
 
 
-def test_a_small_result_is_checked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_result_is_checked_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(product(), 0)
     assert isinstance(check_of(inputs), EveryElement)
     monkeypatch.setattr(sampled, "AFFORDABLE_FLOPS", 1)
@@ -167,7 +167,7 @@ def test_a_small_result_is_checked_whole(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("make", [EveryElement, Sampled])
-def test_both_checks_say_what_they_cover(make: Callable[..., Any]) -> None:
+def test_both_checks_report_their_coverage(make: Callable[..., Any]) -> None:
     assert "every element" in make(draw(product(), 0)).detail
 
 
@@ -180,7 +180,7 @@ IN_PARTS = (
 
 
 @pytest.mark.parametrize("text", IN_PARTS)
-def test_parts_are_checked_in_full_and_the_rest_for_being_written(
+def test_sampled_parts_are_checked_in_full_and_the_rest_for_unwritten_elements(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampled, "PARTS_FLOPS", 1)
@@ -202,7 +202,7 @@ def test_parts_are_checked_in_full_and_the_rest_for_being_written(
         assert f"{name}[" in check.describe(absent, np.inf)
 
 
-def test_what_falls_into_few_parts_is_checked_whole() -> None:
+def test_result_of_few_parts_is_checked_in_full() -> None:
     assert not is_sampled(parse("attention:batch=1,heads=4,seq_q=16384,head_dim=128,dtype=f16"))
     large = parse("attention:batch=8,heads=8,seq_q=8192,head_dim=128,dtype=f16")
     assert is_sampled(large)
@@ -210,6 +210,6 @@ def test_what_falls_into_few_parts_is_checked_whole() -> None:
     assert sampled._affordable_parts(large.changed(seq_q=2048)) == 46
 
 
-def test_a_copy_has_no_operations_and_is_checked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_without_operations_is_checked_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "flops", lambda toy: 0)
     assert isinstance(check_of(draw(Toy(n=3), 0)), EveryElement)

@@ -13,40 +13,40 @@ from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol, collect, median_interval
 
 
-def test_steady_samples_stop_at_the_minimum() -> None:
+def test_steady_samples_stop_at_minimum_count() -> None:
     assert collect(lambda: 10.0, Protocol(min_samples=5, max_samples=50)).samples_us == (10.0,) * 5
 
 
-def test_noisy_samples_go_on_to_the_maximum() -> None:
+def test_noisy_samples_continue_to_maximum_count() -> None:
     noise = itertools.cycle([1.0, 100.0])
     assert len(collect(lambda: next(noise), Protocol(min_samples=5, max_samples=20)).samples_us) == 20
 
 
-def test_warm_ups_are_no_samples() -> None:
+def test_warmup_runs_are_not_samples() -> None:
     values = iter([1e6, 1e6, *[5.0] * 10])
     stopped = collect(lambda: next(values), Protocol(warmups=2, min_samples=10, max_samples=10))
     assert max(stopped.samples_us) == 5.0
 
 
 @pytest.mark.parametrize(("us", "hopeless"), [(16.0, True), (14.0, False)])
-def test_a_configuration_far_above_the_incumbent_is_given_up(us: float, hopeless: bool) -> None:
+def test_configuration_far_above_incumbent_is_aborted(us: float, hopeless: bool) -> None:
     stopped = collect(lambda: us, Protocol(abort_after=2, abort_factor=1.5), abort_above_us=10.0)
     assert stopped.hopeless is hopeless
     assert len(stopped.samples_us) == (2 if hopeless else 10)
 
 
-def test_one_slow_sample_is_not_hopeless() -> None:
+def test_single_slow_sample_does_not_abort() -> None:
     values = iter([1000.0, *[9.0] * 200])
     assert not collect(lambda: next(values), Protocol(warmups=0), abort_above_us=10.0).hopeless
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60))
-def test_the_interval_holds_the_median(samples: list[float]) -> None:
+def test_interval_contains_median(samples: list[float]) -> None:
     median, (low, high) = median_interval(samples)
     assert min(samples) <= low <= median <= high <= max(samples)
 
 
-def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
+def test_interval_has_nominal_coverage() -> None:
     rng = np.random.default_rng(5)
     truth = np.exp(0.0)
     hits = 0
@@ -59,6 +59,6 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"min_samples": 0}, {"min_samples": 9, "max_samples": 3}, {"abort_factor": 0.5}]
 )
-def test_a_protocol_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+def test_inconsistent_protocol_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Protocol(**wrong)

@@ -18,14 +18,14 @@ def right() -> tuple[dict[str, np.ndarray], dict]:
     return {"y": e / e.sum(axis=1, keepdims=True)}, dict(inputs.references)
 
 
-def test_a_right_result_passes() -> None:
+def test_correct_result_passes() -> None:
     outputs, references = right()
     assert worst_error(WORKLOAD, outputs, references) <= 1
 
 
 @pytest.mark.parametrize("at", [(0, 0), (36, 100), (18, 50)])
 @pytest.mark.parametrize("change", [1.001, np.nan, np.inf, 0.0])
-def test_one_wrong_element_fails_and_is_named(at: tuple[int, int], change: float) -> None:
+def test_wrong_element_fails_and_message_names_it(at: tuple[int, int], change: float) -> None:
     outputs, references = right()
     outputs["y"][at] *= change
     worst = worst_error(WORKLOAD, outputs, references)
@@ -33,7 +33,7 @@ def test_one_wrong_element_fails_and_is_named(at: tuple[int, int], change: float
     assert f"y[{at[0]},{at[1]}]" in describe_worst(outputs, references, worst)
 
 
-def test_an_element_nobody_wrote_fails() -> None:
+def test_unwritten_element_fails() -> None:
     outputs, references = right()
     untouched = poisoned(WORKLOAD)
     assert np.isnan(untouched["y"]).all()
@@ -41,7 +41,7 @@ def test_an_element_nobody_wrote_fails() -> None:
     assert worst_error(WORKLOAD, untouched, references) == np.inf
 
 
-def test_inputs_differ_by_seed_and_repeat_by_it() -> None:
+def test_inputs_are_reproducible_by_seed() -> None:
     first, again, other = (draw(WORKLOAD, seed).inputs["x"] for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()

@@ -43,11 +43,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_every_file_once(wheel: Path) -> None:
+def test_wheel_contains_every_file_once(wheel: Path) -> None:
     assert files_of_wheel(wheel) == files_of_package()
 
 
-def test_the_wheel_holds_the_data_files(wheel: Path) -> None:
+def test_wheel_contains_data_files(wheel: Path) -> None:
     found = set(files_of_wheel(wheel))
     assert {"tunebench/py.typed", "tunebench/devices.toml", "tunebench/links.toml"} <= found
     assert "tunebench/emulate/shim/cuda.h" in found
@@ -58,19 +58,19 @@ def test_the_wheel_holds_the_data_files(wheel: Path) -> None:
     assert not any(name.startswith(LINKED) for name in found)
 
 
-def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+def test_sdist_builds_identical_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     folder = unpack_sdist(sdist, tmp_path / "unpacked")
     (tmp_path / "again").mkdir()
     assert files_of_wheel(build("wheel", folder, tmp_path / "again")) == files_of_wheel(wheel)
 
 
-def test_the_sdist_holds_what_the_tests_need(sdist: Path, tmp_path: Path) -> None:
+def test_sdist_contains_test_files(sdist: Path, tmp_path: Path) -> None:
     folder = unpack_sdist(sdist, tmp_path / "unpacked")
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "noxfile.py", "tests/conftest.py", "docs/index.md"):
         assert (folder / name).is_file(), name
 
 
-def test_the_top_level_folders_are_linked_into_the_package() -> None:
+def test_top_level_folders_are_linked_into_package() -> None:
     for name in LINKED:
         link = ROOT / "tunebench" / name
         assert link.is_symlink(), f"{link} must be a link, for type checkers and editors"
@@ -100,7 +100,7 @@ def run(code: str, folder: Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_an_installed_wheel_imports_without_extras(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_imports_without_extras(installed: Path, tmp_path: Path) -> None:
     code = """
 import tunebench, tunebench.kernels, tunebench.workloads, tunebench.db
 for package in (tunebench, tunebench.kernels, tunebench.workloads, tunebench.db):
@@ -113,7 +113,7 @@ assert tunebench.workloads.suite("resnet50")
     assert [Path(place).is_relative_to(installed) for place in places] == [True] * 4
 
 
-def test_an_installed_wheel_makes_and_upgrades_a_database(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_creates_and_upgrades_database(installed: Path, tmp_path: Path) -> None:
     code = """
 import tunebench.db
 before, after = tunebench.db.upgrade("new.db")
@@ -123,7 +123,7 @@ assert tunebench.db.upgrade("new.db") == (after, after)
     run(code, installed, tmp_path)
 
 
-def test_every_module_imports_without_extras_and_without_a_gpu(installed: Path, tmp_path: Path) -> None:
+def test_every_module_imports_without_extras_and_gpu(installed: Path, tmp_path: Path) -> None:
     code = """
 import importlib, pathlib
 from tunebench.errors import MissingDependency

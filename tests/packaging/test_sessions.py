@@ -18,7 +18,7 @@ def sessions() -> set[str]:
     return set(re.findall(r"^[*-] (\S+) -> ", done.stdout, re.MULTILINE))
 
 
-def test_every_session_that_is_spoken_of_exists() -> None:
+def test_every_mentioned_session_exists() -> None:
     there = sessions()
     pages = [README, CI, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))]
     spoken_of = {name for page in pages for name in re.findall(r"nox -s ([\w-]+)", page)}
@@ -26,7 +26,7 @@ def test_every_session_that_is_spoken_of_exists() -> None:
     assert spoken_of <= there
 
 
-def test_the_development_page_lists_every_session() -> None:
+def test_development_page_lists_every_session() -> None:
     page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
     there = sessions()
@@ -34,12 +34,12 @@ def test_the_development_page_lists_every_session() -> None:
     assert any(name.startswith("gpu-") for name in listed & there)
 
 
-def test_continuous_integration_runs_the_readmes_test_command() -> None:
+def test_ci_runs_test_command_of_readme() -> None:
     (command,) = re.findall(r"^\$ (.* nox -s tests)$", README, re.MULTILINE)
     assert command in CI.splitlines()
 
 
-def test_there_is_a_gpu_session_for_every_architecture_with_bf16() -> None:
+def test_every_architecture_with_bf16_has_gpu_session() -> None:
     """Earlier architectures are described for bounds and forecasts alone."""
     from tunebench import device
 

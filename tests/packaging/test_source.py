@@ -37,12 +37,12 @@ def public_modules() -> list[str]:
     return ["tunebench", *(name for name in names if not re.search(r"\._|\.migrations", name))]
 
 
-def test_there_are_files_to_look_at() -> None:
+def test_files_and_modules_are_found() -> None:
     assert len(files(".py")) > 50
     assert "tunebench.kernels.softmax.numba_cpu" in public_modules()
 
 
-def test_the_linked_folders_are_imported_by_their_full_names() -> None:
+def test_linked_folders_are_imported_by_full_names() -> None:
     """A bare `import kernels` would load the registry a second time."""
     wrong = []
     for path in files(".py"):
@@ -57,7 +57,7 @@ def test_the_linked_folders_are_imported_by_their_full_names() -> None:
 
 
 @pytest.mark.parametrize("name", public_modules())
-def test_all_names_what_there_is(name: str) -> None:
+def test_all_lists_public_names(name: str) -> None:
     if name.startswith("tunebench.torch"):
         pytest.importorskip("torch", reason="torch is not installed")
     module = importlib.import_module(name)
@@ -74,7 +74,7 @@ def test_all_names_what_there_is(name: str) -> None:
         assert getattr(module, attribute) is not None
 
 
-def test_no_public_name_is_replaced_by_a_module() -> None:
+def test_no_public_name_is_shadowed_by_module() -> None:
     """Importing `package.name` binds the module to `name`, whatever the package offers under it."""
     there = importlib.util.find_spec("torch") is not None
     for name in public_modules():
@@ -85,7 +85,7 @@ def test_no_public_name_is_replaced_by_a_module() -> None:
             assert not isinstance(getattr(module, attribute), ModuleType), f"{name}.{attribute}"
 
 
-def test_no_file_speaks_of_one_machine_or_of_unfinished_work() -> None:
+def test_no_machine_paths_registries_or_unfinished_work() -> None:
     # In parts, so that this file does not match itself.
     paths = r"(?:^|[\s\"'(`])/(?:work|root|home)/"
     marks = r"\bTO" + r"DO\b|\bFIX" + r"ME\b|raise NotImple" + r"mented"

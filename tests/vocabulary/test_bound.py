@@ -49,7 +49,7 @@ def only(bounds: Bounds) -> float:
         ("instructions", 4, "issue"),
     ],
 )
-def test_each_floor_is_work_over_rate_of_the_busiest_sm(work: str, rate: float, binding: str) -> None:
+def test_each_floor_is_work_of_busiest_sm_divided_by_rate(work: str, rate: float, binding: str) -> None:
     per_block_us = 1e6 / (rate * MHZ)
     for blocks, rounds in ((1, 1), (108, 1), (109, 2), (1080, 10)):
         got = bound(costs(blocks=blocks, full_blocks=blocks, **{work: 1e6}), NOTHING, A100)
@@ -57,12 +57,12 @@ def test_each_floor_is_work_over_rate_of_the_busiest_sm(work: str, rate: float, 
         assert list(got.binding) == [binding]
 
 
-def test_blocks_that_are_not_full_count_in_the_mean_only() -> None:
+def test_partial_blocks_count_only_in_mean_load() -> None:
     got = bound(costs(blocks=162, full_blocks=54, fma=1e6), NOTHING, A100)
     assert only(got) == pytest.approx(1.5 * 1e6 / (64 * MHZ))
 
 
-def test_a_block_of_few_warps_uses_the_partitions_it_lives_in() -> None:
+def test_block_of_few_warps_uses_only_its_sm_partitions() -> None:
     one_sm_us = 1e6 / (64 * MHZ)
     alone = bound(costs(threads=32, fma=1e6), NOTHING, A100)
     assert only(alone) == pytest.approx(4 * one_sm_us)
@@ -74,7 +74,7 @@ def test_a_block_of_few_warps_uses_the_partitions_it_lives_in() -> None:
     assert only(apart) == pytest.approx(8 * one_sm_us)  # one after the other
 
 
-def test_blocks_that_wait_for_themselves_take_their_places_in_turn() -> None:
+def test_latency_chains_of_blocks_run_in_waves() -> None:
     """An SM of A100 holds 16 blocks of 128 threads, or 3 of 54,000 bytes."""
     chain_us = 1e6 / MHZ
     for blocks, smem_bytes, turns in (
@@ -90,17 +90,17 @@ def test_blocks_that_wait_for_themselves_take_their_places_in_turn() -> None:
         assert list(got.binding) == ["latency"]
 
 
-def test_without_a_full_block_nothing_is_known_of_chains() -> None:
+def test_no_latency_floor_without_full_block() -> None:
     assert "latency" not in bound(costs(blocks=3, full_blocks=0, chain_clocks=1e6), NOTHING, A100).floors
 
 
-def test_registers_that_the_compiler_used_make_chains_follow_one_another() -> None:
+def test_register_usage_of_compiler_serialises_latency_chains() -> None:
     launch = costs(blocks=432, full_blocks=432, chain_clocks=1e6, registers=32)
     first = only(bound(launch, NOTHING, A100))
     assert only(refine(launch, NOTHING, A100, Resources(registers=255))) == pytest.approx(2 * first)
 
 
-def test_units_of_the_whole_sm_do_not_care_where_warps_live() -> None:
+def test_units_shared_by_sm_are_independent_of_warp_placement() -> None:
     got = bound(costs(threads=32, smem_traffic_bytes=1e6), NOTHING, A100)
     assert only(got) == pytest.approx(1e6 / (128 * MHZ))
     b200 = device.find("b200")
@@ -108,7 +108,7 @@ def test_units_of_the_whole_sm_do_not_care_where_warps_live() -> None:
     assert only(got) == pytest.approx(1e6 / (8192 * b200.max_clock_mhz))
 
 
-def test_instructions_are_implied_by_the_work_where_nobody_counted_them() -> None:
+def test_instructions_are_derived_from_work_if_not_counted() -> None:
     ampere = device.find("rtx-3090")
     got = bound(costs(fma=3.2e6, sfu=3.2e5, smem_traffic_bytes=5.12e5), NOTHING, ampere)
     assert got.floors["issue"][0] == pytest.approx((1e5 + 1e4 + 1e3) / (4 * ampere.max_clock_mhz))
@@ -121,7 +121,7 @@ def test_instructions_are_implied_by_the_work_where_nobody_counted_them() -> Non
     ("reads_mb", "writes_mb", "cold_mb", "warm_mb"),
     [(10, 10, 10, 0), (10, 50, 20, 10), (100, 50, 110, 70), (0, 0, 0, 0)],
 )
-def test_memory_moves_what_caches_cannot_hold(
+def test_memory_floor_excludes_cached_bytes(
     reads_mb: int, writes_mb: int, cold_mb: int, warm_mb: int
 ) -> None:
     traffic = Traffic(read_bytes=reads_mb << 20, write_bytes=writes_mb << 20)
@@ -131,7 +131,7 @@ def test_memory_moves_what_caches_cannot_hold(
     assert only(bound(costs(), traffic, A100)) == dram_us(traffic, A100, "cold")
 
 
-def test_a_cpu_has_memory_and_multiply_adds_only() -> None:
+def test_cpu_bound_has_memory_and_fma_floors_only() -> None:
     cpu = Device(
         name="c",
         kind="cpu",
@@ -172,12 +172,12 @@ def test_resident_blocks(given: dict[str, int], blocks: int) -> None:
     assert resident_blocks(costs(**given), A100) == blocks
 
 
-def test_limits_that_a_device_does_not_tell_limit_nothing() -> None:
+def test_unknown_device_limits_are_ignored() -> None:
     bare = dataclasses.replace(A100, blocks_per_sm=0, threads_per_sm=0, smem_per_sm_bytes=0)
     assert resident_blocks(costs(threads=32, smem_bytes=10**9, registers=32), bare) == 64
 
 
-def test_refine_takes_what_the_compiler_used() -> None:
+def test_refine_uses_resources_of_binary() -> None:
     small = costs(threads=32, blocks=216, full_blocks=216, fma=1e6)
     first = only(bound(small, NOTHING, A100))
     assert only(refine(small, NOTHING, A100, Resources())) == first
@@ -197,7 +197,7 @@ def test_refine_does_not_count_reserved_shared_memory_twice() -> None:
 # ------------------------------------------------------------------------------------------ the table
 
 
-def test_rows_of_columns_equal_single_rows() -> None:
+def test_bounds_of_columns_equal_those_of_single_rows() -> None:
     rng = np.random.default_rng(7)
     rows = 200
     columns = {name: rng.integers(0, 10**7, rows) for name in WORK}
@@ -214,14 +214,14 @@ def test_rows_of_columns_equal_single_rows() -> None:
         assert got.binding[0] == table.binding[i] == table.row(i).binding
 
 
-def test_single_numbers_stand_for_as_many_rows_as_asked() -> None:
+def test_scalar_costs_broadcast_to_requested_rows() -> None:
     got = bound(costs(fma=1e6), NOTHING, A100, rows=5)
     assert got.us.shape == (5,)
     assert all(floor.shape == (5,) for floor in got.floors.values())
     assert bound(costs(fma=np.ones(0)), NOTHING, A100).us.shape == (0,)
 
 
-def test_a_row_tells_its_floors_highest_first() -> None:
+def test_floors_of_row_are_sorted_highest_first() -> None:
     traffic = Traffic(read_bytes=int(8.1 * 3352e3), write_bytes=0)
     work = costs(
         blocks=132,
@@ -236,7 +236,7 @@ def test_a_row_tells_its_floors_highest_first() -> None:
     assert list(got.binding) == ["dram", "tensor pipe"]
 
 
-def test_nothing_to_do_takes_no_time() -> None:
+def test_bound_of_no_work_is_zero() -> None:
     got = bound(costs(), NOTHING, A100)
     assert only(got) == 0
     assert got.describe(0) == "0 us: nothing binds"
@@ -245,19 +245,19 @@ def test_nothing_to_do_takes_no_time() -> None:
 # --------------------------------------------------------------------------------------------- errors
 
 
-def test_a_tensor_core_type_the_device_lacks_is_an_error_that_lists_what_it_has() -> None:
+def test_missing_tensor_core_type_error_lists_available_types() -> None:
     with pytest.raises(UnknownName, match=r"tensor-core type of v100-sxm2 'bf16'.*Known: f16"):
         bound(costs(mma_flop=1, mma_dtype="bf16"), NOTHING, device.find("v100-sxm2"))
     assert only(bound(costs(mma_flop=0, mma_dtype="bf16"), NOTHING, device.find("v100-sxm2"))) == 0
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_costs_must_be_figures(value: float) -> None:
+def test_costs_must_be_finite_and_non_negative(value: float) -> None:
     with pytest.raises(InputError, match="fma must be finite and not negative"):
         bound(costs(fma=np.array([1.0, value])), NOTHING, A100)
 
 
-def test_columns_must_have_one_length() -> None:
+def test_cost_columns_must_have_equal_length() -> None:
     with pytest.raises(InputError, match=r"got lengths \[2, 3\]"):
         bound(costs(fma=np.ones(2), sfu=np.ones(3)), NOTHING, A100)
     with pytest.raises(InputError, match=r"got lengths \[2, 4\]"):
@@ -288,7 +288,7 @@ traffics = st.builds(Traffic, read_bytes=st.integers(0, 10**12), write_bytes=st.
 
 
 @given(launches(), traffics, devices, st.sampled_from(["cold", "warm"]))
-def test_a_bound_is_the_highest_floor_and_always_a_time(
+def test_bound_is_highest_floor_and_finite(
     launch: dict[str, Any], traffic: Traffic, found: Device, cache: Any
 ) -> None:
     got = bound(costs(**launch), traffic, found, cache=cache)
@@ -307,7 +307,7 @@ def test_a_bound_is_the_highest_floor_and_always_a_time(
     st.sampled_from([*WORK, "blocks", "full_blocks", "smem_bytes", "registers", "chain_clocks"]),
     st.floats(1, 100),
 )
-def test_more_work_or_less_room_never_takes_less(
+def test_bound_grows_monotonically_with_work_and_resources(
     launch: dict[str, Any], traffic: Traffic, found: Device, what: str, factor: float
 ) -> None:
     more = {**launch, what: launch[what] * factor}
@@ -317,7 +317,7 @@ def test_more_work_or_less_room_never_takes_less(
 
 
 @given(launches(), traffics, devices)
-def test_a_warm_cache_never_takes_longer(launch: dict[str, Any], traffic: Traffic, found: Device) -> None:
+def test_warm_cache_bound_is_not_higher(launch: dict[str, Any], traffic: Traffic, found: Device) -> None:
     cold, warm = (bound(costs(**launch), traffic, found, cache=cache) for cache in ("cold", "warm"))
     assert only(warm) <= only(cold)
 
@@ -328,7 +328,7 @@ def test_a_warm_cache_never_takes_longer(launch: dict[str, Any], traffic: Traffi
     smem_bytes=st.integers(0, 160_000),
     placement=st.integers(0, 2**32),
 )
-def test_no_schedule_of_equal_blocks_beats_the_bound(
+def test_simulated_schedule_of_equal_blocks_never_beats_bound(
     full: int, threads: int, smem_bytes: int, placement: int
 ) -> None:
     """Blocks are spread over SMs evenly or at random; each SM works at the best rate its residents allow."""
@@ -348,7 +348,7 @@ def test_no_schedule_of_equal_blocks_beats_the_bound(
     chains=st.lists(st.floats(1e6, 3e6), min_size=1, max_size=5),
     placement=st.integers(0, 2**32),
 )
-def test_no_schedule_of_waiting_blocks_beats_the_bound(
+def test_simulated_schedule_of_latency_chains_never_beats_bound(
     full: int, smem_bytes: int, chains: list[float], placement: int
 ) -> None:
     """Blocks of unlike chains start as places fall free, on SMs chosen evenly or at random."""

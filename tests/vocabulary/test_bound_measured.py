@@ -54,7 +54,7 @@ def _dram_us(reads: Array, writes: Array, name: str) -> Array:
         if (data, dtype) != ("a100_sxm", "fp8")
     ],
 )
-def test_no_library_product_beats_the_tensor_pipe_or_memory(data: str, dtype: str) -> None:
+def test_no_library_gemm_beats_tensor_core_and_memory_floors(data: str, dtype: str) -> None:
     rows = table(f"predict/library_gemm_{data}.csv.gz")
     name, chosen = LIBRARY[data], rows["gemm_dtype"] == dtype
     m, n, k, us = (rows[column][chosen] for column in ("m", "n", "k", "latency_ms"))
@@ -81,7 +81,7 @@ F32 = {
 
 
 @pytest.mark.parametrize("product", list(F32))
-def test_no_f32_operator_beats_the_multiply_adds_or_memory(product: str) -> None:
+def test_no_f32_operator_beats_fma_and_memory_floors(product: str) -> None:
     rows = table("predict/neusight_ops.csv.gz")
     of_product = rows["device"] == product
     found, us = device.find(F32[product]), rows["latency_ms"] * 1e3
@@ -102,7 +102,7 @@ def test_no_f32_operator_beats_the_multiply_adds_or_memory(product: str) -> None
 
 
 @pytest.mark.parametrize("product", [name for name in F32 if not name.startswith("AMD")])
-def test_no_f32_product_beats_the_waves_of_its_own_tiles(product: str) -> None:
+def test_no_f32_gemm_beats_wave_quantisation_of_its_tiles(product: str) -> None:
     rows = table("predict/neusight_ops.csv.gz")
     chosen = (rows["device"] == product) & (rows["tile_rows"] > 0)
     chosen &= np.isin(rows["op_group"], ("bmm", "linear"))
@@ -146,7 +146,7 @@ SPACES = [
 @pytest.mark.parametrize(
     ("space", "name", "fma_share", "share", "pruned", "highest"), SPACES, ids=[space[0] for space in SPACES]
 )
-def test_no_recorded_configuration_beats_its_bound(
+def test_no_measured_configuration_beats_its_bound(
     space: str, name: str, fma_share: float, share: float, pruned: float, highest: float
 ) -> None:
     known = Space.of(read(found(f"recorded/{space}.json.gz")))

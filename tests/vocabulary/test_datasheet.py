@@ -54,7 +54,7 @@ def sheet(**changes: Any) -> dict[str, Any]:
     return {word: value for word, value in words.items() if value is not None}
 
 
-def test_an_unreleased_gpu_in_ten_lines(tmp_path: Path) -> None:
+def test_unreleased_gpu_is_described_by_ten_values(tmp_path: Path) -> None:
     found = read(tmp_path, NEXT)
     assert found.device.name == "next-1"
     assert (found.device.sm_count, found.device.max_clock_mhz, found.device.dram_gb_s) == (160, 2100, 12000)
@@ -74,14 +74,14 @@ def test_an_unreleased_gpu_in_ten_lines(tmp_path: Path) -> None:
     assert "tf32, i8 are not given" in found.notes[1]
 
 
-def test_power_and_process_are_read_where_a_device_has_them(tmp_path: Path) -> None:
+def test_power_and_process_are_read_if_given(tmp_path: Path) -> None:
     found = read(tmp_path, NEXT).device
     assert getattr(found, "tdp_w", 1400) == 1400
     assert getattr(found, "process_nm", 3) == 3
 
 
 @pytest.mark.parametrize("name", list(SHEETS))
-def test_a_sheet_of_a_described_product_gives_that_product(name: str, tmp_path: Path) -> None:
+def test_datasheet_of_known_product_equals_its_description(name: str, tmp_path: Path) -> None:
     known, (peaks, mhz) = device.find(name), SHEETS[name]
     words = {"name": f"sheet of {name}", "architecture": known.architecture, "sm_count": known.sm_count}
     words |= {"boost_mhz": mhz, "memory_gb_s": known.dram_gb_s, "l2_mb": known.l2_bytes / 2**20}
@@ -94,7 +94,7 @@ def test_a_sheet_of_a_described_product_gives_that_product(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "b200", "mi300x"])
-def test_the_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) -> None:
+def test_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) -> None:
     known, (peaks, mhz) = device.find(name), SHEETS[name]
     words = sheet(name=f"not {name}", sm_count=known.sm_count, boost_mhz=mhz, tflops=peaks)
     if known.architecture.startswith("gfx"):
@@ -103,7 +103,7 @@ def test_the_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Pa
     assert (found.architecture, found.assumed) == (known.architecture, True)
 
 
-def test_an_architecture_that_is_not_described_keeps_its_name(tmp_path: Path) -> None:
+def test_unknown_architecture_keeps_its_name(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(sheet(architecture="sm_103")), "mine.json")
     assert found.device.architecture == "sm_103"
     assert found.device.compute_capability == (10, 3)
@@ -113,7 +113,7 @@ def test_an_architecture_that_is_not_described_keeps_its_name(tmp_path: Path) ->
     assert "those of sm_100" in read(tmp_path, bare, "mine.json").notes[0]
 
 
-def test_what_a_file_leaves_out_is_the_architectures(tmp_path: Path) -> None:
+def test_missing_values_come_from_architecture(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         'name = "mine"\narchitecture = "sm_90"\nsm_count = 100\nmax_clock_mhz = 1500\ndram_gb_s = 3000\n'
@@ -125,7 +125,7 @@ def test_what_a_file_leaves_out_is_the_architectures(tmp_path: Path) -> None:
     assert found.device.mma_flop_per_clock == device.find("h100-sxm").mma_flop_per_clock
 
 
-def test_a_file_may_be_like_a_described_device(tmp_path: Path) -> None:
+def test_file_can_inherit_from_known_device(tmp_path: Path) -> None:
     found = read(tmp_path, 'name = "h100-twice"\nlike = "h100-sxm"\nmemory_gb_s = 6700\n')
     known = device.find("h100-sxm")
     assert (found.device.name, found.device.dram_gb_s) == ("h100-twice", 6700)
@@ -137,20 +137,20 @@ def test_a_file_may_be_like_a_described_device(tmp_path: Path) -> None:
     assert not found.device.assumed
 
 
-def test_a_rate_that_is_no_power_of_two_stays_what_it_is(tmp_path: Path) -> None:
+def test_rate_other_than_power_of_two_is_kept(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(sheet(tflops={"fp32": 50, "fp16": 800})), "mine.json").device
     assert found.fma_per_clock == pytest.approx(50e6 / 132 / 1980 / 2)
     assert found.mma_flop_per_clock["f16"] == pytest.approx(800e6 / 132 / 1980)
 
 
-def test_peaks_are_of_the_boost_clock_where_the_highest_is_given_too(tmp_path: Path) -> None:
+def test_peaks_refer_to_boost_clock_if_maximum_clock_is_given(tmp_path: Path) -> None:
     words = sheet(boost_mhz=2520, max_clock_mhz=3165, sm_count=128, tflops={"fp32": 82.6, "fp16": 165.2})
     found = read(tmp_path, json.dumps(words), "mine.json").device
     assert (found.max_clock_mhz, found.fma_per_clock, found.mma_flop_per_clock["f16"]) == (3165, 128, 512)
     assert getattr(found, "boost_clock_mhz", 2520) == 2520
 
 
-def test_what_contradicts_a_described_product_is_told(tmp_path: Path) -> None:
+def test_contradiction_with_known_product_is_noted(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
     assert "sm_count is 60 in this file, but 58 in the description of l4" in found.notes
 
@@ -185,7 +185,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
-def test_what_cannot_be_used_is_told(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unusable_values_are_refused_with_reason(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^device file .*mine\.json: .*{said}"):
         read(tmp_path, json.dumps(sheet(**changes)), "mine.json")
 
@@ -198,17 +198,17 @@ def test_what_cannot_be_used_is_told(changes: dict[str, Any], said: str, tmp_pat
         ("mine.json", "[1]", "one object of names and values, got list"),
     ],
 )
-def test_a_file_that_is_no_object_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_file_without_json_object_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         read(tmp_path, text, name)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.toml: No such file"):
         device.find(str(tmp_path / "none.toml"))
 
 
-def test_a_device_is_found_by_its_file(tmp_path: Path) -> None:
+def test_device_is_found_by_file_path(tmp_path: Path) -> None:
     (tmp_path / "next.TOML").write_text(NEXT)
     found = device.find(str(tmp_path / "next.TOML"))
     assert isinstance(found, Device)
@@ -227,7 +227,7 @@ def neusight(folder: Path, **changes: Any) -> datasheet.Sheet:
     return read(folder, json.dumps(words), "gpu.json")
 
 
-def test_a_neusight_file_is_read_and_what_was_read_is_told(tmp_path: Path) -> None:
+def test_neusight_file_is_read_and_noted(tmp_path: Path) -> None:
     found = neusight(tmp_path)
     assert (found.device.name, found.device.architecture) == ("h100-sxm", "sm_90")
     assert (found.device.dram_gb_s, found.device.fma_per_clock) == (3430, 128)
@@ -237,7 +237,7 @@ def test_a_neusight_file_is_read_and_what_was_read_is_told(tmp_path: Path) -> No
     assert found.notes[1:] == ("memory_gb_s is 3430 in this file, but 3352 in the description of h100-sxm",)
 
 
-def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: Path) -> None:
+def test_contradiction_within_neusight_file_is_accepted_and_noted(tmp_path: Path) -> None:
     found = neusight(tmp_path, SingleFLOPs=1979000, Mem_Bw=6860, Dev_Mem=160, L2Cache=100)
     assert found.device.dram_gb_s == 6860
     said = "\n".join(found.notes)
@@ -246,7 +246,7 @@ def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: 
     assert "fp32 implies 4096 multiply-adds per SM and clock" in said
 
 
-def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
+def test_amd_datasheet_has_vector_and_matrix_rates(tmp_path: Path) -> None:
     found = neusight(
         tmp_path,
         Device="AMD Instinct MI210",
@@ -271,12 +271,12 @@ def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
         ({"Device": None}, "name must be a non-empty text"),
     ],
 )
-def test_a_neusight_file_that_cannot_be_used(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unusable_neusight_file_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         neusight(tmp_path, **changes)
 
 
-def test_all_of_neusights_own_files_are_read() -> None:
+def test_all_published_neusight_files_are_read() -> None:
     folder = DATA / "predict" / "neusight_device_configs"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here")

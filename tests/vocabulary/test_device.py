@@ -109,12 +109,12 @@ GPU = {
 }
 
 
-def test_every_known_product_is_described() -> None:
+def test_every_known_product_has_description() -> None:
     assert set(NAMES) <= set(device.described())
 
 
 @pytest.mark.parametrize("name", list(device.described()))
-def test_a_description_is_complete_and_says_where_it_is_from(name: str) -> None:
+def test_description_is_complete_and_cites_source(name: str) -> None:
     found = device.find(name)
     assert found.kind == "gpu"
     assert found.name == name
@@ -128,7 +128,7 @@ def test_a_description_is_complete_and_says_where_it_is_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(QUOTED))
-def test_rates_give_the_quoted_throughput_at_the_quoted_clock(name: str) -> None:
+def test_rates_match_datasheet_throughput_at_quoted_clock(name: str) -> None:
     found = device.find(name)
     for kind, (tflop_s, mhz) in QUOTED[name].items():
         rate = 2 * found.fma_per_clock if kind == "fma" else found.mma_flop_per_clock[kind]
@@ -137,7 +137,7 @@ def test_rates_give_the_quoted_throughput_at_the_quoted_clock(name: str) -> None
 
 
 @pytest.mark.parametrize("name", list(MEMORY))
-def test_memory_is_the_quoted_one_or_what_the_driver_reports_above_it(name: str) -> None:
+def test_memory_matches_datasheet_or_driver(name: str) -> None:
     found, (gb_s, mb) = device.find(name), MEMORY[name]
     assert gb_s <= found.dram_gb_s <= 1.03 * gb_s
     assert found.l2_bytes == mb << 20
@@ -191,7 +191,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize(("name", "told"), [(name, told) for name in SPELLINGS for told in SPELLINGS[name]])
-def test_products_are_found_as_drivers_spell_them(name: str, told: str) -> None:
+def test_products_are_found_by_driver_names(name: str, told: str) -> None:
     assert _host.product_name(told) == name
     assert _host.product_name(name) == name
     assert name in device.described()
@@ -204,7 +204,7 @@ def test_products_are_found_as_drivers_spell_them(name: str, told: str) -> None:
         *("AMD Radeon PRO W6600", "AMD Radeon PRO W7800", "AMD Instinct MI250X", ""),
     ],
 )
-def test_a_product_is_not_taken_for_another(told: str) -> None:
+def test_similar_product_names_are_distinguished(told: str) -> None:
     assert _host.product_name(told) not in device.described()
 
 
@@ -214,12 +214,12 @@ ALLOWED |= {"a4000": 2100, "a6000": 2100, "a100-40-pcie": 1410, "h100-sxm": 1980
 
 
 @pytest.mark.parametrize("name", list(ALLOWED))
-def test_the_clock_is_the_highest_that_drivers_allow(name: str) -> None:
+def test_clock_is_highest_allowed_by_driver(name: str) -> None:
     assert device.find(name).max_clock_mhz == ALLOWED[name]
 
 
 @pytest.mark.parametrize("name", [name for name in device.described() if not name.startswith("mi")])
-def test_what_lies_further_away_takes_longer(name: str) -> None:
+def test_latency_grows_with_memory_level(name: str) -> None:
     found = device.find(name)
     assert 4 <= found.fma_latency < found.mma_latency < found.l2_latency
     assert found.fma_latency < found.smem_latency < found.l1_latency < found.l2_latency
@@ -232,7 +232,7 @@ def test_amd_devices_have_no_compute_capability() -> None:
     assert device.find("gfx90a").name == "mi210"
 
 
-def test_unknown_names_list_the_known_ones() -> None:
+def test_unknown_name_error_lists_known_names() -> None:
     with pytest.raises(UnknownName, match=r"Did you mean 'a100-80-sxm'.*h100-sxm"):
         device.find("a100-80-smx")
     with pytest.raises(UnknownName, match="sm_90"):
@@ -240,7 +240,7 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_a_bound_divides_by_must_be_positive(value: float) -> None:
+def test_rates_used_as_divisors_must_be_positive(value: float) -> None:
     with pytest.raises(InputError, match="max_clock_mhz must be positive"):
         Device(
             name="x",
@@ -260,7 +260,7 @@ def _attach(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> Device:
     return found
 
 
-def test_the_driver_wins_but_for_peaks_it_understates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_values_override_description_except_understated_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _attach(monkeypatch)
     assert found.sm_count == 81
     assert found.dram_gb_s == 936.1
@@ -270,14 +270,14 @@ def test_the_driver_wins_but_for_peaks_it_understates(monkeypatch: pytest.Monkey
     assert not found.assumed
 
 
-def test_a_product_that_is_not_described_takes_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_product_uses_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _attach(monkeypatch, name="rtx-a5000")
     assert found.max_clock_mhz == 1695
     assert found.mma_flop_per_clock["f16"] == 1024
     assert not found.assumed
 
 
-def test_an_architecture_that_is_not_described_is_taken_for_the_fastest(
+def test_unknown_architecture_uses_fastest_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = _attach(monkeypatch, name="next", architecture="sm_130")

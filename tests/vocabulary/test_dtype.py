@@ -21,7 +21,7 @@ from tunebench.kernels.common.cuda import ctype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_stored_has_the_size_it_says(dtype: DType) -> None:
+def test_stored_elements_have_declared_size(dtype: DType) -> None:
     assert storage(dtype) in get_args(DType)
     assert numpy_dtype(dtype).itemsize == itemsize(dtype)
     assert ctype(dtype)
@@ -29,7 +29,7 @@ def test_what_is_stored_has_the_size_it_says(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
-def test_roundoff_is_half_the_spacing(dtype: DType) -> None:
+def test_unit_roundoff_is_half_the_spacing(dtype: DType) -> None:
     info = ml_dtypes.finfo(numpy_dtype(dtype))
     assert unit_roundoff(dtype) == float(info.eps) / 2
     least = float(info.smallest_subnormal) / 2

@@ -30,19 +30,19 @@ X, Y = Name("x"), Name("y")
         ("1e20*x", "1e+20*x"),
     ],
 )
-def test_one_meaning_has_one_text(text: str, one: str) -> None:
+def test_equivalent_expressions_have_one_canonical_text(text: str, one: str) -> None:
     assert canonical(text) == one
     assert canonical(one) == one
     assert parse(text) == parse(one)
 
 
-def test_precedence_is_that_of_arithmetic() -> None:
+def test_precedence_follows_arithmetic() -> None:
     assert parse("x+y*2") == Apply("add", (X, Apply("mul", (Y, Number(2.0)))))
     assert parse("x-y-x") == Apply("sub", (Apply("sub", (X, Y)), X))
     assert parse("-x*y") == Apply("mul", (Apply("neg", (X,)), Y))
 
 
-def test_names_and_steps_come_once_each_in_order() -> None:
+def test_names_and_steps_are_unique_and_ordered() -> None:
     tree = parse("gelu(b+a)*(b+a)")
     assert names(tree) == ("b", "a")
     assert [step.operation for step in steps(tree)] == ["add", "gelu", "mul"]
@@ -79,14 +79,14 @@ def test_names_and_steps_come_once_each_in_order() -> None:
         ("9" * 200, "a number must be 0 or from"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(text: str, says: str) -> None:
+def test_error_names_mistake_and_position(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(text)
     assert says in str(caught.value)
 
 
 @given(st.text(alphabet="xy2.5e+-*/(), abgelurmax", max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         one = canonical(text)
     except InputError:
@@ -97,7 +97,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-" * (MAX_LENGTH - 1) + "x", "(" * 119 + "x" + ")" * 119])
-def test_the_deepest_expression_is_read(text: str) -> None:
+def test_deepest_allowed_expression_is_parsed(text: str) -> None:
     assert names(parse(canonical(text))) == ("x",)
 
 
@@ -132,7 +132,7 @@ def written(tree: Any) -> str:
 
 
 @given(trees)
-def test_what_is_written_reads_back(tree: Any) -> None:
+def test_written_expression_round_trips(tree: Any) -> None:
     text = written(tree)
     if len(text) <= MAX_LENGTH:
         assert parse(text) == tree
@@ -144,7 +144,7 @@ def test_what_is_written_reads_back(tree: Any) -> None:
 COMMON = "elementwise:rows=4,cols=6,dtype=f16"
 
 
-def test_texts_of_one_meaning_are_one_workload() -> None:
+def test_equivalent_expressions_are_one_workload() -> None:
     one = workloads.parse(f"{COMMON},vectors=b+a,expression=max( x , a)*b")
     assert str(one) == f"{COMMON},expression=max(x,a)*b,vectors=a+b"
     assert workloads.parse(f"{COMMON},expression=max(x,a) * b,vectors=a+b") == one
@@ -172,12 +172,12 @@ def test_texts_of_one_meaning_are_one_workload() -> None:
         ("expression=exp(x)*exp(y)*exp(z)*exp(x)*exp(y)*exp(exp(x))*1e4", "overflow f32 or f16"),
     ],
 )
-def test_a_chain_that_cannot_be_is_refused(dimensions: str, says: str) -> None:
+def test_invalid_chain_is_refused(dimensions: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         workloads.parse(f"{COMMON},{dimensions}")
     assert says in str(caught.value)
 
 
-def test_usage_tells_what_is_text() -> None:
+def test_usage_marks_text_dimensions() -> None:
     usage = workloads.operator("elementwise").usage()
     assert "expression=EXPRESSION,[vectors=NAME+NAME],[scalars=NAME+NAME]" in usage

@@ -54,7 +54,7 @@ def _valid(config: Config, m: int) -> bool:
 
 
 @pytest.mark.parametrize("m", [1, 16, 32, 64, 4096])
-def test_enumeration_is_the_filtered_product_in_order(m: int) -> None:
+def test_enumeration_equals_filtered_product_in_order(m: int) -> None:
     workload = parse(f"gemm:m={m},n=64,k=64,dtype=f16")
     table = SPACE.enumerate(workload=workload, device=None)
     assert [table.config(row) for row in range(len(table))] == [c for c in _every(SPACE) if _valid(c, m)]
@@ -80,7 +80,7 @@ def _rule(x: str, y: str, a: int, rest: int) -> Any:
 
 
 @given(spaces())
-def test_any_space_is_enumerated_whole_and_once(drawn: tuple[Space, list[tuple[str, str, int, int]]]) -> None:
+def test_every_valid_configuration_is_enumerated_once(drawn: tuple[Space, list[tuple[str, str, int, int]]]) -> None:
     space, rules = drawn
     table = space.enumerate()
     expected = [
@@ -100,7 +100,7 @@ def test_any_space_is_enumerated_whole_and_once(drawn: tuple[Space, list[tuple[s
 
 
 @given(spaces(), st.randoms(use_true_random=False))
-def test_any_part_of_a_table_still_finds_its_rows(
+def test_subset_of_table_finds_its_rows(
     drawn: tuple[Space, list[tuple[str, str, int, int]]], random: Any
 ) -> None:
     table = drawn[0].enumerate()
@@ -110,7 +110,7 @@ def test_any_part_of_a_table_still_finds_its_rows(
         assert (part.row(table.config(row)) is not None) == mask[row]
 
 
-def test_columns_hold_values_of_each_kind() -> None:
+def test_columns_support_every_kind_of_value() -> None:
     table = SPACE.enumerate(workload=WORKLOAD, device=None)
     for name in SPACE.names:
         assert table[name].tolist() == [table.config(row)[name] for row in range(len(table))]
@@ -119,7 +119,7 @@ def test_columns_hold_values_of_each_kind() -> None:
     assert isinstance(table.config(0)["scale"], float)
 
 
-def test_a_constraint_that_no_point_meets_leaves_an_empty_table() -> None:
+def test_unsatisfiable_constraint_gives_empty_table() -> None:
     space = Space((Parameter("a", (1, 2), ""), Parameter("b", (1, 2), "")), (lambda a: a > 2,))
     table = space.enumerate()
     assert len(table) == 0
@@ -127,13 +127,13 @@ def test_a_constraint_that_no_point_meets_leaves_an_empty_table() -> None:
     assert table["b"].shape == (0,)
 
 
-def test_a_constraint_may_answer_with_one_value_for_all() -> None:
+def test_constraint_may_return_scalar() -> None:
     parameters = (Parameter("a", (1, 2), ""),)
     assert len(Space(parameters, (lambda workload: workload.m == 64,)).enumerate(workload=WORKLOAD)) == 2
     assert len(Space(parameters, (lambda workload: workload.m == 65,)).enumerate(workload=WORKLOAD)) == 0
 
 
-def test_invalid_branches_never_grow() -> None:
+def test_invalid_branches_are_not_expanded() -> None:
     """Two million points before constraints, of which each constraint sees only what is still possible."""
     seen: list[int] = []
 
@@ -152,7 +152,7 @@ def test_invalid_branches_never_grow() -> None:
     assert seen == [128**2, 128]
 
 
-def test_a_config_is_a_value() -> None:
+def test_config_is_hashable_and_compares_by_value() -> None:
     config = Config({"bm": 16, "bn": 32})
     assert config == Config({"bm": 16, "bn": 32})
     assert len({config, Config({"bm": 16, "bn": 32})}) == 1
@@ -164,7 +164,7 @@ def test_a_config_is_a_value() -> None:
         config["bm"] = 1  # type: ignore[index]
 
 
-def test_check_puts_parameters_in_order() -> None:
+def test_check_orders_parameters() -> None:
     shuffled = {"scale": 0.5, "load": "plain", "stages": 1, "bn": 32, "bm": 16}
     checked = SPACE.check(shuffled, workload=WORKLOAD, device=None)
     assert str(checked) == "bm=16,bn=32,stages=1,load=plain,scale=0.5"
@@ -183,23 +183,23 @@ VALID = {"bm": 16, "bn": 16, "stages": 1, "load": "plain", "scale": 1.0}
         ({"warps": 4}, "must set exactly: bm, bn, stages, load, scale"),
     ],
 )
-def test_check_says_what_is_broken(changes: dict[str, Any], says: str) -> None:
+def test_check_names_violated_rule(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SPACE.check(VALID | changes, workload=WORKLOAD, device=None)
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "bm=16", "bm=16,bn=16,stages=1,load=plain,scale=2.0", "x=1", "bm"])
-def test_text_that_is_no_config_is_refused(text: str) -> None:
+def test_invalid_config_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         SPACE.parse(text)
 
 
-def test_text_may_come_in_any_order() -> None:
+def test_config_text_accepts_any_order() -> None:
     assert SPACE.parse("load=plain,scale=1.0,bn=16,stages=1,bm=16") == Config(VALID)
 
 
-def test_a_space_may_be_restricted() -> None:
+def test_space_can_be_restricted() -> None:
     narrow = SPACE.restrict(bm=(32,), load=("plain",))
     table = narrow.enumerate(workload=WORKLOAD, device=None)
     assert set(table["bm"].tolist()) == {32}
@@ -223,7 +223,7 @@ def test_a_space_may_be_restricted() -> None:
         ),
     ],
 )
-def test_a_space_that_makes_no_sense_is_refused(make: Any, says: str) -> None:
+def test_inconsistent_space_is_refused(make: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()
 

@@ -88,18 +88,18 @@ CHAIN = "expr=bias+relu,rows=8,cols=4,dtype=f16"
 ATTEND = f"{CHAIN},heads=8,causal=true"
 
 
-def test_text_is_read_and_written() -> None:
+def test_workload_text_round_trips() -> None:
     chain = ExpressionWorkload.parse_dimensions(CHAIN)
     assert chain == ExpressionWorkload(expr="bias+relu", rows=8, cols=4, dtype="f16")
     assert str(chain) == f"chain:{CHAIN}"
 
 
-def test_dimensions_come_in_any_order_and_leave_in_the_declared_one() -> None:
+def test_dimensions_are_written_in_declared_order() -> None:
     shuffled = ",".join(reversed(CHAIN.split(",")))
     assert str(ExpressionWorkload.parse_dimensions(shuffled)) == f"chain:{CHAIN}"
 
 
-def test_aliases_of_dimensions_are_read_and_never_written() -> None:
+def test_dimension_aliases_are_read_but_never_written() -> None:
     attend = Attend.parse_dimensions(f"{CHAIN},num_heads=8,causal=true")
     assert str(attend) == f"attend:{ATTEND}"
     given = {name: getattr(attend, name) for name in Attend.dimensions() if name != "heads"}
@@ -117,7 +117,7 @@ def test_aliases_of_dimensions_are_read_and_never_written() -> None:
         ("conv2d:batch=1,c=4,h=8,w=8,k=4,r=3,s=3,stride=1,padding=1,dtype=f32,layout=nhwc", "n=1,"),
     ],
 )
-def test_names_that_users_guess_are_aliases(text: str, canonical: str) -> None:
+def test_common_names_are_dimension_aliases(text: str, canonical: str) -> None:
     assert canonical in str(workloads.parse(text))
     assert workloads.parse(str(workloads.parse(text))) == workloads.parse(text)
 
@@ -136,7 +136,7 @@ def test_leeway_is_still_read_as_allowed_changes() -> None:
     assert Old.allowed_changes == leeway
 
 
-def test_a_flag_has_one_written_form() -> None:
+def test_flag_has_one_written_form() -> None:
     for typed, written in (("1", "true"), ("True", "true"), ("0", "false"), ("false", "false")):
         attend = Attend.parse_dimensions(f"{CHAIN},heads=8,causal={typed}")
         assert str(attend) == f"attend:{CHAIN},heads=8,causal={written}"
@@ -145,16 +145,16 @@ def test_a_flag_has_one_written_form() -> None:
 @pytest.mark.parametrize(
     "default", ["out=f16", "kv_heads=8", "window=0", "bias=false", "bias=0,window=0,kv_heads=8,out=f16"]
 )
-def test_a_default_is_never_written(default: str) -> None:
+def test_default_is_not_written(default: str) -> None:
     assert str(Attend.parse_dimensions(f"{ATTEND},{default}")) == f"attend:{ATTEND}"
 
 
 @pytest.mark.parametrize("given", ["window=128", "bias=true", "kv_heads=2"])
-def test_what_is_no_default_is_written(given: str) -> None:
+def test_other_values_than_default_are_written(given: str) -> None:
     assert str(Attend.parse_dimensions(f"{given},{ATTEND}")) == f"attend:{ATTEND},{given}"
 
 
-def test_a_following_default_may_be_translated() -> None:
+def test_default_that_follows_another_dimension_may_be_mapped() -> None:
     followed = ExpressionWorkload(expr="x", rows=1, cols=1, dtype="tf32")
     assert (followed.out, str(followed)) == ("f32", "chain:expr=x,rows=1,cols=1,dtype=tf32")
     assert str(ExpressionWorkload(expr="x", rows=1, cols=1, dtype="tf32", out="f16")).endswith(
@@ -180,7 +180,7 @@ attends = st.builds(
 
 
 @given(attends, st.randoms(use_true_random=False))
-def test_every_workload_reads_back(attend: Attend, random: Any) -> None:
+def test_every_workload_round_trips(attend: Attend, random: Any) -> None:
     items = str(attend).removeprefix("attend:").split(",")
     random.shuffle(items)
     again = Attend.parse_dimensions(",".join(items))
@@ -190,7 +190,7 @@ def test_every_workload_reads_back(attend: Attend, random: Any) -> None:
 
 
 @given(attends)
-def test_values_and_texts_build_the_same(attend: Attend) -> None:
+def test_values_and_text_build_equal_workloads(attend: Attend) -> None:
     assert Attend.from_dimensions({name: getattr(attend, name) for name in Attend.dimensions()}) == attend
 
 
@@ -200,7 +200,7 @@ def test_text_needs_no_quoting_in_a_shell(attend: Attend) -> None:
 
 
 @given(st.text(alphabet="exprowscldty=,-+ 0189\n", max_size=40))
-def test_any_text_is_read_or_refused_with_an_input_error(text: str) -> None:
+def test_any_text_is_parsed_or_raises_input_error(text: str) -> None:
     try:
         chain = ExpressionWorkload.parse_dimensions(text)
     except InputError:
@@ -228,13 +228,13 @@ def test_any_text_is_read_or_refused_with_an_input_error(text: str) -> None:
         (CHAIN.replace("bias+relu", "a;rm"), "must be a name of letters, digits"),
     ],
 )
-def test_a_mistake_is_named_with_its_remedy(text: str, says: str) -> None:
+def test_error_names_mistake_and_remedy(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         ExpressionWorkload.parse_dimensions(text)
     assert says in str(caught.value)
 
 
-def test_operators_check_what_goes_together() -> None:
+def test_operators_check_combinations_of_dimensions() -> None:
     with pytest.raises(InputError, match="kv_heads=3 must divide heads=8"):
         Attend.parse_dimensions(f"{ATTEND},kv_heads=3")
     with pytest.raises(InputError, match="causal='maybe' must be true or false"):
@@ -244,35 +244,35 @@ def test_operators_check_what_goes_together() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1.0, None])
-def test_a_size_is_an_integer_also_when_built_in_python(value: Any) -> None:
+def test_size_built_in_python_must_be_integer(value: Any) -> None:
     with pytest.raises(InputError, match="rows="):
         ExpressionWorkload(expr="x", rows=value, cols=1, dtype="f32")
 
 
-def test_a_flag_is_a_bool_also_when_built_in_python() -> None:
+def test_flag_built_in_python_must_be_bool() -> None:
     with pytest.raises(InputError, match="causal=1 must be true or false"):
         Attend(expr="x", rows=1, cols=1, dtype="f32", heads=1, causal=1)  # type: ignore[arg-type]
 
 
-def test_usage_shows_kinds_and_brackets_what_may_be_left_out() -> None:
+def test_usage_shows_kinds_and_brackets_optional_dimensions() -> None:
     assert Attend.usage() == (
         "attend:expr=NAME,rows=N,cols=N,dtype=f32|tf32|f16|bf16,[out=f32|f16|bf16],"
         "heads=N,causal=true|false,[window=N],[bias=true|false],[kv_heads=N]"
     )
 
 
-def test_unknown_names_carry_what_exists() -> None:
+def test_unknown_name_error_lists_known_names() -> None:
     with pytest.raises(UnknownName) as caught:
         ExpressionWorkload.from_dimensions({"expr": "x", "rows": 1, "cols": 1, "dtype": "f64"})
     assert caught.value.known == ("bf16", "f16", "f32", "tf32")
 
 
-def test_tensors_know_their_size() -> None:
+def test_tensor_size_in_bytes() -> None:
     assert Tensor(name="x", shape=(3, 5), dtype="bf16").nbytes == 30
     assert Tensor(name="alpha", shape=(), dtype="f32").size == 1
 
 
-def test_traffic_counts_every_array_once_and_no_scalar() -> None:
+def test_traffic_counts_every_array_once_and_no_scalars() -> None:
     traffic = ExpressionWorkload(expr="x", rows=8, cols=4, dtype="f16", out="f32").traffic()
     assert traffic == Traffic(read_bytes=8 * 4 * 2, write_bytes=8 * 4 * 4)
     assert traffic.total_bytes == 192
