@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,8 +21,11 @@ from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.device import Device
 from tunebench.emulate.host_compiler import find_compiler
 from tunebench.outcome import CacheState, Measured, Outcome, Result, Verification, median_interval
+from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
+
+V = TypeVar("V", bound=Variant[Any])
 
 # -- requirements ------------------------------------------------------------------------------------
 
@@ -178,3 +181,17 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = 120.0) -> An
         assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
         time.sleep(0.01)
     return value
+
+
+# -- variants ----------------------------------------------------------------------------------------
+
+
+def package_variants(kind: type[V], operator: str | None = None) -> list[V]:
+    """Return the variants of this package, without those of plugins and users' files.
+
+    Args:
+        kind: Base class of the variants, such as `CudaVariant`.
+        operator: Name of their operator; None for all.
+    """
+    found = kernels.variants(operator)
+    return [v for v in found if isinstance(v, kind) and type(v).__module__.startswith("tunebench.kernels.")]

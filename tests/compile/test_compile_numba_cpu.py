@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba.core.bytecode import FunctionIdentity
 
 from tunebench.compile.numba_cpu import _fingerprint, compile_numba_cpu, key_numba_cpu, load_numba_cpu
-from tunebench.kernels import load_file, module_name
+from tunebench.kernels import module_name
 from tunebench.space import Config
+from tunebench.variant import NumbaCpuVariant
 from tunebench.workloads import parse
 
-VARIANT = load_file(Path(__file__).parents[1] / "data" / "faulty_variant.py")
+
+def faulty_variant() -> NumbaCpuVariant[Any]:
+    """Import the faulty variant without registering it, since other tests iterate over all variants."""
+    path = Path(__file__).parents[1] / "data" / "faulty_variant.py"
+    spec = importlib.util.spec_from_file_location("faulty_variant", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    variant: NumbaCpuVariant[Any] = module.VARIANT
+    return variant
+
+
+VARIANT = faulty_variant()
 WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import needs_numba_cuda, needs_nvrtc
+from tests.support import needs_numba_cuda, needs_nvrtc, package_variants
 from tests.toy_variants import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
-from tunebench import __version__, _environment, export, kernels, workloads
+from tunebench import __version__, _environment, export, kernels
 from tunebench.binary.cubin import read_cubin
 from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.device import local_cpu, local_gpus, representative
@@ -251,12 +251,7 @@ def workload_of(variant: CudaVariant[Any]) -> str:
     return WORKLOADS.get(variant.key) or WORKLOADS[variant.operator.operator]
 
 
-EVERY = [
-    variant
-    for operator in workloads.operators()
-    for variant in kernels.variants(operator)
-    if isinstance(variant, CudaVariant)
-]
+EVERY = package_variants(CudaVariant)
 
 RUNS = 1 + 5 + 21
 """Number of times the example runs all launches of a kernel."""

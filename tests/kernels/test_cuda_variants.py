@@ -12,14 +12,14 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from tests.support import needs_compiler, needs_nvrtc
-from tunebench import kernels, workloads
+from tests.support import needs_compiler, needs_nvrtc, package_variants
+from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import architectures, representative
 from tunebench.emulate.emulator import ORDERS, emulate
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import CudaVariant
+from tunebench.variant import CudaVariant, Variant
 from tunebench.workload import Workload
 
 # Odd and prime extents cut every tile, vector and row somewhere; one size with many factors uses the widest
@@ -140,9 +140,7 @@ def cases() -> list[Any]:
     """Return every variant with every workload that it supports."""
     device = representative("sm_90")
     found = []
-    for variant in kernels.variants():
-        if not isinstance(variant, CudaVariant):
-            continue
+    for variant in package_variants(CudaVariant):
         for text in WORKLOADS[variant.operator.operator]:
             workload = workloads.parse(text)
             if variant.refuses(workload, device) is None:
@@ -264,7 +262,7 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
             assert executed == pytest.approx(inside)
 
 
-@pytest.mark.parametrize("variant", [v for v in kernels.variants() if isinstance(v, CudaVariant)], ids=str)
+@pytest.mark.parametrize("variant", package_variants(CudaVariant), ids=str)
 def test_other_architectures_are_refused(variant: CudaVariant[Any]) -> None:
     workload = workloads.parse(WORKLOADS[variant.operator.operator][0])
     for architecture in (name for name in architectures() if name.startswith("sm_")):
@@ -280,7 +278,7 @@ def dtypes_of(operator: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("operator", sorted({v.operator.operator for v in kernels.variants()}))
+@pytest.mark.parametrize("operator", sorted({v.operator.operator for v in package_variants(Variant)}))
 def test_some_variant_supports_every_type_and_size(operator: str, architecture: str) -> None:
     device = representative(architecture)
     for text in WORKLOADS[operator]:
@@ -294,7 +292,7 @@ def test_some_variant_supports_every_type_and_size(operator: str, architecture: 
                 continue
             serving = [
                 variant
-                for variant in kernels.variants(operator)
+                for variant in package_variants(Variant, operator)
                 if variant.refuses(workload, device) is None and len(variant.configs(workload, device))
             ]
             assert serving, f"no variant supports {workload} on {architecture}"

@@ -15,14 +15,14 @@ import numba
 import numpy as np
 import pytest
 
-from tunebench import kernels
+from tests.support import package_variants
 from tunebench.device import local_cpu
 from tunebench.dtype import numpy_dtype
 from tunebench.variant import NumbaCpuVariant, Scalar
 from tunebench.workload import Workload
 from tunebench.workloads import parse, suite, suites
 
-VARIANTS = [v for v in kernels.variants() if isinstance(v, NumbaCpuVariant)]
+VARIANTS = package_variants(NumbaCpuVariant)
 ARCHITECTURES = ("x86_64-v4", "x86_64-v3", "x86_64-v2", "aarch64")
 NUMBERS: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
 

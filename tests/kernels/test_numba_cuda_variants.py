@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import needs_numba_cuda
-from tunebench import kernels, workloads
+from tests.support import needs_numba_cuda, package_variants
+from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import find, representative
 from tunebench.emulate.numba_simulator import simulate
@@ -46,7 +46,7 @@ WORKLOADS = (
     "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias,pre=tanh(x*scale+shift)",
     "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nchw,pre=exp(min(x,0))-shift",
 )
-VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
+VARIANTS = package_variants(NumbaCudaVariant)
 CASES = [
     pytest.param(variant, workload, id=f"{variant.key}-{workload}")
     for variant in VARIANTS

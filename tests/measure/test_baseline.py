@@ -149,9 +149,7 @@ def test_torch_is_no_baseline_for_unsupported_workloads(text: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["asked for", "called"])
-def test_refusing_baseline_is_reported_with_reason(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_refusing_baseline_is_reported_with_reason(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError("No available kernel")
 

@@ -116,9 +116,7 @@ def test_overwritten_inputs_are_uploaded_again(seen: dict[str, Any]) -> None:
         ("too much shared memory", "1024 + 240000 bytes of shared memory"),
     ],
 )
-def test_refused_launch_keeps_reason_and_device(
-    seen: dict[str, Any], scenario: str, reason: str
-) -> None:
+def test_refused_launch_keeps_reason_and_device(seen: dict[str, Any], scenario: str, reason: str) -> None:
     never = scenario == "too much shared memory"
     assert seen[scenario]["kind"] == ("CudaRefused" if never else "CudaError")
     assert reason in seen[scenario]["reason"]
@@ -374,18 +372,16 @@ def test_clock_is_read_from_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "problem"),
+    ("module", "reason"),
     [(None, "nvidia-ml-py is not installed"), (FakeNvml(), "NVML: Not Found")],
 )
-def test_unreadable_clock_reports_reason(
-    monkeypatch: pytest.MonkeyPatch, module: Any, problem: str
-) -> None:
+def test_unreadable_clock_reports_reason(monkeypatch: pytest.MonkeyPatch, module: Any, reason: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     clock = Clock("0000:02:00.0")
-    assert clock.problem == problem
+    assert clock.problem == reason
     assert clock.sm_mhz() is None
     assert clock.throttled_by() == frozenset()
-    assert clock.surroundings() == {"clocks": f"not read: {problem}"}
+    assert clock.surroundings() == {"clocks": f"not read: {reason}"}
     assert clock.driver() is None
 
 

@@ -80,7 +80,9 @@ def _rule(x: str, y: str, a: int, rest: int) -> Any:
 
 
 @given(spaces())
-def test_every_valid_configuration_is_enumerated_once(drawn: tuple[Space, list[tuple[str, str, int, int]]]) -> None:
+def test_every_valid_configuration_is_enumerated_once(
+    drawn: tuple[Space, list[tuple[str, str, int, int]]],
+) -> None:
     space, rules = drawn
     table = space.enumerate()
     expected = [
