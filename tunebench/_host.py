@@ -13,9 +13,9 @@ from typing import Any
 __all__ = ["cpu", "gpus"]
 
 ASSUMED_CLOCK_MHZ = 5500.0
-"""Highest clock assumed of a CPU that does not report it (a virtual machine hides its turbo clock)."""
+"""Clock assumed of a CPU that does not report its highest clock (a virtual machine hides its turbo clock)."""
 ASSUMED_DRAM_GB_S = 500.0
-"""Memory bandwidth assumed of a CPU: 12 channels of DDR5-5200, more than one guest gets."""
+"""Memory bandwidth assumed of a CPU: 12 channels of DDR5-5200, more than one virtual machine receives."""
 
 # Driver attribute numbers. Source: cuda.h, CUdevice_attribute.
 _ATTRIBUTES = {
@@ -42,7 +42,7 @@ _FMA_PER_CLOCK = {"x86_64-v4": 32.0, "x86_64-v3": 16.0, "x86_64-v2": 8.0}
 def cpu() -> dict[str, Any]:
     """Return the fields of a `Device` for this machine's processor.
 
-    Cores are those this process may run on. Rates assume two full-width multiply-add units.
+    Cores are those that this process may run on. Rates assume two full-width multiply-add units per core.
     """
     facts = _cpuinfo()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
