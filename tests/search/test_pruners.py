@@ -120,7 +120,7 @@ def test_several_objectives_are_refused() -> None:
     trial.set_user_attr(BOUND_US, 5.0)
     with pytest.raises(NotImplementedError):  # Optuna's own refusal comes first
         trial.should_prune()
-    with pytest.raises(InputError, match="several objectives"):
+    with pytest.raises(InputError, match="expected a study of one objective"):
         BoundPruner().prune(found, found.trials[-1])
 
 

@@ -118,11 +118,11 @@ def test_replay_tells_what_is_passed_over_and_what_that_misses(capsys: pytest.Ca
     words = ("replay", paths[0], "--warm", paths[1], "--trials", 50, "--sampler", "random")
     [off] = told(capsys, *words, "--json")["runs"]  # type: ignore[misc]
     assert (off["unlikely"], off["unlikely_winners"], off["unlikely_missed"]) == (0, 0, 0)
-    [run_] = told(capsys, *words, "--calibrated", "--json")["runs"]  # type: ignore[misc]
+    [run_] = told(capsys, *words, "--learned-pruner", "--json")["runs"]  # type: ignore[misc]
     assert 0.05 * 6768 < run_["unlikely"] < 0.9 * 6768
     assert run_["unlikely_missed"] <= 0.002 * run_["unlikely"]
     assert run_["unlikely_winners"] < 0.005 * run_["unlikely"]
-    assert run([str(word) for word in (*words, "--calibrated")]) == 0
+    assert run([str(word) for word in (*words, "--learned-pruner")]) == 0
     assert "really faster" in capsys.readouterr().out
 
 
