@@ -1,4 +1,4 @@
-"""Public measurements that are no part of the package: `shared/data` beside the checkout, if anywhere."""
+"""Public measurements outside the package, in `shared/data` next to the checkout if present."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(relative: str) -> Path:
 
 @functools.cache
 def table(relative: str) -> Columns:
-    """Return a compressed CSV file as columns: of floats where every field is a number or empty (NaN)."""
+    """Return a compressed CSV file as columns; columns of numbers are floats, with NaN for empty fields."""
     with gzip.open(found(relative), "rt", newline="") as file:
         reader = csv.reader(file)
         names = next(reader)

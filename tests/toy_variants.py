@@ -1,4 +1,4 @@
-"""A toy operator and CUDA C++ kernels for it, right and wrong on purpose."""
+"""A toy operator with correct and intentionally faulty kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder_of_header(name: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Workload):
-    """x (n,) f32 to y (n,) f32; the kernel decides what becomes of it."""
+    """An operator from x (n,) f32 to y (n,) f32; each kernel defines its own result."""
 
     operator: ClassVar[str] = "toy"
 
@@ -69,13 +69,13 @@ class Toy(Workload):
 
 
 class ToyVariant(CudaVariant[Toy]):
-    """Runs the kernel `toy(const float* x, float* y, float factor, int n)` that it is given.
+    """A variant that runs a given kernel `toy(const float* x, float* y, float factor, int n)`.
 
     Args:
-        text: Its source.
-        block: Threads of a block.
-        smem_bytes: Dynamic shared memory.
-        grid: Blocks.
+        text: CUDA C++ source of the kernel.
+        block: Threads per block.
+        smem_bytes: Dynamic shared memory in bytes.
+        grid: Number of blocks.
     """
 
     name = "toy"
@@ -115,7 +115,7 @@ class NumbaToy(NumbaCudaVariant[Toy]):
 
     Args:
         fault: ``"unknown name"`` or ``"out of bounds"``, or nothing.
-        block: Threads of its one block.
+        block: Threads of the single block.
     """
 
     name = "numba_toy"

@@ -1,4 +1,4 @@
-"""What a cubin says about itself is read right; launches that cannot be are refused without a GPU."""
+"""Reading resources from cubins, and refusing launches that a device does not support, without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float f
   for (int i = 0; i < 64; ++i) y[i * n] = kept[63 - i] * kept[i * 7 % 64];
 }
 """
-# Of NVRTC 13.4 for sm_80, shortened.
+# Output of NVRTC 13.4 for sm_80, shortened.
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z1kILi64EEvPf' for 'sm_80'
 ptxas info    : Function properties for _Z1kILi64EEvPf
@@ -69,7 +69,7 @@ def test_spill_bytes_count_stores_and_loads() -> None:
 def test_resources_are_read_on_every_architecture(architecture: str) -> None:
     binary, _ = compiled(SOURCE, architecture, "toy<96>")
     (entry,) = read_cubin(binary.payload).values()
-    assert entry.static_smem_bytes == 96 * 4  # without what the system reserves on later architectures
+    assert entry.static_smem_bytes == 96 * 4  # without memory reserved by the system
     assert entry.max_threads == 96
     assert 8 <= entry.registers <= 32
     assert entry.stack_bytes == 0
@@ -132,7 +132,7 @@ def test_truncated_cubin_is_refused_or_read_identically() -> None:
     refused = 0
     for size in range(0, len(binary.payload), 97):
         try:
-            assert read_cubin(binary.payload[:size]) == whole  # only what is not read is missing
+            assert read_cubin(binary.payload[:size]) == whole  # the truncated part is not needed
         except ValueError:
             refused += 1
     assert refused > 30

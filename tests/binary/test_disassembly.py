@@ -1,4 +1,4 @@
-"""Compiled code as text, and what is counted in it."""
+"""Disassembly of compiled code, and instruction counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __global__ void toy(const float* x, float* y, float factor, int n) {
 }
 """
 
-# Of nvdisasm 13.5 for sm_90, shortened.
+# Output of nvdisasm 13.5 for sm_90, shortened.
 SASS = """\t.target\tsm_90
 _Z3toyPKfPffi:
 .text._Z3toyPKfPffi:
@@ -81,7 +81,7 @@ def test_invalid_cubin_is_refused() -> None:
 
 @pytest.fixture
 def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let disassemblers be looked for in one empty folder."""
+    """Restrict the search for disassemblers to one empty folder."""
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path

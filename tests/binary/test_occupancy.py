@@ -1,4 +1,4 @@
-"""What an SM holds at a time, against NVIDIA's own calculator (`cuda_occupancy.h`)."""
+"""Occupancy compared with NVIDIA's calculator (`cuda_occupancy.h`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ int main() {
 
 
 def calculator(folder: Path) -> Path:
-    """Build NVIDIA's calculator, whose header comes with the CUDA runtime."""
+    """Build NVIDIA's occupancy calculator from the header in the CUDA runtime package."""
     include = folder_of_header("cuda_occupancy.h")
     compiler = shutil.which("g++")
     if compiler is None:
@@ -93,7 +93,7 @@ def test_blocks_per_sm_match_nvidias_calculator(tmp_path: Path) -> None:
 
 
 def held(device: Device, threads: int, registers: int, smem_bytes: int) -> int:
-    """Return the blocks; 0 if one block may not have as much."""
+    """Return the resident blocks per SM; 0 if one block exceeds the limits."""
     if smem_bytes > device.smem_per_block_bytes:
         return 0
     return occupancy(device, threads=threads, registers=registers, smem_bytes=smem_bytes).blocks

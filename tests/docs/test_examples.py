@@ -1,16 +1,15 @@
-"""Every example of the README and of docs/ runs, in the order of its page, as a reader would run it.
+"""Run every example of the README and of docs/ in the order of its page.
 
-A fenced block says by its language what is done with it:
+The language of a fenced block decides how it is run:
 
-- ``console``: each line after ``$`` is run by bash and must succeed; what is printed below it must be what it
-  prints, where ``...`` stands for anything and white space does not count. Without output, none in particular
-  is promised.
+- ``console``: bash runs each line after ``$``, which must succeed. The lines below it are the expected
+  output: ``...`` matches any text, and white space is ignored. Without such lines, any output is accepted.
 - ``python``: run as a program.
-- ``python torch``: likewise, where torch is installed.
+- ``python torch``: run as a program if torch is installed.
 - ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
-- ``console norun``: shown only, because it changes the reader's machine; a comment before it says why.
+- ``console norun``: not run, because it changes the machine; a comment before it gives the reason.
 
-Pages share nothing; the blocks of a page share a folder, a database and a cache.
+The blocks of a page share a folder, a database and a cache; pages share nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BLOCK = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILI
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, and where it begins."""
+    """A fenced block with its language, text and first line."""
 
     language: str
     body: str

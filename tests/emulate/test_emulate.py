@@ -1,4 +1,4 @@
-"""The emulator finds what is wrong with a kernel, and says nothing of one that is right."""
+"""Emulation of CUDA kernels on the CPU: faulty kernels are reported, correct kernels pass."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_conversions_match_hardware(name: str, dtype: Any) -> None:
     loop = "for (int i = t; i < n; i += blockDim.x) "
     floats = run(f"{loop} y[i] = to_float({name}{{u16(x[i])}});", every.astype(np.float32), helpers=True)
     np.testing.assert_array_equal(floats, every.view(dtype).astype(np.float32))
-    # Each value, its neighbours in f32, and the points halfway to the next, where rounding decides.
+    # Each value, its f32 neighbours, and the midpoints between values, where rounding matters.
     values = floats[np.isfinite(floats)]
     halfway = (values[:-1].astype(np.float64) + values[1:]) / 2
     near = np.concatenate(
@@ -345,7 +345,7 @@ def test_e4m3_conversions_match_hardware() -> None:
     near = np.concatenate([values, halfway, *beside, [460.0, -1e30, np.inf, np.nan]]).astype(np.float32)
     rounded = run(f"{loop} y[i] = to_float(from_float<e4m3_t>(x[i]));", near, helpers=True)
     right = np.clip(near, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_array_equal(rounded, right)  # beyond 448 the instruction saturates, NumPy does not
+    np.testing.assert_array_equal(rounded, right)  # above 448 the instruction saturates, unlike NumPy
 
 
 MMA = """
@@ -529,5 +529,5 @@ def test_unwritable_folder_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @needs_compiler
 def test_input_of_wrong_size_is_refused() -> None:
-    with pytest.raises(InputError, match="expected 256 bytes.*got 12"):
+    with pytest.raises(InputError, match=r"expected 256 bytes.*got 12"):
         emulate(ToyVariant(SIGNATURE + "}"), Toy(n=64), CONFIG, {"x": X[:3], "factor": np.float32(2)})

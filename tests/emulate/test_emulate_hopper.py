@@ -1,4 +1,4 @@
-"""The emulator's models of Hopper: what PTX says happens in every order, what it forbids is reported."""
+"""Emulation of Hopper features in every thread order; violations of PTX rules are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __global__ void toy(const __grid_constant__ TensorMap map, float* y, const float
 
 
 def lines(n: int, **other: Any) -> TensorMap:
-    """Return a map of x as lines of 32 f32, which are 128 bytes; what is left over does not exist."""
+    """Return a tensor map of x as lines of 32 f32 (128 bytes); an incomplete last line is left out."""
     facts = {"extents": (32, n // 32), "strides_bytes": (128,), "box": (32, 4), "swizzle_bytes": 0}
     return TensorMap(tensor="x", dtype="f32", **{**facts, **other})
 
@@ -231,7 +231,7 @@ LOAD_PIXELS = """
 
 
 def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets: Any) -> Any:
-    """Return what a convolution would gather, from the images with their padding as an array.
+    """Return the pixels that an im2col copy gathers from the padded images.
 
     The box of pixels is cut out of it at the offsets and thinned by the strides: its pixels, end to end, from
     that of the coordinates on. Source: PTX ISA, "im2col mode".
@@ -251,9 +251,9 @@ def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets:
 
 COLUMNS = [
     # corners (width, height), strides, pixels, coordinates (width, height, image), offsets
-    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # a tap of 3 x 3, over rows and images
-    ((-1, -1), (-1, -1), (2, 2), 8, (3, 1, 0), (1, 2)),  # each other pixel
-    ((0, 0), (-2, -2), (1, 1), 24, (3, 1, 1), (2, 2)),  # no padding; images that do not exist
+    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # 3 x 3 filter tap across rows and images
+    ((-1, -1), (-1, -1), (2, 2), 8, (3, 1, 0), (1, 2)),  # every second pixel
+    ((0, 0), (-2, -2), (1, 1), 24, (3, 1, 1), (2, 2)),  # no padding, beyond the last image
     ((-3, 1), (2, 1), (3, 1), 12, (3, 2, 0), (4, 0)),  # one of other corners both ways
     ((-20, -20), (20, 20), (8, 7), 30, (-20, -20, 0), (21, 30)),
 ]
@@ -489,8 +489,8 @@ def test_wgmma_reads_layout_of_descriptor_for_every_type(layout: Any, ctype: str
 @pytest.mark.parametrize(
     ("stored", "told"),
     [
-        ((128, 1, True, 4096, 1024), (128, 1, True, 1024, 4096)),  # offsets exchanged
-        ((128, 1, False, 0, 1024), (128, 1, False, 0, 512)),  # a stride too short
+        ((128, 1, True, 4096, 1024), (128, 1, True, 1024, 4096)),  # offsets swapped
+        ((128, 1, False, 0, 1024), (128, 1, False, 0, 512)),  # stride too small
         ((128, 1, False, 0, 1024), (0, 0, False, 16, 1024)),  # no swizzle
         ((64, 2, False, 0, 512), (32, 3, False, 0, 512)),  # another swizzle
         ((128, 1, True, 4096, 1024), (128, 1, False, 4096, 1024)),  # the other dimension contiguous

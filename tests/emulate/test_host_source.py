@@ -1,4 +1,4 @@
-"""Declarations of shared memory become what the host's compiler can make of them; nothing else changes."""
+"""Rewriting of shared-memory declarations for the host compiler; other source stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emulation that watches counts what a GPU would execute, and finds races where they are, in one run."""
+"""Instrumented emulation: instruction counts as on a GPU, and race detection in one run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_arithmetic_is_counted_by_lane_and_by_warp() -> None:
     assert count("y[t] = Silu()(x[t]);").sfu == 2 * 64
 
 
-# One read by a warp, and what it should count: distinct bytes, passes, conflicts.
+# One read by a warp with its expected distinct bytes, passes and bank conflicts.
 ACCESSES = {
     "y[t] = s[t];": (128, 1, 0),
     "y[t] = s[7];": (128, 1, 0),
@@ -118,7 +118,7 @@ def test_async_copies_are_counted_with_bytes() -> None:
     past, through = (count(copy.replace("CACHE", cache)) for cache in ("cg", "ca<16>"))
     assert past.warp_instructions["cp.async"] == through.warp_instructions["cp.async"] == 1
     assert past.smem_traffic_bytes == 256 + 2 * 128
-    assert past.fill_bytes == 15 * 16 + 4 + 4 * 32  # what passes L1 comes again when it is loaded
+    assert past.fill_bytes == 15 * 16 + 4 + 4 * 32  # copies that bypass L1 are fetched again by the load
     assert through.fill_bytes == 15 * 16 + 4
     (launch,) = see(copy.replace("CACHE", "cg")).counts.launches
     assert (launch.read_bytes, launch.written_bytes) == (15 * 16 + 4, 256)
@@ -156,7 +156,7 @@ def test_report_is_parsed_line_by_line() -> None:
     assert [block.fma for block in counts.blocks] == [1, 3]
     assert [len(launch.blocks) for launch in counts.launches] == [1, 1]
     assert counts.total.instructions == 2
-    assert (counts.total.accesses, counts.total.longest_fma) == (8, 1)  # accesses add up, chains do not
+    assert (counts.total.accesses, counts.total.longest_fma) == (8, 1)  # accesses are summed, chains are not
     products = {"wgmma.m64n128k16.f16": 8, "mma.m16n8k32.s8": 3}  # four warps make one product of a warpgroup
     flop = {"f16": 2 * 2 * 64 * 128 * 16, "i8": 3 * 2 * 16 * 8 * 32}
     assert WorkCounts(warp_instructions=products).mma_flop == flop
@@ -307,7 +307,7 @@ def test_unset_values_and_accesses_out_of_bounds_are_reported(reason: str, body:
 
 
 class Faulty:
-    """A variant whose source has one thing replaced by another."""
+    """A variant with an injected fault: one text of its source is replaced."""
 
     def __init__(self, variant: CudaVariant[Any], right: str, wrong: str) -> None:
         self._variant, self._right, self._wrong = variant, right, wrong
@@ -322,7 +322,7 @@ class Faulty:
 
 
 def shipped(key: str, text: str, right: str = "", wrong: str = "", **values: Any) -> tuple[Watched, float]:
-    """Watch a variant with a fault; return what was seen and the largest error."""
+    """Emulate a variant with an injected fault; return the observations and the largest error."""
     variant, workload = kernels.variant(key), workloads.parse(text)
     config = Config({**variant.default(workload, representative("sm_90")), **values})
     faulty: Any = Faulty(variant, right, wrong) if right else variant  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Emulation that watches knows what orders threads, bulk copies and products of warpgroups on Hopper."""
+"""Race detection in instrumented emulation of Hopper threads, bulk copies and warpgroup products."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLUSTER = {**ALONE, "cluster_n": 2}
 
 
 def see(values: dict[str, Any], order: Order = "forward", right: str = " ", wrong: str = " ") -> Watched:
-    """Watch a configuration of the kernel, with a fault in its source."""
+    """Emulate a configuration of the kernel with an injected fault."""
     inputs = WORKLOAD.draw(np.random.default_rng(0))
     faulty: Any = Faulty(VARIANT, right, wrong)  # type: ignore[arg-type]
     config = VARIANT.space.check(Config(values), workload=WORKLOAD, device=representative("sm_90"))
@@ -57,7 +57,7 @@ def test_copies_and_products_are_counted() -> None:
     assert work.fill_bytes == 3 * 2 * (64 + 64) * 512 * 2
     shared = see(CLUSTER).counts
     assert shared.total.mma_flop == work.mma_flop
-    # Two blocks have the same rows of a: each brings half of them.
+    # Two blocks share the same rows of a: each copies half of them.
     assert shared.total.fill_bytes == 3 * (64 + 2 * 64) * 512 * 2
 
 
@@ -95,4 +95,4 @@ def test_barriers_are_initialised_before_remote_use() -> None:
     whole = "__syncthreads();\n  if constexpr (CLUSTER > 1)", "if constexpr (CLUSTER > 1)"
     with pytest.raises(EmulationFailed, match=r"race on shared memory.*mbarrier_init"):
         see(ALONE, "forward", *whole)
-    see(CLUSTER, "forward", *whole)  # the barrier of the cluster stands behind it
+    see(CLUSTER, "forward", *whole)  # the cluster barrier follows

@@ -1,4 +1,4 @@
-"""A stand-in for the driver of GPUs (see fake_driver.cpp), and a program that runs on it."""
+"""Building the fake CUDA driver (see fake_driver.cpp) and running programs on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def seen_by(program: str, folder: Path) -> dict[str, Any]:
-    """Build the driver in a folder and return what a program beside this file prints that runs on it."""
+    """Build the driver in a folder, run a program of this folder on it, and return its JSON output."""
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     compiler = shutil.which("g++")
     if compiler is None:

@@ -1,4 +1,4 @@
-"""Serves kernels on memory of the driver of `fake_driver.cpp`, and prints what came of it, as JSON."""
+"""Dispatch of kernels on the driver of `fake_driver.cpp`; prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 1000
 
 
 class Memory:
-    """x and y of a thread on the device."""
+    """Device memory of x and y for one thread."""
 
     def __init__(self, gpu: Gpu, seed: int) -> None:
         self.gpu, self.x = gpu, np.random.default_rng(seed).standard_normal(N).astype(np.float32)
@@ -46,7 +46,7 @@ def kernel(variant: Any) -> GpuKernel:
 
 
 def captured(gpu: Gpu, memory: Memory, served: GpuKernel) -> dict[str, bool]:
-    """Call it while a stream is captured: nothing may run before the graph does."""
+    """Call the kernel during stream capture: it must not run before the graph is launched."""
     device = CudaDevice(0)
     builder, stream = device.create_graph_builder(), device.create_stream()
     builder.begin_building()
@@ -62,7 +62,7 @@ def captured(gpu: Gpu, memory: Memory, served: GpuKernel) -> dict[str, bool]:
 
 def in_threads(gpu: Gpu, served: GpuKernel, stream: int) -> int:
     """Return how many calls of 8 threads, each with its own memory, had a wrong result."""
-    sys.setswitchinterval(1e-6)  # threads change places in the middle of calls
+    sys.setswitchinterval(1e-6)  # forces thread switches within calls
     wrong = []
     together = threading.Barrier(8)
     memories = [Memory(gpu, seed) for seed in range(8)]
@@ -85,7 +85,7 @@ def in_threads(gpu: Gpu, served: GpuKernel, stream: int) -> int:
 def scenarios() -> dict[str, Any]:
     gpu = Gpu(0)
     first, second = Memory(gpu, 1), Memory(gpu, 2)
-    kept = CudaDevice(0).create_stream()  # its handle is of no use without it
+    kept = CudaDevice(0).create_stream()  # the handle is valid only while the stream object lives
     stream = int(kept.handle)
     seen: dict[str, Any] = {}
     variants = {

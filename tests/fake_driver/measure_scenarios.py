@@ -1,7 +1,7 @@
-"""Runs `CudaRunner` against the driver of `fake_driver.cpp` and prints what came of it, as JSON.
+"""Runs of `CudaRunner` on the driver of `fake_driver.cpp`; prints the outcomes as JSON.
 
-A process of its own, started with that driver in the way of the system's: which driver a process has is
-settled when it starts.
+It runs in a separate process that finds this driver before the system's, since a process loads its driver
+only once.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class MappedPixels(Mapped):
 
 
 class Numba(NumbaCudaVariant[Scaling]):
-    """The same in Numba's way of passing arrays."""
+    """Launches the fake driver's kernel with arrays passed as Numba passes them."""
 
     name = "numba"
     operator = Scaling
@@ -184,13 +184,13 @@ def task(variant: Any, *, thorough: bool = False, workload: Scaling = WORKLOAD) 
 
 
 class Session:
-    """One runner, as a worker has it, and a notebook."""
+    """One CUDA runner, as in a worker process."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.runner = CudaRunner(protocol, DEVICE)
 
     def run(self, variant: Any, abort_above_us: float | None = None, **how: Any) -> dict[str, Any]:
-        """Return the outcome of one task; an exception as the process boundary of measuring would have it."""
+        """Return the outcome of one task as JSON; a device error is returned with its type and reason."""
         payload = how.pop("payload", b"fake")
         try:
             outcome, _ = self.runner.run(task(variant, **how), binary(variant, payload), abort_above_us)

@@ -1,4 +1,4 @@
-"""Gradients of attention as torch differentiates them, which on a GPU stands for its library."""
+"""Attention gradients by torch autograd, the baseline of the backward pass on GPUs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_torch_gradients_match_operator_reference(text: str) -> None:
     do = np.random.default_rng(1).standard_normal(known["o"].value.shape).astype(np.float32)
     t: dict[str, Any] = {name: torch.tensor(value) for name, value in inputs.inputs.items()}
     call = backward.by_autograd(workload, {**t, "do": torch.tensor(do)})
-    with torch.inference_mode():  # as it is timed
-        call()  # more than once: the graph is kept
+    with torch.inference_mode():  # same mode as in timing
+        call()  # called twice: the graph is retained
         found = call()
     given = {
         **inputs.exact(),
@@ -48,7 +48,7 @@ def test_unsupported_by_cudnn_is_refused_at_first_call() -> None:
     torch = pytest.importorskip("torch")
     workload = parse("attention:batch=1,heads=2,seq_q=7,head_dim=8,dtype=f32,direction=backward")
     assert isinstance(workload, Attention)
-    t = {name: torch.ones(1, 2, 7, 8) for name in ("q", "k", "v", "do")}  # on a processor, where it is not
+    t = {name: torch.ones(1, 2, 7, 8) for name in ("q", "k", "v", "do")}  # on the CPU, without cuDNN
     alone = forward.by_cudnn(lambda: torch.nn.functional.scaled_dot_product_attention(t["q"], t["k"], t["v"]))
     for call in (alone, backward.by_autograd(workload, t, cudnn=True)):
         with pytest.raises(RuntimeError, match=r"No (viable|available)"):

@@ -1,4 +1,4 @@
-"""What stands for a library computes the same as the operator says."""
+"""Results of baselines compared with the operator's reference."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ PROBLEMS = (
 
 
 def worst(workload: Workload, inputs: Any, got: Any) -> float:
-    """Return the largest error of what a library returned, as a share of what is allowed."""
+    """Return the largest error of a baseline's result as a fraction of the tolerance."""
     names = [tensor.name for tensor in workload.outputs()]
     parts = got if isinstance(got, tuple) else (got,)
     if workload.operator == "attention" and len(parts) == 1:
-        names = names[:1]  # torch keeps lse to itself
+        names = names[:1]  # torch does not return lse
     found = dict(zip(names, parts, strict=True))
     references = InputSet(workload=workload, seed=0, inputs=inputs).references
     references = {name: references[name] for name in names}
@@ -128,7 +128,7 @@ def test_torch_baselines_match_operator_reference(text: str) -> None:
 
 
 def _as_stored(torch: Any, workload: Any, part: Any) -> Any:
-    """Return an output in the order of memory: torch sees nhwc tensors with channels second."""
+    """Return an output in memory order: torch exposes nhwc tensors with channels second."""
     nhwc = part.dim() == 4 and getattr(workload, "layout", "nchw") == "nhwc"
     return (part.permute(0, 2, 3, 1) if nhwc else part).to(torch.float64).numpy()
 

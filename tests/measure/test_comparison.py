@@ -1,4 +1,4 @@
-"""Comparing configurations: how often noise passes for a difference, and drift for noise."""
+"""Statistical comparison of configurations: false positives under noise, and machine drift."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunebench.measure.comparison import _student, _student_quantile, compare
 def rounds(
     rng: np.random.Generator, us: float, drift: tuple[float, ...] = (1.0,) * 4, spread: float = 0.03
 ) -> list[list[float]]:
-    """Return samples of a skewed distribution, as times of kernels are, in rounds of a drifting machine."""
+    """Return samples of skewed kernel times in microseconds, in rounds with machine drift."""
     return [list(us * d * (1 + spread * rng.exponential(size=30))) for d in drift]
 
 
@@ -37,7 +37,7 @@ def test_swapping_both_sides_reverses_the_verdict() -> None:
 
 
 def test_false_positive_rate_is_nominal() -> None:
-    """Also noise that is the same within a round, of which more samples would tell nothing."""
+    """This includes noise common to a round, which more samples per round do not reduce."""
     rng = np.random.default_rng(2)
 
     def noisy() -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""The runner for GPUs, without one: against a driver of our own, and against fakes of its parts."""
+"""The CUDA runner without a GPU: on a fake driver, and with fakes of its dependencies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of every scenario of fake_driver_run.py."""
+    """Outcome of every scenario of `measure_scenarios.py`."""
     return seen_by("measure_scenarios.py", tmp_path_factory.mktemp("driver"))
 
 
@@ -120,7 +120,7 @@ def test_refused_launch_keeps_reason_and_device(seen: dict[str, Any], scenario: 
     never = scenario == "too much shared memory"
     assert seen[scenario]["kind"] == ("CudaRefused" if never else "CudaError")
     assert reason in seen[scenario]["reason"]
-    assert seen["another size"]["kind"] == "measured"  # it came after all of them
+    assert seen["another size"]["kind"] == "measured"  # it ran after all refused launches
 
 
 def test_device_fault_makes_device_unusable_in_process(seen: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ def _device() -> Any:
 
 
 class FakeGpu:
-    """Counts what is enqueued; each kernel and each fill takes its time."""
+    """A GPU that records enqueued work; each kernel and each fill takes a fixed time."""
 
     def __init__(self, kernel_us: float, *, fill_us: float = 30.0, host_us: float = 10.0) -> None:
         self.kernel_us, self.fill_us, self.host_us = kernel_us, fill_us, host_us
@@ -226,7 +226,7 @@ class FakeGpu:
 
 
 class FakeClock:
-    """Tells the clocks it is given, one a reading; the last one for ever."""
+    """A clock that returns the given readings in order and then repeats the last one."""
 
     def __init__(self, *clocks_mhz: float | None, reasons: frozenset[str] = frozenset()) -> None:
         self._clocks, self._reasons = list(clocks_mhz), reasons
@@ -327,7 +327,7 @@ def test_unreadable_clock_discards_no_samples() -> None:
 
 
 class FakeNvml:
-    """The part of pynvml that is used, for a GPU that tells no temperature."""
+    """The used part of pynvml, for a GPU that reports no temperature."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -396,14 +396,14 @@ INPUTS = {"scale": np.float32(1.5), "half": np.float16(-2.0)}
 
 
 class OfNumba(NumbaCudaVariant[Any]):
-    """Only its language is asked for."""
+    """A Numba-CUDA variant of which only the language is used."""
 
 
 OfNumba.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 
 
 def in_memory(parameters: tuple[Any, ...]) -> list[bytes]:
-    """Return the bytes that cuda-core gives the driver for each parameter."""
+    """Return the bytes that cuda-core passes to the driver for each parameter."""
     holder = pytest.importorskip("cuda.core._kernel_arg_handler").ParamHolder(parameters)
     pointers = (ctypes.c_void_p * len(parameters)).from_address(holder.ptr)
     sizes = [8 if isinstance(parameter, int) else parameter.nbytes for parameter in parameters]

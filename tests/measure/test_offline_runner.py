@@ -1,4 +1,4 @@
-"""The runner for GPUs that are not here."""
+"""The runner for GPUs that are not present: emulation and predicted times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of results too large to compute twice, on results that are small enough to know."""
+"""Sampled verification of large results, tested on results small enough to compute in full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE = "gemm:m=8192,n=8192,k=8192,dtype=f16"
 
 
 def right(gemm: Gemm, seed: int = 1) -> tuple[Sampled, np.ndarray[Any, Any]]:
-    """Return the check of a product, and the product as a kernel would have it: in f32, rounded once."""
+    """Return the check of a GEMM and its correct result, accumulated in f32 and rounded once."""
     inputs = draw(gemm, seed)
     exact = inputs.references["c"].value
     return Sampled(inputs), exact.astype(np.float32).astype(numpy_dtype(gemm.out))
@@ -48,7 +48,7 @@ def test_correct_result_passes_with_any_seed(seed: int) -> None:
 @pytest.mark.parametrize("epilogue", ["none", "bias+relu"])
 def test_slightly_wrong_element_at_edge_is_detected(at: tuple[int, ...], epilogue: Any) -> None:
     check, c = right(product(epilogue=epilogue))
-    c[at] += np.float16(0.5)  # one thirtieth of what is usual
+    c[at] += np.float16(0.5)  # 1/30 of a typical element
     worst = check.worst({"c": c})
     assert worst > 1
     place = ",".join(str(i % n) for i, n in zip(at, c.shape, strict=True))
@@ -191,7 +191,7 @@ def test_sampled_parts_are_checked_in_full_and_the_rest_for_unwritten_elements(
     assert check.worst(right) <= 1
     assert f"of {inputs.workload.part_count()} parts" in check.detail
     for name, output in right.items():
-        for at in (0, -1):  # the first part and the last are always among them
+        for at in (0, -1):  # the first and last part are always sampled
             wrong = right | {name: output.copy()}
             wrong[name].flat[at] += 0.1 * np.abs(output).max()
             assert (worst := check.worst(wrong)) > 1

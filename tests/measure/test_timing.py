@@ -1,4 +1,4 @@
-"""When sampling stops, and the interval of the median."""
+"""Stopping rules of sampling, and the confidence interval of the median."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A right result passes, and one wrong, stale or unwritten element among many does not."""
+"""Verification of results: one wrong, stale or unwritten element fails."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("kernels", "workloads", "db")
-"""Folders at the top that install under `tunebench.`."""
+"""Top-level folders that are installed under `tunebench.`."""
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".*_cache", ".nox", ".venv", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist"
@@ -19,7 +19,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the source tree, links as links."""
+    """Copy the source tree and keep symbolic links."""
     shutil.copytree(ROOT, target, symlinks=True, ignore=_LEFT_OUT)
     return target
 
@@ -39,7 +39,7 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 
 def files_of_wheel(wheel: Path) -> list[str]:
-    """Return what a wheel installs, without its own records."""
+    """Return the files that a wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return sorted(name for name in archive.namelist() if ".dist-info/" not in name)
 
@@ -53,7 +53,7 @@ def unpack_sdist(sdist: Path, target: Path) -> Path:
 
 
 def files_of_package() -> list[str]:
-    """Return what should install: every source and data file, under its import path."""
+    """Return every source and data file to be installed, by its import path."""
     places = {ROOT / "tunebench": "tunebench"} | {ROOT / name: f"tunebench/{name}" for name in LINKED}
     return sorted(
         f"{prefix}/{path.relative_to(folder).as_posix()}"

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution hold everything once, under the names it is imported by."""
+"""Contents of the wheel and the source distribution, and imports of an installed wheel."""
 
 from __future__ import annotations
 

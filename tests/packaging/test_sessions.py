@@ -1,4 +1,4 @@
-"""What the README, the documentation and the continuous integration say of the sessions is true."""
+"""Consistency of nox sessions with the README, the documentation and continuous integration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_ci_runs_test_command_of_readme() -> None:
 
 
 def test_every_architecture_with_bf16_has_gpu_session() -> None:
-    """Earlier architectures are described for bounds and forecasts alone."""
+    """Earlier architectures are described for bounds and forecasts only."""
     from tunebench import device
 
     found = [

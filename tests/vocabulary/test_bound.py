@@ -67,11 +67,11 @@ def test_block_of_few_warps_uses_only_its_sm_partitions() -> None:
     alone = bound(costs(threads=32, fma=1e6), NOTHING, A100)
     assert only(alone) == pytest.approx(4 * one_sm_us)
     two = bound(costs(threads=32, blocks=216, full_blocks=216, fma=1e6), NOTHING, A100)
-    assert only(two) == pytest.approx(4 * one_sm_us)  # side by side
+    assert only(two) == pytest.approx(4 * one_sm_us)  # concurrent
     many = bound(costs(threads=32, blocks=1080, full_blocks=1080, fma=1e6), NOTHING, A100)
     assert only(many) == pytest.approx(10 * one_sm_us)
     apart = bound(costs(threads=32, blocks=216, full_blocks=216, fma=1e6, smem_bytes=150_000), NOTHING, A100)
-    assert only(apart) == pytest.approx(8 * one_sm_us)  # one after the other
+    assert only(apart) == pytest.approx(8 * one_sm_us)  # sequential
 
 
 def test_latency_chains_of_blocks_run_in_waves() -> None:
@@ -165,7 +165,7 @@ def test_cpu_bound_has_memory_and_fma_floors_only() -> None:
         ({"threads": 128, "registers": 128}, 4),
         ({"threads": 128, "registers": 129}, 3),  # allocated by 8 a thread
         ({"threads": 96, "registers": 255}, 2),  # 2 warps a partition
-        ({"threads": 1024, "registers": 255}, 1),  # cannot run: still at least one
+        ({"threads": 1024, "registers": 255}, 1),  # cannot run: counted as one block
     ],
 )
 def test_resident_blocks(given: dict[str, int], blocks: int) -> None:
@@ -351,7 +351,7 @@ def test_simulated_schedule_of_equal_blocks_never_beats_bound(
 def test_simulated_schedule_of_latency_chains_never_beats_bound(
     full: int, smem_bytes: int, chains: list[float], placement: int
 ) -> None:
-    """Blocks of unlike chains start as places fall free, on SMs chosen evenly or at random."""
+    """Blocks with different chains start when an SM has room, on SMs chosen evenly or at random."""
     launch = costs(blocks=full, full_blocks=full, smem_bytes=smem_bytes, chain_clocks=min(chains))
     resident = int(resident_blocks(launch, A100))
     rng = np.random.default_rng(placement)

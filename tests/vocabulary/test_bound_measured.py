@@ -1,7 +1,7 @@
-"""The bound against measurements: no row may beat it, and at the optimum it must say something.
+"""Lower bounds compared with measurements: no measured time may be lower than its bound.
 
-Times are the fastest sample there is of each configuration. Cache states are not recorded, so they count
-as warm. How tight the bounds are is told in `docs/bound.md`.
+Times are the fastest sample of each configuration. Cache states are not recorded and count as warm.
+`docs/bound.md` reports how tight the bounds are.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_no_library_gemm_beats_tensor_core_and_memory_floors(data: str, dtype: s
     memory = _dram_us((m + n) * k * size, m * n * 2, name)
     assert chosen.sum() == 35742
     assert (np.maximum(compute, memory) > us).sum() == 0
-    assert (compute / us).max() > 0.7  # it would notice a rate that is half too high
+    assert (compute / us).max() > 0.7  # detects a rate that is 50 % too high
     assert (memory / us).max() > 0.75
 
 

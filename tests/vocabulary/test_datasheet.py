@@ -1,4 +1,4 @@
-"""Devices from files: the words of a specification sheet, what completes them, and what is refused."""
+"""Devices from datasheet files: accepted keys, completion of missing values, and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(folder: Path, text: str, name: str = "mine.toml") -> datasheet.Sheet:
 
 
 def sheet(**changes: Any) -> dict[str, Any]:
-    """Return what JSON has of a sheet, with some words changed; those that are None are left out."""
+    """Return a datasheet as a JSON object with some keys changed; keys set to None are removed."""
     words = {"name": "mine", "sm_count": 132, "boost_mhz": 1980, "memory_gb_s": 3350, "l2_mb": 50}
     words |= {"tflops": {"fp32": 67, "fp16": 989}, **changes}
     return {word: value for word, value in words.items() if value is not None}
@@ -133,7 +133,7 @@ def test_file_can_inherit_from_known_device(tmp_path: Path) -> None:
     assert not found.notes
     found = read(tmp_path, 'name = "h100-sxm"\nlike = "h100-sxm"\nl2_mb = 100\ntflops = { fp32 = 134 }\n')
     assert (found.device.l2_bytes, found.device.fma_per_clock) == (100 << 20, 256)
-    assert not found.notes  # what differs is meant to
+    assert not found.notes  # intended differences give no notes
     assert not found.device.assumed
 
 
@@ -231,7 +231,7 @@ def test_neusight_file_is_read_and_noted(tmp_path: Path) -> None:
     found = neusight(tmp_path)
     assert (found.device.name, found.device.architecture) == ("h100-sxm", "sm_90")
     assert (found.device.dram_gb_s, found.device.fma_per_clock) == (3430, 128)
-    assert found.device.mma_flop_per_clock["bf16"] == 4096  # no such file tells: the product's
+    assert found.device.mma_flop_per_clock["bf16"] == 4096  # not in the file: taken from the known product
     assert found.notes[0].startswith("read as a NeuSight device: sm_count 132, boost_mhz 1980")
     assert "tflops fp32 66.908" in found.notes[0]
     assert found.notes[1:] == ("memory_gb_s is 3430 in this file, but 3352 in the description of h100-sxm",)

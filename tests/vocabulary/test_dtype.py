@@ -1,4 +1,4 @@
-"""Element types: their figures, and that the CUDA helpers convert them bit by bit as NumPy does."""
+"""Element types: sizes and roundoff, and conversions in CUDA that match NumPy bit by bit."""
 
 from __future__ import annotations
 

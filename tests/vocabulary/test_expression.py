@@ -1,4 +1,4 @@
-"""Elementwise expressions: what the grammar takes and refuses, and that one meaning has one text."""
+"""Elementwise expressions: parsing, errors and canonical text."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ trees = st.recursive(
 
 
 def written(tree: Any) -> str:
-    """Write a tree with all its parentheses, by rules of this test's own."""
+    """Write a tree with all its parentheses, independently of the parser."""
     if isinstance(tree, Name):
         return tree.name
     if isinstance(tree, Number):

@@ -1,4 +1,4 @@
-"""Spaces: every valid configuration, once, in order, and nothing else."""
+"""Search spaces: ordered enumeration of all valid configurations, tables and checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPACE = Space(
 
 
 def _every(space: Space) -> list[Config]:
-    """Return every point, valid or not, in order."""
+    """Return every point of the unconstrained space in order."""
     values = itertools.product(*(parameter.values for parameter in space.parameters))
     return [Config(dict(zip(space.names, point, strict=True))) for point in values]
 
@@ -74,7 +74,7 @@ def spaces(draw: st.DrawFn) -> tuple[Space, list[tuple[str, str, int, int]]]:
 
 
 def _rule(x: str, y: str, a: int, rest: int) -> Any:
-    """Make a constraint whose argument names are those of the parameters it ties."""
+    """Return a constraint whose arguments are named like its parameters."""
     arguments = x if x == y else f"{x}, {y}"
     return eval(f"lambda {arguments}: ({a} * {x} + {y}) % 3 != {rest}")
 
@@ -136,7 +136,7 @@ def test_constraint_may_return_scalar() -> None:
 
 
 def test_invalid_branches_are_not_expanded() -> None:
-    """Two million points before constraints, of which each constraint sees only what is still possible."""
+    """Each constraint receives only points that satisfy the earlier ones, out of two million."""
     seen: list[int] = []
 
     def narrow(a: Any, b: Any) -> Any:

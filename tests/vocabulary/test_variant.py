@@ -1,4 +1,4 @@
-"""The base classes of variants."""
+"""Base classes of variants: deprecated names."""
 
 from __future__ import annotations
 

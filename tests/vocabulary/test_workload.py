@@ -1,4 +1,4 @@
-"""The grammar of workloads, with operators made up for it: one of each kind of dimension."""
+"""Workload grammar, tested with operators that have every kind of dimension."""
 
 from __future__ import annotations
 
