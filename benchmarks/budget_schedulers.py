@@ -4,11 +4,11 @@
                                            [--out traces.jsonl]
     python -m benchmarks.budget_schedulers cpu [--trials 50] [--seed 0]
 
-`replay`: workloads are parts of recorded spaces. A model draws 6 to 12 of them, each with a weight that gives
-its optimum 1 to 30 parts of the model's time. All rules see the same searches. The table shows the final time
-of the model divided by that after equal shares: the geometric mean over models and seeds, its 95 % interval
-(bootstrap over seeds), the middle 80 % of the ratios, and the fraction of models that are more than 1 %
-slower.
+`replay`: workloads are parts of recorded spaces. A model draws 6 to 12 of them, each with a weight by which
+its optimum takes 1 to 30 parts of the model's time. All rules see the same searches. The table shows the
+final time of the model divided by that after equal shares: the geometric mean over models and seeds, its 95 %
+interval (bootstrap over seeds), the middle 80 % of the ratios, and the fraction of models that are more than
+1 % slower.
 
     equal       every workload gets the same number of trials
     by time     first rounds as below; then shares proportional to the model's time after them

@@ -104,8 +104,8 @@ class SearchTrace:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form, in which times are stored where they change."""
-        told = dataclasses.asdict(self)
-        return told | {name: _changes(told[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
+        kept = dataclasses.asdict(self)
+        return kept | {name: _changes(kept[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> SearchTrace:

@@ -70,16 +70,16 @@ class Found:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form."""
-        told = {str(count): round(share, 5) for count, share in self.efficiency.items()}
-        return {**dataclasses.asdict(self.search), "by": self.by, "asked": self.asked, "efficiency": told}
+        shares = {str(count): round(share, 5) for count, share in self.efficiency.items()}
+        return {**dataclasses.asdict(self.search), "by": self.by, "asked": self.asked, "efficiency": shares}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Found:
         """Return the result from its JSON form."""
         space, sampler, seed = (record[name] for name in ("space", "sampler", "seed"))
         search = Search(space=space, sampler=sampler, seed=seed, elsewhere=tuple(record["elsewhere"]))
-        told = {int(count): float(share) for count, share in record["efficiency"].items()}
-        return cls(search=search, by=record["by"], asked=record["asked"], efficiency=told)
+        shares = {int(count): float(share) for count, share in record["efficiency"].items()}
+        return cls(search=search, by=record["by"], asked=record["asked"], efficiency=shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ def run(search: Search, data: Data) -> Found:
         done = replay(seen, trials=trials, seed=search.seed, sampler=sampler, elsewhere=known)
     else:
         done = kernel_tuner_search.search(space.recording, search.sampler, trials=trials, seed=search.seed)
-    told = done.efficiency(space.recording.optimum_us)
+    shares = done.efficiency(space.recording.optimum_us)
     return Found(
         search=search,
         by=version(search.sampler) or "",
         asked=len(done.best_us),
-        efficiency={count: told[count] for count in search.checkpoints},
+        efficiency={count: shares[count] for count in search.checkpoints},
     )
 
 

@@ -140,9 +140,9 @@ def figures(
     rows = []
     for seed in range(seeds):
         found = [results.get(dataclasses.replace(search, seed=seed)) for search in searches]
-        told = [[each.efficiency[count] for count in counts] for each in found if each is not None]
-        if len(told) == len(searches):
-            rows.append(told)
+        measured = [[each.efficiency[count] for count in counts] for each in found if each is not None]
+        if len(measured) == len(searches):
+            rows.append(measured)
     if not rows:
         return ()
     samples = np.array(rows)
@@ -172,8 +172,8 @@ def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str],
     for name, group in groups(spaces).items():
         for sampler in samplers:
             searches = [Search(space=space, sampler=sampler) for space in group]
-            if told := figures(results, searches, CHECKPOINTS, seeds):
-                rows.append((name, sampler, *told))
+            if measured := figures(results, searches, CHECKPOINTS, seeds):
+                rows.append((name, sampler, *measured))
     return markdown(("space", "sampler", "seeds", *(f"after {count}" for count in CHECKPOINTS)), rows)
 
 
@@ -210,8 +210,8 @@ def transfer(results: Results, data: Data, made: Sequence[Search], seeds: int) -
             cold = [Search(space=space, sampler=sampler) for space in group]
             warm = [dataclasses.replace(search, elsewhere=known[search.space]) for search in cold]
             for how, searches in (("cold", cold), ("warm", warm)):
-                if told := figures(results, searches, WARM_CHECKPOINTS, seeds):
-                    rows.append((name, f"{sampler}, {how}", told[0], "-", *told[1:]))
+                if measured := figures(results, searches, WARM_CHECKPOINTS, seeds):
+                    rows.append((name, f"{sampler}, {how}", measured[0], "-", *measured[1:]))
         shares = [_taken_over(data, space, known[space]) for space in group]
         cells = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append((name, "fastest of the other devices", "-", *cells))
@@ -230,8 +230,8 @@ def overhead(samplers: Sequence[str]) -> str:
     for count, values in sampler_overhead.SIZES.items():
         for sampler in samplers:
             took = sampler_overhead.thinking(sampler, values, PROPOSALS)
-            told = (took.first_s, *(statistic(took.then_s) for statistic in (np.mean, np.median, np.max)))
-            rows.append([f"{count:,}", sampler, *(f"{1e3 * seconds:.1f}" for seconds in told)])
+            measured = (took.first_s, *(statistic(took.then_s) for statistic in (np.mean, np.median, np.max)))
+            rows.append([f"{count:,}", sampler, *(f"{1e3 * seconds:.1f}" for seconds in measured)])
     return markdown(
         ["configurations", "sampler", "first proposal, ms", "mean, ms", "median, ms", "longest, ms"], rows
     )

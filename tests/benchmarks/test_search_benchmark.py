@@ -103,12 +103,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
     run: Callable[[Search, Data], Found] = sampler_replays.run
     seen: list[Search] = []
 
-    def told(search: Search, data: Data) -> Found:
+    def noted(search: Search, data: Data) -> Found:
         found = run(search, data)
         seen.append(search)
         return found
 
-    monkeypatch.setattr(sampler_replays, "run", told)
+    monkeypatch.setattr(sampler_replays, "run", noted)
     return seen
 
 
@@ -152,9 +152,9 @@ def test_seeds_give_different_searches(data: Data) -> None:
 
 def test_result_of_another_version_is_stale(data: Data, made: list[Search]) -> None:
     benchmark(data)
-    told = json.loads(out(data).read_text())
-    told["searches"][1]["by"] = "tunebench 0.0.9"
-    out(data).write_text(json.dumps(told))
+    saved = json.loads(out(data).read_text())
+    saved["searches"][1]["by"] = "tunebench 0.0.9"
+    out(data).write_text(json.dumps(saved))
     assert Results(out(data)).get(made[1]) is None
     benchmark(data)
     assert made[2:] == [made[1]]
@@ -206,10 +206,10 @@ def test_strategies_without_kernel_tuner_are_skipped(
     for module in (search, sampler_replays):
         monkeypatch.setattr(module, "version", version)
     assert benchmark(data, samplers="random,random_sample", seeds=1) == 0
-    told = capsys.readouterr()
-    assert "tunebench[peers]" in told.err
-    assert "| random |" in told.out
-    assert "random_sample" not in told.out
+    printed = capsys.readouterr()
+    assert "tunebench[peers]" in printed.err
+    assert "| random |" in printed.out
+    assert "random_sample" not in printed.out
     there = Search(space="tiny/here", sampler="random_sample")  # run where Kernel Tuner was installed
     efficiency = dict.fromkeys((25, 50, 100, 200), 0.5)
     Results(out(data)).add(Found(search=there, by="kernel-tuner 1.5.0", asked=48, efficiency=efficiency))
@@ -255,10 +255,9 @@ def test_mean_uses_only_seeds_of_all_spaces(tmp_path: Path) -> None:
     results = Results(tmp_path / "out.json")
     for space, seed, share in (("x/1", 0, 0.5), ("x/1", 1, 0.9), ("x/2", 1, 0.7)):
         one = Search(space=space, sampler="random_sample", seed=seed)
-        told = dict.fromkeys((25, 50, 100, 200), share)
-        results.add(
-            Found(search=one, by=sampler_replays.version("random_sample") or "", asked=200, efficiency=told)
-        )
+        shares = dict.fromkeys((25, 50, 100, 200), share)
+        version = sampler_replays.version("random_sample") or ""
+        results.add(Found(search=one, by=version, asked=200, efficiency=shares))
     lines = search.comparison(results, ["x/1", "x/2"], ["random_sample", "tpe"], 2).splitlines()[2:]
     assert [line.split(" | ")[2:4] for line in lines] == [
         ["2", lines[0].split(" | ")[3]],
