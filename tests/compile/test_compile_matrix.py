@@ -160,7 +160,7 @@ def test_compile_error_is_a_problem(broken: Any) -> None:
 def test_launch_refusal_is_a_problem(broken: Any) -> None:
     (problem,) = broken(PLAIN, default=False, smem_bytes=240_000)
     assert problem == (
-        "cannot be launched: a block needs 240000 bytes of shared memory; h100-sxm gives it 232448"
+        "cannot be launched: a block needs 240000 bytes of shared memory; h100-sxm allows 232448"
     )
 
 
