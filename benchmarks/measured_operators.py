@@ -1,8 +1,8 @@
-"""How long workloads take on devices of public measurements: what `predict_models --measured` sums up.
+"""Times of workloads from public measurements of operators, summed up by `predict_models --measured`.
 
-A measured time is that of one operation launched and timed alone, so it has in it what the way from the host
-costs. That is taken off: the time of the smallest products, and for other operators the intercept of a line
-through the smallest rows.
+A measured time is that of one operation launched and timed alone, and includes launch overhead of the host.
+The overhead is subtracted: for products the time of the smallest ones, for other operators the intercept of
+a line through the smallest rows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Array = NDArray[np.float64]
 
 SMALLEST_ROWS = 80
 LEAST_MS = 0.0025
-"""A kernel in a queue takes no less."""
+"""Least time of a kernel in a queue, in milliseconds."""
 PRODUCT_MS = 0.005
-"""What the smallest products need on the device itself."""
+"""Time of the smallest products on the device itself, in milliseconds."""
 PERSISTENT = 1024
-"""Columns up to which PyTorch's softmax keeps a row in registers: times on either side are no like."""
+"""Columns up to which PyTorch's softmax keeps a row in registers: times above and below differ in kind."""
 ELEMENTWISE = {"gelu(x)": "gelu", "tanh(x)": "tanh", "relu(x)": "relu"}
-"""Measured operators by expression; any other is a sum of two tensors or a product with a number."""
+"""Measured operators by expression; any other is timed as a sum of two tensors or a product with a number."""
 
 
 class Measured:
@@ -50,7 +50,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> dict[str, Measured]:
-        """Return what `neusight_ops.csv.gz` has, by device."""
+        """Return the measurements of `neusight_ops.csv.gz` by device."""
         rows: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
         with gzip.open(path, "rt", newline="") as file:
             for row in csv.DictReader(file):
@@ -62,7 +62,7 @@ class Measured:
         return {name: cls({op: np.array(of) for op, of in table.items()}) for name, table in rows.items()}
 
     def of(self, operation: Operation) -> float:
-        """Return the milliseconds that an operation takes, as often as it runs."""
+        """Return the time of all runs of an operation, in milliseconds."""
         way = 0.0
         if operation.alone:
             way = self.product_ms if isinstance(operation.workload, Gemm) else self.way_ms
@@ -70,10 +70,10 @@ class Measured:
 
     @functools.cache  # noqa: B019 - as many as there are devices
     def ms(self, work: Workload) -> float:
-        """Return the time of a workload in a queue, from the nearest measured ones."""
+        """Return the time of a workload in a queue, in milliseconds, from the nearest measured ones."""
         if isinstance(work, Gemm):
             return self._product_ms(work.batch, work.m, work.k, work.n)
-        if isinstance(work, Attention):  # nothing measured: its two products
+        if isinstance(work, Attention):  # not measured: sum of its two products
             batch, of = work.batch * work.heads, work
             return self._product_ms(batch, of.seq_q, of.head_dim, of.seq_k) + self._product_ms(
                 batch, of.seq_q, of.seq_k, of.head_dim
@@ -88,7 +88,7 @@ class Measured:
         return self._rows_ms("ln", work.rows, work.cols, more)
 
     def _product_ms(self, batch: int, m: int, inner: int, n: int) -> float:
-        """Return the median throughput of the nearest four, or the time of the very one."""
+        """Return the time at the median throughput of the nearest four products, or of an exact match."""
         table = self.tables["linear" if batch == 1 else "bmm"]
         size = np.array([batch, m, inner, n], dtype=np.float64)
         far = np.abs(np.log(table[:, :4] / size)).sum(axis=1)
@@ -97,14 +97,14 @@ class Measured:
         return float(np.median(times / near[:, :4].prod(axis=1)) * size.prod())
 
     def _bytes_ms(self, table: Array, nbytes: int) -> float:
-        """Return the time at the throughput of the nearest five, or of the largest below all of them."""
+        """Return the time at the median throughput of the nearest five rows; below all, of the largest."""
         order = np.argsort(np.abs(np.log(table[:, 2] / nbytes)))[:5]
         near = table[order] if nbytes >= table[:, 2].min() else table[np.argsort(-table[:, 2])[:50]]
         rate = np.median(near[:, 2] / np.maximum(near[:, 3] - self.way_ms, LEAST_MS))
         return max(LEAST_MS, nbytes / float(rate))
 
     def _rows_ms(self, name: str, rows: int, cols: int, more: float) -> float:
-        """Return the time an element of the nearest three takes, times `more`."""
+        """Return the time at the median time per element of the nearest three rows, multiplied by `more`."""
         table = self.tables[name]
         table = table[(table[:, 1] > PERSISTENT) == (cols > PERSISTENT)]
         far = 0.3 * np.abs(np.log(table[:, 0] / rows)) + np.abs(np.log(table[:, 1] / cols))
@@ -114,7 +114,7 @@ class Measured:
 
 
 def _intercept(table: Array) -> float:
-    """Return the time at no bytes of a line through the smallest rows, by least relative squares."""
+    """Return the time at zero bytes of a line through the smallest rows, by least relative squares."""
     smallest = table[np.argsort(table[:, 2])][:SMALLEST_ROWS]
     lines = np.stack([np.ones(len(smallest)), smallest[:, 2]], axis=1) / smallest[:, 3:4]
     return float(np.linalg.lstsq(lines, np.ones(len(smallest)), rcond=None)[0][0])

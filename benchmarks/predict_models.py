@@ -1,14 +1,14 @@
-"""How far predicted times of whole networks are from measured ones, on one device each.
+"""Errors of predicted times of whole networks on single devices.
 
     python -m benchmarks.predict_models [--measured | --left-out] [--data FOLDER]
 
-FOLDER holds `neusight_models.csv` and the configurations it names; rows of several GPUs are left out. With
---measured, times are sums of measured times of operators, and not predicted: that tells whether lists of
-operations are right, whatever the prediction of an operation is worth. With --left-out, each device is
-predicted as if no kernel had ever been measured on it.
+FOLDER contains `neusight_models.csv` and the configurations it names; rows of several GPUs are skipped. With
+--measured, times are sums of measured operator times instead of predictions: this tests the lists of
+operations separately from the predictor. With --left-out, each device is predicted without any measurement
+of that device.
 
-What the labels are: f32 without TF32, PyTorch 2.1, eager attention; training is a forward and a backward
-pass, without the loss's own forward pass and without an optimizer, gradients being added to earlier ones.
+The labels are f32 without TF32, PyTorch 2.1, eager attention; training is a forward and a backward pass with
+gradient accumulation, without the forward pass of the loss and without an optimizer.
 Source: `neusight/Tracing/trace.py` of sitar-lab/NeuSight.
 """
 
@@ -35,7 +35,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "predict"
 DEVICES = {
     "AMD_Instinct_MI100": "mi100",
     "AMD_Instinct_MI210": "mi210",
-    "AMD_Instinct_MI250": "mi210",  # PyTorch sees each of its two dies as a device, and each is an MI210's
+    "AMD_Instinct_MI250": "mi210",  # PyTorch sees each of its two dies as a device, equal to an MI210
     "NVIDIA_A100-PCIE-40GB": "a100-40-pcie",
     "NVIDIA_A100-SXM4-40GB": "a100-40-sxm",
     "NVIDIA_A100_80GB_PCIe": "a100-80-pcie",
@@ -46,15 +46,15 @@ DEVICES = {
     "Tesla_T4": "t4",
     "Tesla_V100-PCIE-32GB": "v100-pcie",
 }
-"""Devices here by name in the file."""
+"""Names of devices in tunebench by their name in the file."""
 
 OPTIONS = {"": False, "fusion": True}
-"""Whether a row's network is compiled, by option; others have several GPUs."""
+"""Whether a row's network is compiled, by option; other options use several GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A measured network: times in milliseconds; without an interval where operations were measured."""
+    """A measured network: times in milliseconds; no interval for sums of measured operators."""
 
     device: str
     model: str
@@ -69,17 +69,17 @@ class Row:
 
     @property
     def error(self) -> float:
-        """How far off the prediction is, as a share of what was measured."""
+        """Error of the prediction relative to the measurement."""
         return self.time_ms / self.label_ms - 1
 
     @property
     def inside(self) -> bool:
-        """Whether the interval holds what was measured."""
+        """Whether the interval contains the measurement."""
         return self.low_ms <= self.label_ms <= self.high_ms
 
 
 def main() -> None:
-    """Print a line for each network, and the errors by device and by mode."""
+    """Print a line per network, and the errors by device and by mode."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measured", action="store_true", help="sum measured times of operators")
     parser.add_argument("--left-out", action="store_true", help="forget what was learned of each device")
@@ -95,7 +95,12 @@ def main() -> None:
 
 
 def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
-    """Return what a row of the file has in its time."""
+    """Return the operations that the time of a row includes.
+
+    Args:
+        folder: Folder of the configurations.
+        given: The row, by column name.
+    """
     trains = given["mode"] == "train"
     run = NetworkRun(
         batch=int(given["batch"]),
@@ -133,7 +138,7 @@ def _rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[R
 
 
 def _predicted_us(listed: tuple[Operation, ...], name: str, left_out: bool) -> tuple[float, float, float]:
-    """Return the time of operations, and the ends of its interval."""
+    """Return the predicted time of operations and the ends of its interval, in microseconds."""
     model = bundled_model().without(name) if left_out else None
     times = predict_operations(listed, devices.find(name), model=model)
     busy = sum(each.time_us for each in times)

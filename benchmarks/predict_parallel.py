@@ -1,14 +1,14 @@
-"""How far predicted times on several GPUs are from measured ones: collectives, and steps of a network.
+"""Errors of predicted times on several GPUs: collectives, and training steps of a network.
 
     python -m benchmarks.predict_parallel [--data FOLDER]
 
-Collectives are those of `tests/data/nccl_tests.toml`. FOLDER holds `neusight_models.csv` with three steps of
-gpt2-large on four A100 of one node, and its configuration.
+Collectives are those of `tests/data/nccl_tests.toml`. FOLDER contains `neusight_models.csv` with three steps
+of gpt2-large on four A100 of one node, and its configuration.
 
-What those labels are: whole steps of Megatron-LM under Accelerate, in f32 without TF32, gradients zeroed and
-AdamW included; the batch of 4 is that of all devices. dp4 has one sequence on each device, tp4 a fourth of
-each layer, pp4_1 nine layers on each and one micro-batch: no two stages ever work at once. Whether gradients
-were reduced beside the backward pass cannot be told, so both are shown.
+The labels are whole steps of Megatron-LM under Accelerate, in f32 without TF32, with zeroing of gradients
+and AdamW; the batch of 4 is that of all devices. dp4 has one sequence on each device, tp4 a fourth of each
+layer, pp4_1 nine layers on each device and one micro-batch, so that stages never work at the same time. The
+data do not state whether gradient reduction overlaps the backward pass, so both cases are shown.
 Source: `scripts/asplos/collect_label_distributed.py` of sitar-lab/NeuSight, and `MegatronEngine.forward` of
 huggingface/accelerate.
 """
@@ -39,11 +39,11 @@ DIVISIONS = {
     "tp4": (Parallelism(tensor=4),),
     "pp4_1": (Parallelism(pipeline=4),),
 }
-"""Divisions by the name of a label."""
+"""Parallelism by the name of a label."""
 
 
 def main() -> None:
-    """Print the errors of collectives, and a line for each step."""
+    """Print the errors of collectives, and a line per step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of measured networks")
     options = parser.parse_args()
@@ -71,7 +71,7 @@ def _collectives() -> Table:
 
 
 def _over_measured(curve: dict[str, Any]) -> Any:
-    """Return predicted over measured times."""
+    """Return ratios of predicted to measured times."""
     cluster = Cluster.of(devices.find(curve["device"]), devices=8 * curve["nodes"], nodes=curve["nodes"])
     sizes = 2.0 ** np.array(curve["log2_bytes"])
     return collective_us("all-reduce", sizes, cluster.group(cluster.devices)) / np.array(curve["us"])
@@ -97,7 +97,7 @@ def _steps(folder: Path) -> Table:
 
 
 def predict_gpt2(folder: Path, parallelism: Parallelism) -> StepPrediction:
-    """Predict the step that was measured, divided so."""
+    """Predict the measured step of gpt2-large with the given parallelism."""
     model = network(str(folder / "neusight_model_configs" / "gpt2_large.json"))
     a100 = devices.find("a100-40-sxm")
     run = NetworkRun(batch=4, seq=1024, mode="train", optimizer="adamw")

@@ -1,10 +1,10 @@
-"""How many rows a second `tunebench predict --workloads` predicts, from file to file.
+"""Rows per second that `tunebench predict --workloads` predicts, from file to file.
 
     python -m benchmarks.predict_rows [--rows 100000] [--device h100-sxm]
 
-The rows are distinct problems of six operators, drawn with a seed, so that nothing is remembered from one row
-to another. One process on one core; the time includes reading, parsing, predicting and writing, and not the
-start of Python. Peak memory is told beside it: it must not grow with the rows.
+The rows are distinct workloads of six operators, drawn with a seed, so that no row can reuse the result of
+another. One process on one core; the time includes reading, parsing, predicting and writing, but not the
+start of Python. Peak memory is printed as well: it must not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tunebench.workloads import parse
 
 
 def problem(rng: random.Random) -> str:
-    """Return the text of a problem drawn at random."""
+    """Return the text of a workload drawn at random."""
     m, n, k = (rng.randint(1, 16384) for _ in range(3))
     dtype = rng.choice(("f16", "bf16", "f32"))
     match rng.randrange(6):
@@ -43,7 +43,7 @@ def problem(rng: random.Random) -> str:
 
 
 def write(path: Path, rows: int, seed: int) -> None:
-    """Write a table of distinct problems."""
+    """Write a table of distinct workloads."""
     rng, seen = random.Random(seed), set[str]()
     while len(seen) < rows:
         seen.add(problem(rng))
@@ -54,7 +54,7 @@ def write(path: Path, rows: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Time it and print the figures."""
+    """Time the prediction of a table and print the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--rows", type=int, default=100_000)
     options.add_argument("--device", default="h100-sxm")
@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "in.csv"), Path(folder, "out.csv")
         write(source, asked.rows, asked.seed)
-        predict_all([parse("gemm:m=1,n=1,k=1,dtype=f16")], device)  # loads what is loaded once
+        predict_all([parse("gemm:m=1,n=1,k=1,dtype=f16")], device)  # warm up: load modules and the predictor
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wall, cpu = time.perf_counter(), time.process_time()
         tally = predict_table(source, device, out)

@@ -1,7 +1,7 @@
-"""Families of transformers: what is in a layer, before and behind them, as HuggingFace's model code has it.
+"""Families of transformers: layers and the parts around them, as in HuggingFace's model code.
 
 Source: transformers 4.36, `models/gpt2`, `models/opt`, `models/bert` and `models/llama`, eager attention;
-what autograd launches was counted by a dispatch mode on the same code.
+the kernels of autograd were counted by a dispatch mode on the same code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer
 __all__ = ["Bert", "Gpt2", "Llama", "Opt"]
 
 MASKED_MAXIMUM = ("x*0.5", "x*row", "dy*x", "x*row", "x*row")
-"""Gradient of the larger of scores and a constant: halved where both are equal, 0 where it is less."""
+"""Kernels of the gradient of max(scores, constant): half where both are equal, 0 where the score is less."""
 
 
 class _Decoder(Transformer):
-    """A stack of layers with the output's matrix behind it, tied to the embedding or not."""
+    """A stack of layers followed by the output matrix, tied to the embedding or not."""
 
     def _tokens(self, run: NetworkRun) -> int:
         return run.batch * run.seq
@@ -42,29 +42,29 @@ class _Decoder(Transformer):
             backward=backward,
             reordered=of.family == "opt",
             wide=of.family in ("opt", "llama"),
-            matched=of.family == "bert",  # torch.compile's patterns know its division, sum and softmax
+            matched=of.family == "bert",  # torch.compile's patterns match its division, sum and softmax
             dropout=of.attention_dropout,
         )
 
     def _added(self, tape: Tape) -> None:
-        """Add dropout and the residual sum, which a compiler makes a part of the next normalisation."""
+        """Add dropout and the residual sum, which a compiler fuses into the next normalisation."""
         shape = self._shape(tape.run)
         tape.dropout("residual", shape, self.architecture.dropout)
         if not tape.run.fused:
             tape.residual("residual", shape)
 
     def _output_layer(self, tape: Tape) -> None:
-        """Add the product with all the vocabulary, and the loss."""
+        """Add the product with the vocabulary's matrix, and the loss."""
         run, of = tape.run, self.architecture
         vocabulary = share(of.vocabulary, run.tensor)
         tape.linear("head", self._tokens(run), vocabulary, of.embedding, bias=of.family == "bert")
         tape.loss("loss", self._tokens(run), vocabulary)
-        if of.tied and run.trains:  # gradients of both uses of the matrix are added
+        if of.tied and run.trains:  # gradients of both uses of the tied matrix are added
             tape.elementwise("head", (vocabulary, of.embedding), "x+y", "backward")
 
 
 class Gpt2(_Decoder):
-    """GPT-2, and GPT-3's sizes of it: normalised before each half of a layer, learned positions."""
+    """GPT-2, also with the sizes of GPT-3: pre-normalisation and learned positions."""
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer, stored (in, out)."""
@@ -77,7 +77,7 @@ class Gpt2(_Decoder):
         )
 
     def vectors(self) -> tuple[int, int]:
-        """Return weights and biases of the two normalisations."""
+        """Return the weights and biases of the two normalisations."""
         return 4 * self.architecture.hidden, 4
 
     def before(self) -> int:
@@ -91,7 +91,7 @@ class Gpt2(_Decoder):
     def _embedding(self, tape: Tape) -> None:
         of, shape = self.architecture, self._shape(tape.run)
         tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
-        tape.pointwise("embedding", shape, "x+row")  # positions are alike for all sequences
+        tape.pointwise("embedding", shape, "x+row")  # positions are the same for all sequences
         tape.dropout("embedding", shape, of.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
@@ -100,7 +100,7 @@ class Gpt2(_Decoder):
         tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         qkv.on(tape, self._tokens(run))
         self._heads(run, ("x*0.125", "max(x,row)"), ("dy*row", "x*0.125")).on(tape)
-        tape.copy("attention copies", (self._tokens(run), qkv.n // run.tensor), "backward")  # cat
+        tape.copy("attention copies", (self._tokens(run), qkv.n // run.tensor), "backward")  # concatenation
         output.on(tape, self._tokens(run))
         self._added(tape)
         tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
@@ -115,7 +115,7 @@ class Gpt2(_Decoder):
 
 
 class Opt(_Decoder):
-    """OPT: as GPT-2, with three products for queries, keys and values, and a mask that is added."""
+    """OPT: like GPT-2, with separate products for queries, keys and values, and an additive mask."""
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer."""
@@ -132,7 +132,7 @@ class Opt(_Decoder):
         return 4 * self.architecture.hidden, 4
 
     def before(self) -> int:
-        """Return the embeddings of tokens and positions, of which two are set apart."""
+        """Return the embeddings of tokens and positions, including two reserved positions."""
         of = self.architecture
         return of.vocabulary * of.embedding + (of.positions + 2) * of.hidden + self._projection()
 
@@ -141,7 +141,7 @@ class Opt(_Decoder):
         return 2 * self.architecture.hidden + self._projection()
 
     def _projection(self) -> int:
-        """Return the size of the matrix between the embedding's width and that of hidden states, if any."""
+        """Return the size of the matrix from embedding width to hidden width; 0 if they are equal."""
         of = self.architecture
         return 0 if of.embedding == of.hidden else of.embedding * of.hidden
 
@@ -161,9 +161,9 @@ class Opt(_Decoder):
             each.on(tape, tokens)
         if not run.fused:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
-        # The mask is of numbers, and each head reads it anew: for long sequences no cache has room for it.
+        # The mask is a tensor that each head reads again: for long sequences it fits in no cache.
         self._heads(run, ("x+y", "max(x,row)"), MASKED_MAXIMUM).on(tape)
-        for _ in range(2):  # gradients of what went into three products
+        for _ in range(2):  # sum the gradients of the input of three products
             tape.elementwise("attention qkv", shape, "x+y", "backward")
         output.on(tape, tokens)
         self._added(tape)
@@ -182,10 +182,10 @@ class Opt(_Decoder):
 
 
 class Bert(_Decoder):
-    """BERT: normalised after each half of a layer.
+    """BERT: post-normalisation.
 
-    Inference is of a classifier of sequences (encoder, pooler, classifier), training that of the pretraining
-    heads (masked words, next sentence), as HuggingFace's automatic classes choose them.
+    Inference runs a sequence classifier (encoder, pooler, classifier); training runs the pretraining heads
+    (masked words, next sentence), as HuggingFace's automatic classes choose them.
     """
 
     def matrices(self) -> tuple[Matrix, ...]:
@@ -197,14 +197,14 @@ class Bert(_Decoder):
         return 4 * self.architecture.hidden, 4
 
     def before(self) -> int:
-        """Return the embeddings of words, positions and kinds of tokens, and their normalisation."""
+        """Return the embeddings of words, positions and token types, and their normalisation."""
         of = self.architecture
         return (of.vocabulary + of.positions + of.token_types + 2) * of.hidden
 
     def behind(self) -> int:
-        """Return the pooler, and the heads of pretraining."""
+        """Return the pooler and the pretraining heads."""
         h = self.architecture.hidden
-        transform = h * h + 3 * h  # with its normalisation
+        transform = h * h + 3 * h  # including its normalisation
         return h * h + h + transform + self.architecture.vocabulary + 2 * h + 2
 
     def _embedding(self, tape: Tape) -> None:
@@ -235,7 +235,7 @@ class Bert(_Decoder):
 
     def _head(self, tape: Tape) -> None:
         run, h = tape.run, self.architecture.hidden
-        tape.linear("head", run.batch, h, h)  # the pooler sees the first token of a sequence
+        tape.linear("head", run.batch, h, h)  # the pooler reads only the first token of a sequence
         tape.pointwise("head", (run.batch, h), "tanh(x)", ("dy*(1-y*y)",))
         tape.linear("head", run.batch, 2, h)
         if not run.trains:
@@ -247,7 +247,7 @@ class Bert(_Decoder):
 
 
 class Llama(_Decoder):
-    """Llama: RMS normalisation, rotated queries and keys, a gated feed-forward layer, no biases."""
+    """Llama: RMS normalisation, rotary positions, a gated feed-forward layer, no biases."""
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer."""
@@ -279,7 +279,7 @@ class Llama(_Decoder):
         tape.lookup("embedding", *self._shape(tape.run), vocabulary)
 
     def _rotated(self, tape: Tape, width: int) -> None:
-        """Add the rotation by position: halves swapped and negated, two products, their sum."""
+        """Add the rotary embedding: halves swapped and negated, two products, their sum."""
         shape = (self._tokens(tape.run), width)
         steps = ("x*row",) if tape.run.fused else ("x*0.5", "x", "x*row", "x*row", "x+y")
         for step in steps:

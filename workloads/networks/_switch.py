@@ -1,4 +1,4 @@
-"""Switch transformers: T5's encoder and decoder with a choice of experts in some feed-forward layers.
+"""Switch transformers: T5's encoder and decoder with a mixture of experts in some feed-forward layers.
 
 Source: Fedus, Zoph and Shazeer, "Switch Transformers", 2021; transformers 4.36, `models/switch_transformers`,
 eager attention.
@@ -16,21 +16,23 @@ from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer
 __all__ = ["Switch"]
 
 ROUTING_KERNELS = 12
-"""Small kernels by which a layer chooses experts: largest, one-hot, running count, comparison, product."""
+"""Number of small routing kernels of a layer: maximum, one-hot, running count, comparison, product."""
 
 EXPERT_KERNELS = 8
-"""Small kernels for each expert beside those on its tokens: which it takes, how many and where they are,
-before and after it works. The host waits for the answers, so they find an empty queue."""
+"""Number of small kernels per expert in addition to those on its tokens: selection, count and positions of
+the tokens, before and after its layers. The host waits for their results, so they run in an empty queue.
+"""
 
 BUCKET_BYTES = 150
-"""Bytes moved for each pair of positions to find its bucket: some fifteen kernels on 64-bit integers."""
+"""Bytes moved per pair of positions to find its bucket: about fifteen kernels on 64-bit integers."""
 
 
 class Switch(Transformer):
-    """An encoder and a decoder; `layers` counts those of the encoder, then those of the decoder.
+    """An encoder and a decoder; `layers` counts the encoder's layers, then the decoder's.
 
-    Which expert a token takes is data: here tokens spread evenly, up to the capacity that an expert has for
-    each sequence; the rest passes by. HuggingFace's code runs one expert after the other.
+    The expert of each token is data. The operations assume that tokens spread evenly, up to the capacity of
+    an expert per sequence; tokens above the capacity skip the layer. HuggingFace's code runs the experts one
+    by one.
     """
 
     def __init__(self, name: str, architecture: Architecture) -> None:
@@ -38,7 +40,7 @@ class Switch(Transformer):
         self.layers = architecture.layers + architecture.decoder_layers
 
     def expert_tokens(self, run: NetworkRun) -> int:
-        """Return the tokens that each expert takes."""
+        """Return the number of tokens per expert."""
         of = self.architecture
         return run.batch * min(of.capacity, share(run.seq, of.experts))
 
@@ -78,7 +80,7 @@ class Switch(Transformer):
         return attentions * (attention + of.hidden) + of.hidden + routed
 
     def _divided_products(self, index: int) -> int:
-        return 2 + (index >= self.architecture.layers)  # the decoder attends twice
+        return 2 + (index >= self.architecture.layers)  # a decoder layer has two attentions
 
     def _layer_tensors(self, index: int) -> int:
         attentions = 1 + (index >= self.architecture.layers)
@@ -98,7 +100,7 @@ class Switch(Transformer):
         return 2 * (self.architecture.hidden + self.architecture.buckets * self.architecture.heads)
 
     def kind_of_layer(self, index: int) -> int:
-        """Return the first layer that is like this one."""
+        """Return the index of the first layer with the same operations."""
         return next(i for i in range(index + 1) if self._kind(i) == self._kind(index))
 
     def _kind(self, index: int) -> tuple[bool, bool, bool]:
@@ -106,7 +108,7 @@ class Switch(Transformer):
         return (index >= first, index in (0, first), self.is_sparse(index))
 
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Return hidden states of all tokens; within the decoder, those of the encoder's end as well."""
+        """Return the elements of all hidden states; within the decoder also those of the encoder's output."""
         _, last = self.stage(run)
         return run.batch * run.seq * self.architecture.hidden * (1 + (last > self.architecture.layers))
 
@@ -116,7 +118,7 @@ class Switch(Transformer):
         return (run.batch * run.seq, self.architecture.hidden)
 
     def _embedding(self, tape: Tape) -> None:
-        for _ in range(2):  # what is read, and what is written
+        for _ in range(2):  # input of the encoder and of the decoder
             vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
             tape.lookup("embedding", *self._shape(tape.run), vocabulary)
             tape.dropout("embedding", self._shape(tape.run), self.architecture.dropout)
@@ -126,11 +128,11 @@ class Switch(Transformer):
             self._bias(tape)
         self._attention(tape, "looked up")
         if index >= self.architecture.layers:
-            self._attention(tape, "in order")  # to the encoder's end, with a bias of zeros
+            self._attention(tape, "in order")  # attention to the encoder's output, with a bias of zeros
         self._feed_forward(tape, self.is_sparse(index))
 
     def _bias(self, tape: Tape) -> None:
-        """Add what gives pairs of positions their bias, and masks them; once for each stack."""
+        """Add the look-up of relative position biases and the mask; once for each stack."""
         run = tape.run
         heads = self.architecture.heads // run.tensor
         tape.moved("attention bias", BUCKET_BYTES * run.seq * run.seq)
@@ -138,7 +140,7 @@ class Switch(Transformer):
         tape.elementwise("attention bias", (run.batch * heads * run.seq, run.seq), "x+row")
 
     def _attention(self, tape: Tape, biased: Literal["looked up", "in order"]) -> None:
-        """Add attention of a layer to itself, or to the encoder's end: alike where both are as long."""
+        """Add self-attention or attention to the encoder's output; both have the same sequence length."""
         run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self.matrices()
         tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
@@ -182,7 +184,7 @@ class Switch(Transformer):
         down.on(tape, tokens)
 
     def _experts(self, tape: Tape) -> None:
-        """Add the choice of experts, then each of them: its tokens picked, worked on and put back."""
+        """Add the router, then each expert: gather its tokens, apply its layers, scatter the results."""
         run, of, shape = tape.run, self.architecture, self._shape(tape.run)
         tape.linear("router", shape[0], of.experts, of.hidden, bias=False)
         tape.softmax("router", (shape[0], of.experts))
@@ -207,7 +209,7 @@ class Switch(Transformer):
 
     def _head(self, tape: Tape) -> None:
         run, of = tape.run, self.architecture
-        for _ in range(2):  # the encoder's end, and the decoder's
+        for _ in range(2):  # output of the encoder and of the decoder
             tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         if of.tied:
             tape.pointwise("head", self._shape(run), "x*0.03", ("x*0.03",))

@@ -1,9 +1,9 @@
-"""What PyTorch launches for a step of a network: each method adds kernels forward, and those of the gradient.
+"""Kernels that PyTorch launches for each operation of a network: forward and, in training, for the gradient.
 
-A tape takes an operation as a model's code calls it, with its shapes, and writes down the kernels of eager
-PyTorch (version 2.1, CUDA), one workload each; if the run trains, also those that autograd launches for it.
-Kernels that no operator describes stand as elementwise copies that move as many bytes (`moved`): look-ups,
-sums over rows, dropout with its mask of a byte an element.
+A tape receives operations as a model's code calls them, with their shapes, and records the kernels of eager
+PyTorch (version 2.1, CUDA), one workload each; if the run trains, also the kernels that autograd launches.
+Kernels without a matching operator are elementwise copies of as many bytes (`moved`): look-ups, sums over
+rows, dropout with its mask of one byte per element.
 
 Source: PyTorch 2.1, `aten/src/ATen/native` and `tools/autograd/derivatives.yaml`.
 """
@@ -29,12 +29,12 @@ from tunebench.workloads.operators.softmax import Softmax
 __all__ = ["Prologue", "Tape", "Weight"]
 
 Weight = Literal["in,out", "out,in"]
-"""How a linear layer stores its matrix: GPT-2's `Conv1D` as (in, out), `torch.nn.Linear` as (out, in)."""
+"""Storage order of a linear layer's matrix: (in, out) in GPT-2's `Conv1D`, (out, in) in `torch.nn.Linear`."""
 
 Prologue = Literal["none", "scale", "mask"]
 
 ROW = 1024
-"""Elements of a row of what is a mere amount of bytes."""
+"""Row length, in elements, of copies known only by their bytes."""
 
 
 @dataclass(slots=True)
@@ -42,20 +42,20 @@ class Tape:
     """Operations of a run, in the order they were added.
 
     Attributes:
-        run: What they are for.
-        operations: Those so far.
+        run: The run that the operations belong to.
+        operations: Operations added so far.
     """
 
     run: NetworkRun
     operations: list[Operation] = field(default_factory=list)
 
     def add(self, part: str, work: Workload, phase: Phase = "forward", *, alone: bool = False) -> None:
-        """Add a kernel; one of the gradient only if the run trains."""
+        """Add a kernel; kernels of the gradient are added only if the run trains."""
         if phase == "forward" or self.run.trains:
             self.operations.append(Operation(workload=work, part=part, phase=phase, alone=alone))
 
     def extend(self, operations: Iterable[Operation], times: int = 1) -> None:
-        """Add operations that run several times over."""
+        """Add operations, each repeated a number of times."""
         self.operations += [replace(each, count=each.count * times) for each in operations if times]
 
     # -- elementwise ----------------------------------------------------------------------------
@@ -65,7 +65,13 @@ class Tape:
     ) -> None:
         """Add one elementwise kernel, and those of its gradient; each name is a tensor of that shape.
 
-        The name `row` alone is a vector: what is the same for all rows, or small enough to stay in a cache.
+        Only the name `row` is a vector: it is the same for all rows, or small enough to stay in a cache.
+
+        Args:
+            part: Part of the network.
+            shape: Rows and columns.
+            expression: Forward expression.
+            backward: Expressions of the gradient's kernels.
         """
         self.elementwise(part, shape, expression)
         for each in backward:
@@ -87,11 +93,11 @@ class Tape:
         self.add(part, work, phase, alone=alone)
 
     def copy(self, part: str, shape: tuple[int, int], phase: Phase = "forward") -> None:
-        """Add a copy, of another order of axes for the most part."""
+        """Add a copy, in most cases one that permutes axes."""
         self.elementwise(part, shape, "x", phase)
 
     def cast(self, part: str, shape: tuple[int, int], *, up: bool, phase: Phase = "forward") -> None:
-        """Add a change of type between half precision and f32; nothing if the run is in f32."""
+        """Add a conversion between half precision and f32; nothing if the run is in f32."""
         dtype = self.run.dtype
         if dtype == "f32":
             return
@@ -106,29 +112,29 @@ class Tape:
         self.add(part, work, phase)
 
     def moved(self, part: str, nbytes: int, phase: Phase = "forward") -> None:
-        """Add a kernel of which only the bytes it reads and writes are known: a copy of half as many."""
+        """Add a kernel known only by the bytes it reads and writes: a copy of half as many bytes."""
         rows = max(1, round(nbytes / (2 * ROW * itemsize(self.run.dtype))))
         self.elementwise(part, (rows, ROW), "x", phase)
 
     def residual(self, part: str, shape: tuple[int, int]) -> None:
-        """Add a sum of two tensors; backward adds the gradients of the two ways that part there."""
+        """Add a residual sum; backward adds the gradients of its two branches."""
         self.pointwise(part, shape, "x+y", ("x+y",))
 
     def dropout(self, part: str, shape: tuple[int, int], probability: float) -> None:
-        """Add dropout: nothing unless the run trains, and nothing of its own where a compiler fuses it."""
+        """Add dropout: nothing in inference, and no separate kernel if a compiler fuses it."""
         if not self.run.trains or not probability or self.run.fused:
             return
-        nbytes = shape[0] * shape[1] * (2 * itemsize(self.run.dtype) + 1)  # the mask is of bytes
+        nbytes = shape[0] * shape[1] * (2 * itemsize(self.run.dtype) + 1)  # one byte of mask per element
         self.moved(part, nbytes)
         self.moved(part, nbytes, "backward")
 
     def activation(self, part: str, shape: tuple[int, int], name: str) -> None:
-        """Add an activation: a kernel of its own, but GPT-2's `gelu_new`, which is written as a formula."""
+        """Add an activation: one kernel, except unfused `gelu_new` of GPT-2, which is a formula."""
         if name == "gelu_new" and not self.run.fused:
             for step in ("x*0.5", "x*square(x)", "x*0.044715", "x+y", "x*0.797885", "tanh(x)", "x+1", "x*y"):
                 self.elementwise(part, shape, step)
-            # Of the product, the halving, tanh, two factors, the power (three kernels), and sums of what
-            # came by three ways.
+            # Gradients of the product, the halving, tanh, two factors and the power (three kernels), and sums
+            # over the three branches.
             steps = ("dy*x", "dy*x", "x*0.5", "dy*(1-y*y)", "x*0.797885", "x*0.044715")
             for step in (*steps, "square(x)", "x*3", "dy*x", "x+y", "x+y"):
                 self.elementwise(part, shape, step, "backward")
@@ -139,7 +145,7 @@ class Tape:
     # -- reductions -----------------------------------------------------------------------------
 
     def layernorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
-        """Add a layer normalisation, with a sum before it in the same kernel if `residual`."""
+        """Add a layer normalisation; `residual` fuses a residual sum ahead of it."""
         rows, cols = shape
         work = LayerNorm(
             rows=rows,
@@ -154,7 +160,7 @@ class Tape:
         self.add(part, gradients, "backward")
 
     def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
-        """Add a normalisation by the root mean square: a kernel if fused, else the chain models write."""
+        """Add an RMS normalisation: one kernel if fused, else the chain of the model code."""
         rows, cols = shape
         if self.run.fused:
             prologue: Literal["residual", "none"] = "residual" if residual else "none"
@@ -164,26 +170,26 @@ class Tape:
             self.add(part, work)
             self.add(part, RmsNorm.from_dimensions({**sizes, "direction": "backward"}), "backward")
             return
-        wide = Tape(replace(self.run, dtype="f32"))  # what models write computes in f32
+        wide = Tape(replace(self.run, dtype="f32"))  # the model code computes in f32
         wide.elementwise(part, shape, "square(x)")
         wide.summed(part, rows * cols)
         wide.elementwise(part, shape, "x*row")
-        # Backward: of the factor (a product, and a sum over the row), and of the square.
+        # Backward: gradients of the factor (a product, and a sum over the row) and of the square.
         for step in ("dy*row", "dy*x", "x", "x*2", "dy*x", "x+y"):
             wide.elementwise(part, shape, step, "backward")
-        wide.summed(part, 2 * rows * cols, "backward")  # one is the mean's gradient, written out
+        wide.summed(part, 2 * rows * cols, "backward")  # one of them is the expanded gradient of the mean
         self.cast(part, shape, up=True)
         self.extend(wide.operations)
         self.cast(part, shape, up=False)
         self.elementwise(part, shape, "x*row")
-        for step in ("dy*row", "dy*x"):  # of the weight
+        for step in ("dy*row", "dy*x"):  # gradient of the weight
             self.elementwise(part, shape, step, "backward")
         self.summed(part, rows * cols, "backward")
         for up in (True, False):
             self.cast(part, shape, up=up, phase="backward")
 
     def summed(self, part: str, elements: int, phase: Phase = "forward") -> None:
-        """Add a sum over one axis: it reads all and writes little."""
+        """Add a sum over one axis: it reads all elements and writes few."""
         self.moved(part, elements * itemsize(self.run.dtype), phase)
 
     def softmax(self, part: str, shape: tuple[int, int], prologue: Prologue = "none") -> None:
@@ -191,11 +197,11 @@ class Tape:
         rows, cols = shape
         work = Softmax(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
         self.add(part, work)
-        back: Prologue = "none" if prologue == "mask" else prologue  # a sum passes its gradient on
+        back: Prologue = "none" if prologue == "mask" else prologue  # adding passes gradients on
         self.add(part, work.changed(prologue=back, direction="backward"), "backward")
 
     def loss(self, part: str, tokens: int, vocabulary: int) -> None:
-        """Add cross entropy: log-softmax and what picks the classes, or one kernel if fused."""
+        """Add cross entropy: log-softmax and the choice of classes, or one kernel if fused."""
         if not self.run.trains:
             return
         if self.run.fused:
@@ -205,7 +211,7 @@ class Tape:
             return
         log_softmax = Softmax(rows=tokens, cols=vocabulary, dtype=self.run.dtype, log=True)
         self.add(part, log_softmax)
-        self.moved(part, tokens * vocabulary * itemsize(self.run.dtype), "backward")  # zeros, mostly
+        self.moved(part, tokens * vocabulary * itemsize(self.run.dtype), "backward")  # mostly zeros
         self.add(part, log_softmax.changed(direction="backward"), "backward")
 
     # -- products -------------------------------------------------------------------------------
@@ -213,7 +219,16 @@ class Tape:
     def linear(
         self, part: str, m: int, n: int, k: int, *, bias: bool = True, weight: Weight = "out,in"
     ) -> None:
-        """Add a linear layer of m tokens from k to n, and the gradients of its input, matrix and bias."""
+        """Add a linear layer, and the gradients of its input, matrix and bias.
+
+        Args:
+            part: Part of the network.
+            m: Number of tokens.
+            n: Width of the output.
+            k: Width of the input.
+            bias: Whether the layer adds a bias.
+            weight: Storage order of the matrix.
+        """
         by_rows = weight == "in,out"
         dtype = self.run.dtype
         epilogue: Literal["bias", "none"] = "bias" if bias else "none"
@@ -239,7 +254,7 @@ class Tape:
         self.add(part, work.changed(direction="backward"), "backward")
 
     def lookup(self, part: str, tokens: int, width: int, entries: int) -> None:
-        """Add a look-up of rows in a table; its gradient is as large as the table, mostly zeros."""
+        """Add a look-up of rows in a table; its gradient has the size of the table and is mostly zeros."""
         self.copy(part, (tokens, width))
         table = entries * width * itemsize(self.run.dtype)
         self.moved(part, table + 2 * tokens * width * itemsize(self.run.dtype), "backward")
@@ -247,7 +262,7 @@ class Tape:
     # -- parameters -----------------------------------------------------------------------------
 
     def accumulated(self, parameters: int, kernels: int) -> None:
-        """Add new gradients to those of earlier steps, a kernel a tensor."""
+        """Add the accumulation of gradients over steps, with one kernel per tensor."""
         if not self.run.trains or not self.run.accumulate:
             return
         rows = max(1, round(parameters / (kernels * ROW)))
@@ -256,7 +271,7 @@ class Tape:
         self.extend([once], kernels)
 
     def updated(self, parameters: int) -> None:
-        """Add the optimizer's update of all parameters, as kernels over many tensors at once."""
+        """Add the optimizer's update of all parameters, as kernels over many tensors at a time."""
         rows = max(1, round(parameters / ROW))
         for expression in _UPDATES[self.run.optimizer][self.run.fused]:
             self.elementwise("optimizer", (rows, ROW), expression, "optimizer")
@@ -266,7 +281,7 @@ _UPDATES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "none": ((), ()),
     "sgd": (("p+0.01*g",), ("p+0.01*g",)),
     # torch.optim.AdamW: decay, first moment, second moment (two kernels), root, its correction, epsilon, and
-    # the step itself. Fused they read four tensors and write three: as two copies and a sum.
+    # the step itself. The fused update reads four tensors and writes three: two copies and a sum.
     "adamw": (
         ("p*0.99", "m+0.1*g", "v*0.999", "v+0.001*square(g)", "sqrt(abs(v)+0.01)", "x*2", "x+0.01", "p+m*x"),
         ("x", "x", "p+m"),

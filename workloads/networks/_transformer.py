@@ -1,4 +1,4 @@
-"""Transformers as HuggingFace's model code runs them, eagerly or compiled: what all families share."""
+"""Transformers as HuggingFace's model code runs them, eagerly or compiled: base of all families."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunebench.workloads.operators.attention import Attention
 __all__ = ["Heads", "Matrix", "Transformer", "share"]
 
 SECTOR_BYTES = 32
-"""Least that a GPU reads of its memory at once."""
+"""Smallest amount of memory that a GPU reads at once, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,12 @@ class Matrix:
     """A linear layer.
 
     Attributes:
-        part: What it belongs to.
-        k: Width of its input.
-        n: Width of its output.
-        bias: Whether it adds one.
-        divided: Whether devices that share a layer divide its output (``"n"``), its input (``"k"``), or
-            each have all of it.
-        weight: How it is stored.
+        part: Part of the network.
+        k: Width of the input.
+        n: Width of the output.
+        bias: Whether the layer adds a bias.
+        divided: Whether tensor parallelism divides the output (``"n"``), the input (``"k"``), or neither.
+        weight: Storage order of the matrix.
     """
 
     part: str
@@ -42,17 +41,17 @@ class Matrix:
     weight: Weight = "out,in"
 
     def parameters(self, tensor: int = 1) -> int:
-        """Return the numbers that one of the devices holds."""
+        """Return the number of parameters on one of `tensor` devices."""
         n = share(self.n, tensor) if self.divided == "n" else self.n
         k = share(self.k, tensor) if self.divided == "k" else self.k
         return k * n + (n if self.bias else 0)
 
     def tensors(self) -> int:
-        """Return how many tensors hold its parameters."""
+        """Return the number of tensors that hold the parameters."""
         return 1 + self.bias
 
     def on(self, tape: Tape, tokens: int) -> None:
-        """Add it to a tape, for that many tokens."""
+        """Add the layer to a tape, for that many tokens."""
         tensor = tape.run.tensor
         n = share(self.n, tensor) if self.divided == "n" else self.n
         k = share(self.k, tensor) if self.divided == "k" else self.k
@@ -61,25 +60,26 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """Attention of one device's heads: sizes, and what a family's code does between the two products.
+    """Attention of one device's heads: sizes, and the operations of a family between the two products.
 
     Attributes:
-        batch: Sequences.
-        heads: Of queries, on this device.
-        heads_k: Of keys, on this device.
-        seq_q: Queries of a sequence.
-        seq_k: Keys of a sequence.
-        head_dim: Width.
+        batch: Number of sequences.
+        heads: Number of query heads on this device.
+        heads_k: Number of key heads on this device.
+        seq_q: Queries per sequence.
+        seq_k: Keys per sequence.
+        head_dim: Width of a head.
         causal: Whether queries see no later key.
         before: Elementwise kernels on the scores before the softmax.
-        backward: Those of their gradient.
-        reordered: Whether the code itself orders heads before it multiplies (OPT); else `torch.matmul` does,
-            if the batch has more than one sequence.
-        matched: Whether a compiler recognises the chain as attention, and puts a kernel there for any type.
-        wide: Whether the softmax of half precision is written in f32, and rounded by a kernel of its own.
-        biased: Whether scores have a bias for each pair, which no attention kernel here knows: one that was
-            looked up, or one in the order of scores.
-        dropout: Probability.
+        backward: Elementwise kernels of the gradient of `before`.
+        reordered: Whether the model code itself permutes heads before the products (OPT); otherwise
+            `torch.matmul` does if the batch has more than one sequence.
+        matched: Whether a compiler recognises the chain as attention and replaces it by one kernel for any
+            type.
+        wide: Whether softmax of half precision runs in f32, with a separate kernel that rounds the result.
+        biased: Whether scores have a bias for each pair, which no attention operator here supports: either
+            looked up in a table, or stored in the order of the scores.
+        dropout: Dropout probability.
     """
 
     batch: int
@@ -98,7 +98,7 @@ class Heads:
     dropout: float = 0.0
 
     def on(self, tape: Tape) -> None:
-        """Add it to a tape: one kernel where there is one, or the chain of products and kernels between."""
+        """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
         if tape.run.fused and (self.matched or tape.run.dtype != "f32") and not self.biased:
             work = Attention(
                 batch=self.batch,
@@ -131,14 +131,14 @@ class Heads:
     def _scores(self, tape: Tape) -> None:
         """Add the products of queries and keys, and the copies that put heads before tokens.
 
-        `torch.matmul` copies what it cannot see as one batch: heads of several sequences; keys it copies
-        transposed.
+        `torch.matmul` copies operands that are not views of one batch, such as heads of several sequences,
+        and copies keys transposed.
         """
         copied = self.batch > 1 or self.reordered
         if copied:
             tape.copy("attention copies", self._queries)
             tape.copy("attention copies", self._keys)
-        if self.heads_k != self.heads:  # keys and values repeated for the heads they serve
+        if self.heads_k != self.heads:  # keys and values are repeated for the heads that share them
             tape.copy("attention copies", self._keys)
             tape.copy("attention copies", self._keys)
         tape.product(
@@ -163,8 +163,8 @@ class Heads:
     def _before(self, tape: Tape) -> None:
         """Add the kernels between scores and softmax.
 
-        A bias that was looked up has heads innermost, as the table has: its neighbours along the keys lie
-        in different sectors, of which all is read for one element.
+        A looked-up bias has heads innermost, like its table: neighbours along the keys are in different
+        sectors, and reading one element reads a whole sector.
         """
         if self.biased == "looked up":
             size = itemsize(tape.run.dtype)
@@ -180,7 +180,7 @@ class Heads:
     def _values(self, tape: Tape) -> None:
         """Add the products of weights and values, and the copies around them.
 
-        Backward orders the gradients of queries and values anew; that of keys comes as it is read.
+        Backward permutes the gradients of queries and values; the gradient of keys needs no copy.
         """
         if self.batch > 1 or self.reordered:
             tape.copy("attention copies", self._keys)
@@ -192,14 +192,14 @@ class Heads:
 
 
 class Transformer(Network):
-    """A transformer of one stack of layers; families say what is in a layer, before and behind them."""
+    """A transformer of one stack of layers; families define the layer and the parts around the stack."""
 
     def __init__(self, name: str, architecture: Architecture) -> None:
         self.name = name
         self.architecture = architecture
         self.layers = architecture.layers
 
-    # -- what a family says ---------------------------------------------------------------------
+    # -- defined by a family --------------------------------------------------------------------
 
     @abstractmethod
     def matrices(self) -> tuple[Matrix, ...]:
@@ -207,46 +207,46 @@ class Transformer(Network):
 
     @abstractmethod
     def vectors(self) -> tuple[int, int]:
-        """Return the parameters of a layer that are in no matrix, and the tensors that hold them."""
+        """Return the number of parameters of a layer outside its matrices, and of their tensors."""
 
     @abstractmethod
     def before(self) -> int:
-        """Return the parameters before the first layer: embeddings, and what normalises them."""
+        """Return the number of parameters before the first layer: embeddings and their normalisation."""
 
     @abstractmethod
     def behind(self) -> int:
-        """Return the parameters behind the last layer, the output's matrix left out if it is tied."""
+        """Return the number of parameters after the last layer, without the output matrix."""
 
     @abstractmethod
     def _embedding(self, tape: Tape) -> None:
-        """Add what turns tokens into hidden states."""
+        """Add the operations from tokens to hidden states."""
 
     @abstractmethod
     def _add_layer(self, tape: Tape, index: int) -> None:
-        """Add a layer, counted from 0."""
+        """Add a layer by its index, from 0."""
 
     @abstractmethod
     def _head(self, tape: Tape) -> None:
-        """Add what follows the last layer."""
+        """Add the operations after the last layer."""
 
     def kind_of_layer(self, index: int) -> int:
-        """Return the first layer that is like this one, by which alike ones are known."""
+        """Return the index of the first layer with the same operations, which identifies identical layers."""
         return 0
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
         return sum(each.parameters(tensor) for each in self.matrices()) + self.vectors()[0]
 
     def _divided_products(self, index: int) -> int:
-        """Return how often a layer's inner width, or its heads, are summed up."""
+        """Return the number of all-reduces of a layer in one forward pass."""
         return 2
 
     def _layer_tensors(self, index: int) -> int:
         return sum(each.tensors() for each in self.matrices()) + self.vectors()[1]
 
-    # -- what follows from it -------------------------------------------------------------------
+    # -- shared by all families -----------------------------------------------------------------
 
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return what one device does in one run (see `Network.operations`)."""
+        """Return the operations of one device in one run (see `Network.operations`)."""
         self._check(run)
         first, last = self.stage(run)
         tape = Tape(run)
@@ -264,7 +264,7 @@ class Transformer(Network):
         return merged(tape.operations)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Return how many numbers are learned (see `Network.parameters`)."""
+        """Return the number of parameters (see `Network.parameters`)."""
         first, last = layers or (0, self.layers)
         total = sum(self._layer_parameters(index, tensor) for index in range(first, last))
         if first == 0:
@@ -275,11 +275,11 @@ class Transformer(Network):
         return total
 
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Return hidden states of all tokens."""
+        """Return the number of elements in the hidden states of all tokens."""
         return run.batch * run.seq * self.architecture.hidden
 
     def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
-        """Return the sums that follow each layer's divided products, and those of the embedding and the head.
+        """Return the all-reduces after each layer's divided products, the embedding and the head.
 
         Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
         """
@@ -301,7 +301,7 @@ class Transformer(Network):
         return self.architecture.vocabulary * self.architecture.embedding
 
     def _check(self, run: NetworkRun) -> None:
-        """Refuse what the network cannot do."""
+        """Refuse a run that the network does not support."""
         of = self.architecture
         if run.seq < 1:
             raise InputError(f"{self.name} needs seq, the tokens of a sequence")
@@ -315,5 +315,5 @@ class Transformer(Network):
 
 
 def share(total: int, devices: int) -> int:
-    """Return the largest share of something divided among devices."""
+    """Return the largest share of a total divided among devices."""
     return -(-total // devices)
