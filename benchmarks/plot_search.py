@@ -2,7 +2,8 @@
 
     python -m benchmarks.plot_search [--results FILE.json] [--out FILE.svg]
 
-Reads the results that `python -m benchmarks.search compare` wrote. Each point is the mean over spaces and seeds.
+Reads the results that `python -m benchmarks.search compare` wrote. Each point is
+the mean over spaces and seeds.
 """
 
 from __future__ import annotations

@@ -23,7 +23,17 @@ from tunebench.workload import Workload
 from tunebench.workloads import operators as _operators
 from tunebench.workloads._suite_file import is_file, read
 
-__all__ = ["Layer", "batches", "operator", "operators", "parse", "register", "suite", "suites", "workload"]
+__all__ = [
+    "Layer",
+    "all_operators",
+    "batches",
+    "operator",
+    "parse",
+    "register",
+    "suite",
+    "suites",
+    "workload",
+]
 
 _registered: dict[str, type[Workload]] = {}
 
@@ -70,7 +80,7 @@ def operator(name: str) -> type[Workload]:
     raise UnknownName("operator", name, {*_module_names(), *_registered})
 
 
-def operators() -> dict[str, type[Workload]]:
+def all_operators() -> dict[str, type[Workload]]:
     """Return every operator by name, bundled ones first."""
     return {name: _shipped(name) for name in sorted(_module_names())} | _registered
 
@@ -118,7 +128,7 @@ def parse(text: str) -> Workload:
     if not slash:
         raise InputError(
             f"workload {text!r} is neither operator:dimension=value,… nor suite/layer; "
-            f"operators: {', '.join(operators())}; suites: {', '.join(suites())}"
+            f"operators: {', '.join(all_operators())}; suites: {', '.join(suites())}"
         )
     layer_name, _, changes = rest.partition(",")
     layers = {layer.name: layer for layer in _layers(_suite(suite_name))}

@@ -45,7 +45,7 @@ def test_devices(shown: Any, told: Any) -> None:
 
 def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
     found = told("workloads")
-    assert {entry["operator"] for entry in found["operators"]} == set(workloads.operators())
+    assert {entry["operator"] for entry in found["operators"]} == set(workloads.all_operators())
     suites = {entry["suite"]: entry for entry in found["suites"]}
     assert set(suites) == set(workloads.suites())
     assert found["models"] == list(networks())
@@ -53,7 +53,7 @@ def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
     # ResNet-50 v1.5 takes 4.1 G multiply-adds an image. Source: torchvision's table of models.
     assert suites["resnet50"]["gflop"] == pytest.approx(2 * 4.09, rel=0.01)
     text = shown("workloads")
-    assert all(cls.usage() in text for cls in workloads.operators().values())
+    assert all(cls.usage() in text for cls in workloads.all_operators().values())
     assert "gpt2-large" in text
 
 

@@ -64,7 +64,7 @@ def holds(found: Any) -> None:
 
 @pytest.mark.parametrize("on", DEVICES.values(), ids=DEVICES)
 def test_every_operator_on_every_device(on: device.Device) -> None:
-    assert {workload.operator for workload in EVERY} == set(workloads.operators())
+    assert {workload.operator for workload in EVERY} == set(workloads.all_operators())
     with np.errstate(all="raise", under="ignore"):
         found = predict_all(EVERY, on)
     assert len(found) == len(EVERY)

@@ -105,7 +105,7 @@ def test_installed_wheel_imports_without_extras(installed: Path, tmp_path: Path)
 import tunebench, tunebench.kernels, tunebench.workloads, tunebench.db
 for package in (tunebench, tunebench.kernels, tunebench.workloads, tunebench.db):
     print(package.__file__)
-assert "gemm" in tunebench.workloads.operators()
+assert "gemm" in tunebench.workloads.all_operators()
 assert tunebench.kernels.variants("softmax")
 assert tunebench.workloads.suite("resnet50")
 """
@@ -146,7 +146,7 @@ def test_kernels_and_workloads_import_neither_cuda_nor_numba(installed: Path, tm
     code = """
 import tunebench.kernels, tunebench.workloads
 tunebench.kernels.variants()
-tunebench.workloads.operators()
+tunebench.workloads.all_operators()
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
     loaded = set(run(code, installed, tmp_path).split())

@@ -23,7 +23,7 @@ from tunebench.dtype import is_integer, itemsize, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
 from tunebench.workload import AtLeast, Expression, Reference, Workload
-from tunebench.workloads import operators, parse
+from tunebench.workloads import all_operators, parse
 from tunebench.workloads.operators._activation import SLOPES, apply
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
@@ -34,7 +34,7 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
 
 Array = NDArray[Any]
-OPERATORS = sorted(operators())
+OPERATORS = sorted(all_operators())
 
 
 def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
@@ -83,7 +83,7 @@ def _f64(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_text_reads_back(name: str) -> None:
-    cls = operators()[name]
+    cls = all_operators()[name]
 
     @given(workloads_of(cls, 2**31 - 1) | workloads_of(cls, 16), st.randoms(use_true_random=False))
     @settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
@@ -107,7 +107,7 @@ def test_text_reads_back(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_declarations_agree(name: str) -> None:
     """Shapes, types, traffic and work of any workload hang together."""
-    cls = operators()[name]
+    cls = all_operators()[name]
 
     @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
     @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
@@ -143,7 +143,7 @@ def test_declarations_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_parts_are_problems_of_their_own(name: str) -> None:
-    cls = operators()[name]
+    cls = all_operators()[name]
 
     @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
     @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
@@ -170,7 +170,7 @@ FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_leeway_names_dimensions(name: str) -> None:
-    cls = operators()[name]
+    cls = all_operators()[name]
     assert cls.category is not None
     allowed_changes, types = cls.allowed_changes, cls._types()
     assert allowed_changes.items
@@ -184,7 +184,7 @@ def test_leeway_names_dimensions(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_changes_keep_what_follows(name: str) -> None:
-    cls = operators()[name]
+    cls = all_operators()[name]
 
     @given(workloads_of(cls, 6))
     @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
@@ -206,10 +206,10 @@ def test_changes_keep_what_follows(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dimension"),
-    [(name, dim) for name in OPERATORS for dim in operators()[name].allowed_changes.padding],
+    [(name, dim) for name in OPERATORS for dim in all_operators()[name].allowed_changes.padding],
 )
 def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
-    cls = operators()[name]
+    cls = all_operators()[name]
 
     @given(workloads_of(cls, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
     @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)

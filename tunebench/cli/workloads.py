@@ -38,14 +38,14 @@ def command(
     """
     if name is None:
         _all(batch, as_json)
-    elif name in workloads.operators():
+    elif name in workloads.all_operators():
         _operator(workloads.operator(name), as_json)
     elif name in workloads.suites():
         _suite(name, batch, as_json)
     elif ":" in name or "/" in name:
         _workload(workloads.parse(name), as_json)
     else:
-        raise UnknownName("operator or suite", name, {*workloads.operators(), *workloads.suites()})
+        raise UnknownName("operator or suite", name, {*workloads.all_operators(), *workloads.suites()})
 
 
 def _all(batch: int, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def _all(batch: int, as_json: bool) -> None:
 
     operators = [
         {"operator": name, "usage": cls.usage(), "about": _about(cls)}
-        for name, cls in workloads.operators().items()
+        for name, cls in workloads.all_operators().items()
     ]
     suites = [
         {"suite": name, "batches": workloads.batches(name), **_totals(workloads.suite(name, batch))}

@@ -127,7 +127,7 @@ class FinalistRounds:
         if selected is None:
             return
         self.finalists = finalists
-        self._recorder.record_finalists(
+        self._recorder.record_together(
             [
                 NewMeasurement(
                     key=self._recorder.key(timed.search.key, timed.config),

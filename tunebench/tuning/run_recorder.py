@@ -109,22 +109,13 @@ class RunRecorder:
 
     def record(self, addition: NewMeasurement) -> None:
         """Store one result; it is durable when this returns."""
-        self._efforts.append(addition.result.effort)
-        self.store.record(
-            addition.key,
-            addition.result,
-            purpose=addition.purpose,
-            bound_us=addition.bound_us,
-            run_id=self._run_id,
-            seed=self._plan.seed,
-            verdict=addition.verdict,
-        )
+        self.record_together([addition])
 
-    def record_finalists(self, finalists: Sequence[NewMeasurement]) -> None:
-        """Store the finalists in one transaction: a subset of them could make a slower one the best."""
-        self._efforts += [each.result.effort for each in finalists]
-        additions = [dataclasses.replace(each, seed=self._plan.seed) for each in finalists]
-        self.store.record_together(additions, run_id=self._run_id)
+    def record_together(self, results: Sequence[NewMeasurement]) -> None:
+        """Store several results in one transaction, such as finalists: a subset could make a slower one the best."""
+        self._efforts += [each.result.effort for each in results]
+        measurements = [dataclasses.replace(each, seed=self._plan.seed) for each in results]
+        self.store.record_together(measurements, run_id=self._run_id)
 
     def seconds(self, busy_s: float) -> dict[str, float]:
         """Return the wall time and its parts, in seconds.
