@@ -1,6 +1,6 @@
 // A CUDA driver without a GPU: memory is the host's, kernels are host functions, time is counted, not measured.
 //
-// Built as libcuda.so.1 and found before any other, it lets the code that calls the driver run for real. It
+// Built as libcuda.so.1 and found before the system's driver, it lets unmodified callers of the driver run. It
 // keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
 // until the process ends, captured launches run only when their graph does.
 //
@@ -53,7 +53,7 @@ struct Stream {
 };
 
 double clock_us = 0;  // of the device
-int fault = kSuccess;  // once set, it stays
+int fault = kSuccess;  // remains until the process ends
 size_t allocated = 0;
 struct Allocation {
   size_t nbytes;
@@ -61,7 +61,7 @@ struct Allocation {
 };
 std::map<void*, Allocation> allocations;
 int allocated_ever = 0;
-std::set<uintptr_t> unwritten;  // allocations that nothing was copied to
+std::set<uintptr_t> unwritten;  // allocations without any copy to them
 const size_t kMemory = size_t(1) << 30;
 
 template <class T>
@@ -71,7 +71,7 @@ T as(void* parameter) {
   return value;
 }
 
-// y = factor * x, with what may go wrong: nothing, a wrong last element, a write past the end, an illegal
+// y = factor * x with an injected fault: nothing, a wrong last element, a write past the end, an illegal
 // address, an element left out.
 enum Mood { kRight, kWrong, kPastTheEnd, kIllegal, kUnwritten, kOverwritesInput };
 
@@ -97,7 +97,7 @@ void scale_numba(void** p, const unsigned*) {
   for (int64_t i = 0; i < n; i++) y[i] = x[i] * as<float>(p[14]);
 }
 
-// What stands for a CUtensorMap. The true one is opaque, and aligned to 64 bytes.
+// Replacement of CUtensorMap, which is opaque and aligned to 64 bytes.
 struct TensorMap {
   uint64_t tag, extents[5], strides[5];
   float* data;
@@ -232,7 +232,7 @@ void tell(const std::string& name, const std::vector<Parameter>& parameters, voi
                list(shape, 8).c_str(), told.c_str());
 }
 
-// Adds the kernels that the code names.
+// Adds the kernels that the code lists.
 void read_code(const char* code) {
   std::istringstream lines(code);
   for (std::string line; std::getline(lines, line);) {
@@ -258,7 +258,7 @@ int enqueue(void* stream, std::function<void()> work) {
     on.capture->work.push_back(std::move(work));
   else
     work();
-  return kSuccess;  // what goes wrong in a kernel shows later, as with a real one
+  return kSuccess;  // kernel faults appear later, as with the real driver
 }
 
 }  // namespace
@@ -310,7 +310,7 @@ API cuGetErrorName(int error, const char** name) {
 }
 API cuGetErrorString(int, const char** text) { return *text = "in the words of the driver", kSuccess; }
 
-// NVRTC, which asks for it, takes no for an answer but not silence.
+// NVRTC queries it and accepts a negative answer, but not a missing function.
 API cuGetExportTable(const void** table, const void*) { return *table = nullptr, kNotFound; }
 
 // -- memory --------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   Kernel& kernel = *static_cast<Kernel*>(function);
   const unsigned allowed = kernel.most_dynamic_smem ? kernel.most_dynamic_smem : 48 * 1024 - kernel.static_smem;
   if (config->smem_bytes > allowed) return kInvalidValue;
-  if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // as a kernel that needs both kinds
+  if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // needs both kinds of shared memory
   if (config->block[0] * config->block[1] * config->block[2] > 1024) return kInvalidValue;
   std::vector<unsigned> shape(config->grid, config->grid + 3);
   shape.insert(shape.end(), config->block, config->block + 3);
