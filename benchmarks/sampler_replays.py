@@ -33,7 +33,7 @@ OURS = ("surrogate", BLIND, "bound", "random", "tpe")
 WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
 """Checkpoints of a warm search, in which other devices matter early or not at all."""
 
-SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "recording/*.py")
+SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "cache_file/*.py")
 """Source files of tunebench that determine the result of a search."""
 
 

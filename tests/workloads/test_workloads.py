@@ -14,9 +14,9 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import (
     Layer,
+    all_operators,
     batches,
     operator,
-    all_operators,
     parse,
     register,
     suite,

@@ -30,7 +30,7 @@ class Deadlock:
 
 
 def deadlocked(precedence: Precedence, groups: Sequence[int]) -> list[list[int]]:
-    """Return the sets of groups (bit masks) that wait for each other, by their places; none if all can run."""
+    """Return the sets of groups (bit masks) that wait for each other, by position; none if all can run."""
     order, waits = precedence.order(groups)
     left = set(range(len(groups))) - set(order)
     readers: dict[int, set[int]] = {place: set() for place in left}
