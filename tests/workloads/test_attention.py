@@ -56,7 +56,7 @@ def test_the_reference_is_what_torch_computes_and_differentiates(text: str) -> N
 
 
 def _in_half(workload: Attention, t: Mapping[str, Array], *, all_keys: bool = True) -> dict[str, Array]:
-    """Compute as a kernel does: products of rounded factors summed in f32, probabilities rounded."""
+    """Emulate a kernel: products of rounded factors summed in f32, probabilities rounded."""
     half = numpy_dtype(workload.dtype)
     single = {name: value.astype(np.float32) for name, value in t.items()}
     q = single["q"]

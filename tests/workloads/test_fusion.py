@@ -1,4 +1,4 @@
-"""What every operator that fuses others owes: its parts, one after the other, compute the same."""
+"""Every fused operator equals the composition of its unfused parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunebench.device import local_cpu
 from tunebench.workload import Workload
 from tunebench.workloads import all_operators, parse
 
-# One problem of each operator that fuses something; every other value of the dimension is tried on it.
+# One workload of each fused operator; tests vary every other dimension of it.
 FUSED = {
     "conv2d": "conv2d:n=2,c=3,h=5,w=4,k=6,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias",
     "elementwise": "elementwise:rows=4,cols=5,dtype=f32,"
@@ -41,7 +41,7 @@ ALSO = (
 RENAMED: dict[str, tuple[dict[str, str], ...]] = {
     "gated_gemm": ({"b": "b_gate"}, {"b": "b_up"}, {"gate": "step0", "up": "step1"})
 }
-"""What inputs of the parts are called in the whole, where that is another name."""
+"""Names of parts' inputs in the fused workload, where they differ."""
 
 
 def fused_workloads() -> Iterator[Workload]:

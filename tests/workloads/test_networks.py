@@ -1,4 +1,4 @@
-"""Networks: what they compute against closed forms, published sizes, and what PyTorch itself launches."""
+"""Networks: FLOPs against closed forms, published sizes, and the kernels that PyTorch launches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def small(**changed: Any) -> Network:
 
 
 def flops(operations: tuple[Operation, ...], phase: str = "forward") -> int:
-    """Return the FLOPs of products alone."""
+    """Return the FLOPs of matrix products only."""
     return sum(
         each.count * each.workload.flops()
         for each in operations
@@ -236,7 +236,7 @@ def test_formulas_launch_what_pytorch_launches() -> None:
             full = sum(shape == (16, 64) for name, shape in seen if name not in views)
             rows = [(each.workload, each.count) for each in tape.operations if each.phase == phase]
             counted = sum(n for work, n in rows if isinstance(work, Elementwise) and work.rows == 16)
-            # The gradient of the mean is written out by a kernel that reads next to nothing.
+            # A kernel that reads almost nothing expands the gradient of the mean.
             assert counted + (code is rmsnorm and phase == "backward") == full
 
 
@@ -439,7 +439,7 @@ def test_public_configurations_are_read_as_they_are() -> None:
     assert len(read) == 12
     assert read["gpt2_large"].parameters() == network("gpt2-large").parameters()
     assert read["switchxl4"].parameters() == network("switch-xl-4").parameters()
-    # Its embedding is wider than its hidden states: a matrix leads from one to the other, and one back.
+    # Its embedding is wider than its hidden states: one matrix projects down, another one back.
     assert read["opt"].parameters() == 50272 * 2048 + 2050 * 512 + 2 * 2048 * 512 + 12 * 512**2 + 15 * 512
     assert read["opt_13"].parameters() == network("opt-1.3b").parameters()
 

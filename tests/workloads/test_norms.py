@@ -1,4 +1,4 @@
-"""layernorm and rmsnorm: references against loops and torch's autograd, and what tolerances let pass."""
+"""layernorm and rmsnorm: references against loops and torch's autograd, and sharpness of tolerances."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_statistics_are_drawn_as_those_of_some_rows(operator: str) -> None:
 
 
 def summed(values: Array, axis: int, terms: int | None = None) -> Array:
-    """Add one after the other in f32, the order with the largest error; only `terms` if told."""
+    """Add in sequence in f32, the order with the largest error; only the first `terms` if given."""
     total: Array = np.add.accumulate(values.astype(F32), axis=axis)
     return np.take(total, [(terms or total.shape[axis]) - 1], axis=axis)
 
@@ -227,8 +227,8 @@ def test_a_right_kernel_is_within_tolerance(text: str) -> None:
     inputs = workload.draw(np.random.default_rng(4))
     found = shares(workload, inputs, run(workload, inputs))
     assert max(found.values()) < 1, found
-    # A tolerance that nothing comes near would hide mistakes: it is of the order of what is right. Sums of
-    # numbers of few bits may be exact.
+    # A tolerance far above actual errors would hide mistakes: it must be of their order. Sums of numbers with
+    # few bits may be exact.
     assert min(found[name] for name in found.keys() - {"mean"}) > 1e-3, found
 
 

@@ -1,7 +1,7 @@
-"""What every operator keeps to; each shipped one joins by its name.
+"""Requirements on every operator; each built-in one is included by its name.
 
-References are held against loops over single numbers, written here without NumPy's products, and tolerances
-against emulated kernels: right ones must pass, and one wrong element must not.
+References are compared with loops over single numbers, written here without NumPy's products. Tolerances are
+tested with emulated kernels: correct ones must pass, and a single wrong element must fail.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
 
 @st.composite
 def workloads_of(draw: st.DrawFn, cls: type[Workload], largest: int) -> Workload:
-    """Draw a workload from the types of its dimensions, leaving out some of those that have a default."""
+    """Draw a workload from the types of its dimensions, omitting some of those with a default."""
     types, chosen = cls._types(), {}
     for dimension in dataclasses.fields(cls):
         if dimension.default is dataclasses.MISSING or draw(st.booleans()):
@@ -106,7 +106,7 @@ def test_text_reads_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_declarations_agree(name: str) -> None:
-    """Shapes, types, traffic and work of any workload hang together."""
+    """Shapes, types, traffic and FLOPs of any workload are consistent."""
     cls = all_operators()[name]
 
     @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
@@ -630,7 +630,7 @@ def _operand(workload: Workload, value: Array) -> Array:
 
 
 def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
-    """Add one product after the other in f32, the order with the largest error; only `terms` if told."""
+    """Add products in sequence in f32, the order with the largest error; only the first `terms` if given."""
     a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
     a = a if workload.trans[0] == "n" else a.transpose(0, 2, 1)
     b = b if workload.trans[1] == "n" else b.transpose(0, 2, 1)
@@ -672,7 +672,7 @@ def _run_gated_gemm(workload: GatedGemm, inputs: Mapping[str, Array], terms: int
 
 
 def _run_grouped_gemm(workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
-    """Compute each row of c as a product of its own."""
+    """Compute each row of c as a separate product."""
     group = np.searchsorted(inputs["offsets"][1:], np.arange(workload.m), side="right")
     a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
     b = b if workload.trans == "nn" else b.transpose(0, 2, 1)
@@ -814,14 +814,14 @@ def test_a_right_kernel_is_within_tolerance(text: str) -> None:
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     share = _share(workload, RUN[workload.operator](workload, inputs), reference)
     assert share.max() < 1
-    # A tolerance that nothing comes near would hide mistakes: it is of the order of what is right.
+    # A tolerance far above actual errors would hide mistakes: it must be of their order.
     if workload.outputs()[0].size > 1000 and not is_integer(workload.outputs()[0].dtype):
         assert share.max() > 1e-3
 
 
 @pytest.mark.parametrize("text", [text for text in EMULATED if "k=1," not in text and "cols=1," not in text])
-def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
-    """As a kernel does that gets the edge of its innermost loop wrong."""
+def test_a_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> None:
+    """Emulates a kernel with a wrong end of its innermost loop."""
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
@@ -835,7 +835,7 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text in EMULATED if "cols=1," not in text])
 def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None:
-    """As a kernel does that writes a neighbour's result at the last place of its output."""
+    """Emulates a kernel that writes a neighbour's result at the last place of its output."""
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(10))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
