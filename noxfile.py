@@ -40,8 +40,8 @@ LONG = ("budget_schedulers", "compile_matrix", "fusion", "learned_pruner", "patc
 NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
-PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal")
-"""Arguments of pytest-xdist: idle processes take over tests that others have not started."""
+PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile")
+"""Arguments of pytest-xdist: one process runs a whole file, so that its fixtures and servers are started once."""
 
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 

@@ -9,12 +9,12 @@ To add an activation to the epilogue (such as gelu in ``epilogue=bias+gelu``):
 2. workloads/operators/_activation.py has its name, slope and roundings; gemm.py there has the epilogues that
    contain it. The error bound is the slope times the scale of x, which is 0 at x = 0: an activation with
    act(0) != 0 must also add abs(act(x)) to the scale.
-3. epilogue.cuh defines it in CUDA C++, and `ACTIVATIONS` below lists it. numba_epilogue.py defines it for Numba
-   on the CPU, and gemm/numba_cuda.py computes it. gated_gemm changes only if its `activation` lists it.
+3. epilogue.cuh defines it in CUDA C++, and `ACTIVATIONS` below lists it. numba_epilogue.py defines it for
+   Numba on the CPU, and gemm/numba_cuda.py computes it. gated_gemm changes only if its `activation` lists it.
 4. tunebench/measure/baselines/_activation.py and tunebench/torch/operators/_activation.py compute it in NumPy
    and torch.
-5. Tests: `EXACT` in test_numba_epilogue.py, `_activate` in test_operators.py, `MEANINGS` in test_elementwise.py,
-   and a workload in the tests of each variant language.
+5. Tests: `EXACT` in test_numba_epilogue.py, `_activate` in test_operators.py, `MEANINGS` in
+   test_elementwise.py, and a workload in the tests of each variant language.
 
 An activation that is an expression, such as ``act=max(min(x,6),0)``, needs no code.
 """

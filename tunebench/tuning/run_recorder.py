@@ -112,7 +112,7 @@ class RunRecorder:
         self.record_together([addition])
 
     def record_together(self, results: Sequence[NewMeasurement]) -> None:
-        """Store several results in one transaction: a subset of finalists could make a slower one the best."""
+        """Store several results in one transaction; a subset of finalists could rank a slower one first."""
         self._efforts += [each.result.effort for each in results]
         measurements = [dataclasses.replace(each, seed=self._plan.seed) for each in results]
         self.store.record_together(measurements, run_id=self._run_id)
