@@ -1,7 +1,7 @@
-"""A Ray cluster of two workers on this machine, in a process of its own; tests speak to it by lines.
+"""A Ray cluster of two workers on this machine, in a separate process that tests control over pipes.
 
-It says its address and the processes of its nodes; told ``add`` it starts another worker; when its input ends
-it stops all.
+It prints its address and the process ids of its nodes as JSON. Each input line adds a node; the end of the
+input stops the cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker processes: results, failures as outcomes, and who may work while whom."""
+"""Local executor: results, failures as outcomes, and the overlap of compiling and measuring."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> No
     assert both is overlap
 
 
-def test_one_call_in_a_process_of_its_own() -> None:
+def test_call_once_runs_in_a_separate_process() -> None:
     stage = ProcessStage(function=stages.compile_task, start=stages.start)
     assert call_once(stage, task()).key == "k"
     assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
@@ -55,7 +55,7 @@ def test_one_call_in_a_process_of_its_own() -> None:
         call_once(stage, task(compiling="bug"))
 
 
-def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> None:
+def test_process_caller_reuses_its_process_and_replaces_it_when_it_dies() -> None:
     with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)) as caller:
         first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))
         assert (first, second) == (3, 4)
@@ -74,7 +74,7 @@ class _Unloadable:
         return (eval, ("no_such_name",))
 
 
-def test_what_a_worker_cannot_load_is_an_error_not_a_hang() -> None:
+def test_argument_that_a_worker_cannot_unpickle_raises() -> None:
     stage = ProcessStage(function=stages.compile_task, start=stages.start)
     with pytest.raises(NameError):
         call_once(stage, _Unloadable())

@@ -1,4 +1,4 @@
-"""A real Ray cluster of two workers, some of them killed: trials are begun again, and recorded once."""
+"""Tests of a real Ray cluster of two workers with kills: lost trials are retried, and recorded once."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ HERE = Path(__file__).parent
 FORTY = str(HERE.parent / "data" / "forty_variant.py")
 WORKLOAD = "softmax:rows=33,cols=65,dtype=f32"
 TIMEOUT_S = 10.0
-"""Of measuring a task: a new process may take seconds of it to import what it needs."""
+"""Time limit of measuring one task, in seconds; a new process may take seconds of it for imports."""
 MARK = f"TUNEBENCH_TEST_MARK={secrets.token_hex(8)}"
 """In the environment of every process that these tests start, so that none is left behind."""
 
 
 def left() -> dict[int, str]:
-    """Return the processes of these tests that are alive, with what they are."""
+    """Return the command line of each living process of these tests, by its process id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def left() -> dict[int, str]:
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Wait for something to hold, and return it."""
+    """Wait until a condition holds, and return its value."""
     end = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < end, what
@@ -136,7 +136,7 @@ def workers(cluster: TestCluster) -> Iterator[RayExecutor]:
 
 
 class Waiting:
-    """A trial that measures until it is told to go on; the processes that began it are known."""
+    """A trial that measures until `end` is called; `pids` returns the processes that began it."""
 
     def __init__(self, workers: RayExecutor, folder: Path, us: int = 1) -> None:
         self.folder = folder / str(us)
@@ -158,7 +158,7 @@ class Waiting:
         assert outcome(self.future).median_us == self.us
 
 
-def test_a_killed_workers_trial_is_begun_again(workers: RayExecutor, tmp_path: Path) -> None:
+def test_trial_of_a_killed_worker_is_retried(workers: RayExecutor, tmp_path: Path) -> None:
     before = workers.pool
     trial = Waiting(workers, tmp_path)
     os.kill(trial.actor(), signal.SIGKILL)
@@ -169,7 +169,7 @@ def test_a_killed_workers_trial_is_begun_again(workers: RayExecutor, tmp_path: P
     assert len(workers.pool.lost) == len(before.lost) + 1
 
 
-def test_a_lost_nodes_trial_is_begun_again_and_a_new_node_is_put_to_work(
+def test_trial_of_a_lost_node_is_retried_and_a_new_node_gets_a_worker(
     workers: RayExecutor, cluster: TestCluster, tmp_path: Path
 ) -> None:
     before = workers.pool
@@ -188,7 +188,7 @@ def test_a_lost_nodes_trial_is_begun_again_and_a_new_node_is_put_to_work(
     until(lambda: workers.pool.workers == 2, "the new node's worker")
 
 
-def test_what_kills_every_worker_is_a_crash_and_its_companions_are_measured(workers: RayExecutor) -> None:
+def test_trial_that_kills_every_worker_is_a_crash_and_other_trials_are_measured(workers: RayExecutor) -> None:
     before = workers.pool
     killer = workers.submit(task(run="kill"))
     companions = [workers.submit(task(us=us)) for us in range(1, 9)]
@@ -200,7 +200,9 @@ def test_what_kills_every_worker_is_a_crash_and_its_companions_are_measured(work
     until(lambda: workers.pool.workers == 2, "both places have a worker again")
 
 
-def test_what_belongs_together_is_told_that_its_place_is_lost(workers: RayExecutor, tmp_path: Path) -> None:
+def test_trials_on_the_same_worker_raise_worker_lost_when_it_dies(
+    workers: RayExecutor, tmp_path: Path
+) -> None:
     with workers.same_worker():
         first = Waiting(workers, tmp_path, 1)
         actor = first.actor()  # two compile at a time there: of two trials either might measure first
@@ -216,7 +218,7 @@ def test_what_belongs_together_is_told_that_its_place_is_lost(workers: RayExecut
 
 
 class TestRay(ExecutorContract):
-    """Its last test closes the executor; those that kill come before it."""
+    """The contract; its last test closes the executor, so the tests that kill workers come before it."""
 
     timeout_s = TIMEOUT_S
 
@@ -291,7 +293,7 @@ def test_a_lost_cluster_is_an_error_in_a_bounded_time(cluster: TestCluster) -> N
 
 
 class _Losing(WorkerExecutor[Task]):
-    """Measures twice, then finds its cluster lost."""
+    """Measures twice, then loses its cluster."""
 
     capacity = 1
     busy_s = 0.0

@@ -1,4 +1,4 @@
-"""`tune_suite` and `tune --suite`: one budget for many problems, on an executor that measures nothing."""
+"""`tune_suite` and `tune --suite`: one budget for many workloads, on an executor that measures nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measured(us: float) -> Measured:
 
 
 def slow(task: Task) -> Outcome:
-    """Take between one and two milliseconds, as the configuration has it."""
+    """Return a time of one to two milliseconds that depends on the configuration."""
     return measured(1000.0 + sum(str(task.config).encode()) * 7919 % 1000)
 
 
@@ -74,7 +74,7 @@ class Fake(WorkerExecutor[Task]):
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
-    """Have whatever is tuned use a fake executor, which is returned."""
+    """Return a function that makes tuning use a fake executor, and returns the executor."""
 
     def use(answer: Answer = slow, interrupt_at: int | None = None) -> Fake:
         fake = Fake(answer, interrupt_at)
@@ -391,7 +391,7 @@ def test_options_that_do_not_go_together_are_refused(
 
 
 def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
-    """The whole of it on this processor, as short as can be: two problems, a trial each, and their finals."""
+    """Tune two workloads on this CPU, with one trial each and their finalists."""
     suite = {SOFTMAX: 1, SOFTMAX.replace("64", "32"): 1}
     protocol = Protocol(min_samples=3, max_samples=5, max_s=0.05)
     plan = Plan(trials=2, workers=1, baselines=False, variant_files=(FORTY,), protocol=protocol)
