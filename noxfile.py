@@ -41,7 +41,7 @@ NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile")
-"""Arguments of pytest-xdist: one process runs a whole file, so that its fixtures and servers are started once."""
+"""Arguments of pytest-xdist: one process runs a whole file, so that its fixtures are set up once."""
 
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 

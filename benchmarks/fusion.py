@@ -44,7 +44,7 @@ from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.db.store import open_store
 from tunebench.device import Device, find
 from tunebench.errors import InputError
-from tunebench.executor.local import ProcessCaller, ProcessStage
+from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.kernels import variant, variants
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup, measure

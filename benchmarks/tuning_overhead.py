@@ -22,7 +22,8 @@ from tunebench import device as devices
 from tunebench.db.owner import new_owner
 from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.outcome import Result
 from tunebench.search.loop import Budget, run_search
 from tunebench.search.sampler import Prospects

@@ -9,7 +9,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from tunebench.executor.local import LocalExecutor, ProcessCaller, ProcessStage, call_once
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessCaller, ProcessStage, call_once
 from tunebench.outcome import Crashed, Measured
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task

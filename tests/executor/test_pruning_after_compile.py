@@ -11,7 +11,8 @@ from tests.support import measured
 from tunebench.binary.compiled import Binary
 from tunebench.bound import refined_us
 from tunebench.device import described
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.kernels import variant
 from tunebench.outcome import Measured, Pruned, Resources, Result
 from tunebench.task import Task

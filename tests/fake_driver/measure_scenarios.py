@@ -18,7 +18,7 @@ import numpy as np
 from tunebench.binary.compiled import Binary
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
-from tunebench.executor.local import ProcessStage, call_once
+from tunebench.executor.process import ProcessStage, call_once
 from tunebench.measure import worker
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure.cuda import CudaRunner

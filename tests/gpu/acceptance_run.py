@@ -24,7 +24,8 @@ from tunebench.compile import worker as compile_worker
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.executor import WorkerExecutor
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured, Result, to_json

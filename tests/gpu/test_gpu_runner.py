@@ -12,7 +12,7 @@ from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.errors import DeviceError
-from tunebench.executor.local import ProcessStage, call_once
+from tunebench.executor.process import ProcessStage, call_once
 from tunebench.measure import worker
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunebench.device import find
-from tunebench.executor.local import ProcessCaller
+from tunebench.executor.process import ProcessCaller
 from tunebench.measure.baseline import Baseline, BaselineFailed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed

@@ -15,7 +15,7 @@ from tunebench.cli import run as command_line
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
 from tunebench.executor import WorkerExecutor
-from tunebench.executor.local import ProcessCaller
+from tunebench.executor.process import ProcessCaller
 from tunebench.kernels import load_file
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.timing import median_interval

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from tunebench.outcome import Result
 
 if TYPE_CHECKING:
-    from tunebench.executor.local import ProcessStage
+    from tunebench.executor.process import ProcessStage
 
 __all__ = ["ExecutorClosed", "FunctionCaller", "PoolStatus", "WorkerExecutor", "WorkerLost"]
 
@@ -102,7 +102,7 @@ class WorkerExecutor(ABC, Generic[T]):
         Args:
             stage: Importable function that makes the stage; called on that machine.
         """
-        from tunebench.executor.local import ProcessCaller
+        from tunebench.executor.process import ProcessCaller
 
         return ProcessCaller(stage())
 

@@ -26,7 +26,8 @@ from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError, MissingDependency
 from tunebench.executor import ExecutorClosed, FunctionCaller, PoolStatus, WorkerExecutor, WorkerLost
 from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.outcome import Crashed, Result
 from tunebench.task import Task
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tunebench.binary.compiled import Binary
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.outcome import CompileFailed, Measured, Result, Verification
 from tunebench.task import Task
 

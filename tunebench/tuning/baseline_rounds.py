@@ -10,7 +10,7 @@ from typing import Self
 from tunebench.device import Device
 from tunebench.errors import ClusterLost
 from tunebench.executor import ExecutorClosed, FunctionCaller, WorkerLost
-from tunebench.executor.local import ProcessStage
+from tunebench.executor.process import ProcessStage
 from tunebench.kernels import load_file, loaded_files
 from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines
 from tunebench.measure.timing import Protocol

@@ -10,7 +10,8 @@ from tunebench._environment import cache_folder
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
 from tunebench.errors import DeviceError
-from tunebench.executor.local import LocalExecutor, ProcessStage
+from tunebench.executor.local import LocalExecutor
+from tunebench.executor.process import ProcessStage
 from tunebench.kernels import loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.cuda import require_cuda_core
