@@ -40,12 +40,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+SLOW_FILES = frozenset(
+    {
+        "benchmarks/test_fusion_benchmark.py",
+        "cli/test_cli_db.py",
+        "compile/test_compile_matrix.py",
+        "dispatch/test_serving.py",
+        "docs/test_examples.py",
+        "executor/test_executor.py",
+        "export/test_export.py",
+        "forecast/test_forecast_training.py",
+        "measure/test_cuda_runner.py",
+        "packaging/test_distribution.py",
+        "search/test_samplers_of_studies.py",
+        "search/test_surrogate.py",
+        "tuning/test_profile.py",
+        "tuning/test_size_range.py",
+        "tuning/test_suite.py",
+        "tuning/test_tuning.py",
+        "tuning/test_warm.py",
+    }
+)
+"""Files of tests that tune, compile, train or install for real; all their tests are marked `slow`."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by folder, fixtures and requirements, and skip those with a requirement that is not met."""
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        marks = {FOLDER_MARKS.get(folder)}
+        file = item.path.relative_to(Path(__file__).parent)
+        marks = {FOLDER_MARKS.get(file.parts[0]), "slow" if file.as_posix() in SLOW_FILES else None}
         marks |= {FIXTURE_MARKS.get(name) for name in getattr(item, "fixturenames", ())}
         needed = {name for mark in item.iter_markers("needs") for name in mark.args}
         marks |= {REQUIREMENTS[name].mark for name in needed}

@@ -125,7 +125,7 @@ class CompileFailed:
     """The configuration did not compile.
 
     Attributes:
-        reason: Message of the compiler.
+        reason: Message of the compiler, or how it died.
         refused: False if the compiler crashed or hung, so that another attempt may succeed.
     """
 
@@ -158,7 +158,10 @@ class WrongResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """The configuration did not finish within the time limit; its worker was replaced."""
+    """Verifying or measuring did not finish within the time limit; its worker was replaced.
+
+    A compiler that does not finish is `CompileFailed` with `refused=False`.
+    """
 
     kind: ClassVar[str] = "timed_out"
     reason: str

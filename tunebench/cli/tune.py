@@ -1,8 +1,8 @@
 """`tunebench tune`.
 
-To add an option: add a field to `TuneOptions` here and, if its name is a field of `tunebench.tuning.Plan`
-too, it is passed on by itself; otherwise use it in `command`. Describe it in `docs/cli.md`; `tests/cli`
-checks the page.
+To add an option: add a field to `TuneOptions` here. If its name is also a field of `tunebench.tuning.Plan`, it
+is passed on without further code; otherwise convert it in `_plan`, or use it in `command`. If it needs more
+than its help text, describe it in `docs/guide/tuning.md`.
 """
 
 from __future__ import annotations

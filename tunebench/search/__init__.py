@@ -4,13 +4,17 @@ The samplers and the pruner work in any Optuna study.
 
 To add a sampler:
 
-1. Derive a class from `tunebench.search.sampler.TableSampler` in a new module; `choose` returns the next row.
-   Any other `optuna.samplers.BaseSampler` works too: its proposals are moved to the nearest open
-   configuration.
+1. Derive a class from `tunebench.search.sampler.TableSampler` in `tunebench/search/<name>_sampler.py`, define
+   `choose`, which returns the next row, and export it here. Any other `optuna.samplers.BaseSampler` works
+   too: its proposals are moved to the nearest open configuration.
 2. Register it by name in `SAMPLERS` in `tunebench.search.variant_search`. `Plan(sampler=...)` and `--sampler`
-   accept the name from then on.
-3. `tests/search/test_samplers.py`, the contract of all samplers, runs it without changes. A `TableSampler`
-   joins Optuna's own contract tests in `tests/search/test_samplers_of_studies.py` by the list `OWN`.
+   accept the name from then on. `tunebench/tuning/run.py` treats `random` and `surrogate` specially: a
+   sampler that must ignore warm starts, or that learns from other devices, needs the same there.
+3. Tests that are parametrised over `SAMPLERS` include it. Subclass
+   `tunebench.testing.sampler_contract.SamplerContract` in `tests/testing/test_contracts.py`, and add the
+   class to `OWN` in `tests/search/test_samplers_of_studies.py`.
+4. Describe it in the table of `docs/search.md` and in the help of `--sampler` (`tunebench/cli/tune.py`,
+   `tunebench/cli/replay.py`).
 """
 
 from typing import TYPE_CHECKING

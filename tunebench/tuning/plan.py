@@ -68,8 +68,11 @@ class Plan:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
-            raise InputError("trials and finalists must be 1 or more, timeout positive, workers 0 or more")
+        for name, least in (("trials", 1), ("finalists", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be {least} or more; got {getattr(self, name)}")
+        if not 0 < self.timeout_s < math.inf:
+            raise InputError(f"timeout_s must be a positive, finite number of seconds; got {self.timeout_s}")
         if self.stop_at_gap is not None and not self.stop_at_gap >= 1:
             raise InputError(
                 f"stop_at_gap is best time / lowest open bound, 1 or more; got {self.stop_at_gap}"
