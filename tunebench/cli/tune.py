@@ -1,8 +1,8 @@
 """`tunebench tune`.
 
 To add an option: add a field to `TuneOptions` here. If its name is also a field of `tunebench.tuning.Plan`,
-it is passed on without further code; otherwise convert it in `_plan`, or use it in `command`. If it needs more
-than its help text, describe it in `docs/guide/tuning.md`.
+it is passed on without further code; otherwise convert it in `_plan`, or use it in `command`. If it needs
+more than its help text, describe it in `docs/guide/tuning.md`.
 """
 
 from __future__ import annotations
