@@ -81,10 +81,10 @@ def _measurement_line(entry: Record) -> dict[str, Any]:
 
 
 def is_jsonl(path: Path) -> bool:
-    """Return whether a file is JSON Lines, by its first ten lines, of which some may be damaged.
+    """Return whether a file is JSON Lines, by its first ten lines; some of them may be damaged.
 
     Raises:
-        InputError: if it cannot be read.
+        InputError: if the file cannot be read.
     """
     with open_limited(path, "") as file:
         first = itertools.islice(_numbered(file), 10)

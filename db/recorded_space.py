@@ -1,9 +1,9 @@
 """Import and export of recorded tuning spaces: measurements of other tuners in the database.
 
-A kernel of another tuner is not one of our variants, and its problem size is not one of our workloads. Its
-results are stored under ``recorded:kernel=Xgemm,problem=4096x4096`` and ``recorded/Xgemm``, which no operator
-uses, and
-count as not verified, so that `lookup` never returns them. Other tuners measure with warm caches.
+A kernel of another tuner is not a variant of tunebench, and its problem size is not a workload of tunebench.
+Its results are stored under ``recorded:kernel=Xgemm,problem=4096x4096`` and ``recorded/Xgemm``, which no
+operator uses. They count as not verified, so that `lookup` never returns them. Other tuners measure with warm
+caches.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def workload_of(kernel: str, problem: Sequence[int] = ()) -> str:
 
 
 def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
-    """Return kernel and problem size of a workload text made by `workload_of`."""
+    """Return the kernel and the problem size of a workload text made by `workload_of`."""
     kernel, _, problem = workload.removeprefix(f"{RECORDED}kernel=").partition(",problem=")
     return kernel, tuple(int(size) for size in problem.split("x")) if problem else ()
 

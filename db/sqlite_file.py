@@ -152,7 +152,7 @@ _REMEDIES = (
 
 
 def explain_sqlite(path: Path, error: BaseException) -> str:
-    """Return one line with the problem of an SQLite file and its remedy.
+    """Return one line that names the fault of an SQLite file and its remedy.
 
     Args:
         path: The file.

@@ -56,10 +56,10 @@ PRODUCER_REGISTERS = 32
 """Registers per thread of the producer: with fewer, code for clusters spills."""
 
 OTHER_REGISTERS = 40
-"""Registers per thread of a consumer besides its sums."""
+"""Registers per thread of a consumer in addition to its sums."""
 
 INSTRUCTION_REGISTERS = 26
-"""Registers at launch that one wgmma needs besides its sums; with fewer, ptxas fails.
+"""Registers at launch that one wgmma needs in addition to its sums; with fewer, ptxas fails.
 
 Source: error C7602 of ptxas, for each width of wgmma.
 """

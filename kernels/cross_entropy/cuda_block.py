@@ -80,7 +80,7 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
         return tiles(workload, config)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count scaling, difference and sum, of which the first two may be one instruction."""
+        """Count scaling, difference and sum; scaling and difference may be one instruction."""
         work = RowWork(
             row_tensors=1,
             fma=(2.0, 2.0),

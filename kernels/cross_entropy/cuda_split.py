@@ -63,7 +63,7 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
         return tiles(workload, config)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count scaling, difference and sum, of which the first two may be one instruction."""
+        """Count scaling, difference and sum; scaling and difference may be one instruction."""
         return part_costs(workload, table, device, row_tensors=1, fma=2.0, sfu=1.0, reductions=2)
 
     def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:

@@ -186,7 +186,7 @@ class CudaMmaGemm(MmaGemm[Gemm]):
         return {**super().choices(workload, config), "Division": gemm.division(config)}
 
     def preamble(self, workload: Gemm) -> str:
-        """Return an activation that is an expression, and the prologue, if the workload has them."""
+        """Return the source of the activation, if it is an expression, and of the prologue, if any."""
         return gemm.injected(workload) + prologue.preamble(workload, "prologue_mma")
 
     def kernel_text(self, workload: Gemm) -> str:

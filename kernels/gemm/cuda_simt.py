@@ -162,7 +162,7 @@ class CudaSimtGemm(SimtGemm[Gemm]):
         return {"Division": gemm.division(config)}
 
     def preamble(self, workload: Gemm) -> str:
-        """Return an activation that is an expression, and the prologue, if the workload has them."""
+        """Return the source of the activation, if it is an expression, and of the prologue, if any."""
         return gemm.injected(workload) + prologue.preamble(workload, "prologue_simt")
 
     def kernel_text(self, workload: Gemm) -> str:

@@ -72,7 +72,7 @@ class CudaSplitSoftmax(CudaVariant[Softmax]):
         return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count scaling, difference and sum, of which the first two may be one instruction."""
+        """Count scaling, difference and sum; scaling and difference may be one instruction."""
         inputs = 1 + workload.has_mask
         return part_costs(workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2)
 

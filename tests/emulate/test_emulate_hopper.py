@@ -446,11 +446,11 @@ def product(
     """Multiply A by B, twice into the same sums, as a warpgroup.
 
     Args:
-        stored: The layout in which both are in shared memory.
-        order: Of threads.
-        told: The layout that the instructions are told; None for the true one.
-        before: What comes before the products.
-        after: What comes after them.
+        stored: Layout of both matrices in shared memory.
+        order: Order in which the threads run.
+        told: Layout in the matrix descriptors; None for the layout in `stored`.
+        before: CUDA statements before the products.
+        after: CUDA statements after the products.
         ctype: Type of the elements, which are small integers.
 
     Returns:

@@ -4,8 +4,9 @@
 // keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
 // until the process ends, captured launches run only when their graph does.
 //
-// Code is the word "fake", for the kernels below, or "told" and a line for each kernel, of its name and the sizes of
-// its parameters, ended by a zero. Those kernels write zeros, and tell on stderr how they were launched, as JSON.
+// A module's code is the word "fake", which loads the kernels below; or "told" and one line per kernel with its name
+// and the sizes of its parameters, ended by a zero byte. Those kernels write zeros, and print the parameters of each
+// launch on stderr, as JSON.
 #include <dlfcn.h>
 
 #include <algorithm>

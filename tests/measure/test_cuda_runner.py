@@ -396,7 +396,7 @@ INPUTS = {"scale": np.float32(1.5), "half": np.float16(-2.0)}
 
 
 class OfNumba(NumbaCudaVariant[Any]):
-    """A Numba-CUDA variant of which only the language is used."""
+    """A Numba-CUDA variant for tests that use only its `language`."""
 
 
 OfNumba.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]

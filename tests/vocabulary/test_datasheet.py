@@ -65,7 +65,7 @@ def test_unreleased_gpu_is_described_by_ten_values(tmp_path: Path) -> None:
         "bf16": 16384,
         "e4m3": 32768,  # 5500e6 / 160 / 2100 = 16369
         "tf32": 8192,
-        "i8": 32768,  # in proportion, as sm_100 has them
+        "i8": 32768,  # estimated from the ratios on sm_100
     }
     assert found.device.smem_per_sm_bytes == device.representative("sm_100").smem_per_sm_bytes
     assert found.device.assumed

@@ -208,7 +208,7 @@ def test_similar_product_names_are_distinguished(told: str) -> None:
     assert _host.product_name(told) not in device.described()
 
 
-# Highest SM clock in MHz that drivers allow, as `nvidia-smi --query-gpu=clocks.max.sm` tells it.
+# Highest SM clock in MHz that drivers allow, as `nvidia-smi --query-gpu=clocks.max.sm` prints it.
 ALLOWED = {"rtx-2080-ti": 2100, "titan-rtx": 2100, "rtx-3060-laptop": 2100, "rtx-3090": 2100}
 ALLOWED |= {"a4000": 2100, "a6000": 2100, "a100-40-pcie": 1410, "h100-sxm": 1980}
 

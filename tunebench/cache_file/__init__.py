@@ -8,8 +8,7 @@ Files are streamed: `read_header` returns the metadata, and then yields the rows
 
 Nothing in a file is executed, and every value is checked; files may be compressed by gzip. `scan` skips
 rejected rows, because an import needs the usable ones. `read` does not, because a space without them would
-have another
-optimum.
+have another optimum.
 """
 
 from __future__ import annotations

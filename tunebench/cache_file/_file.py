@@ -76,11 +76,11 @@ def open_limited(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterato
 
     Args:
         path: A regular file.
-        what: Suffix of messages: what it is read as.
+        what: Suffix of messages that names the expected format.
         limit_bytes: Largest decompressed size.
 
     Raises:
-        InputError: if it cannot be read, is too large, or is not valid JSON.
+        InputError: if the file cannot be read, is too large, or is not valid JSON.
     """
     try:
         if path.exists() and not path.is_file():

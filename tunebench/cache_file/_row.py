@@ -88,7 +88,7 @@ class RecordedSpace:
     def completed(
         self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()
     ) -> RecordedSpace:
-        """Return the space with missing metadata filled in, which T4 files lack.
+        """Return the space with the metadata filled in that T4 files lack.
 
         Args:
             kernel: Name of the kernel.
@@ -329,7 +329,7 @@ class RawTrial:
             median_us=median_us,
             ci_us=ci_us,
             samples_us=tuple(samples_us or [average_us]),
-            cache="warm",  # other tuners do not flush; a lower bound for warm caches holds for cold ones, too
+            cache="warm",  # other tuners do not flush; a lower bound for warm caches also holds for cold ones
             verification=_UNVERIFIED,
             conditions={"average_us": average_us},
         )

@@ -161,7 +161,7 @@ class _JsonReader:
         yield from self._between("[", "]")
 
     def end(self) -> None:
-        """Check that nothing follows."""
+        """Check that only blanks follow."""
         if self.peek():
             raise self._fault("expected the end")
 
@@ -193,7 +193,7 @@ class _JsonReader:
         return ValueError(f"{what}, got {found!r}" if found else f"{what}, but the file ends")
 
     def _more(self) -> bool:
-        """Read on, at least as much as is unparsed, so that a long value is not parsed too often."""
+        """Read at least as much text as is unparsed, so that a long value is not parsed too often."""
         if self._whole:
             return False
         waiting = len(self._text) - self._place

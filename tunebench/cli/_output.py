@@ -97,20 +97,20 @@ def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = N
 
 
 def duration(us: float) -> str:
-    """Return a time for people."""
+    """Return a duration with a readable unit, from microseconds."""
     return f"{us / 1e6:.4g} s" if us >= 1e7 else f"{us / 1e3:.4g} ms" if us >= 1e4 else f"{us:.4g} us"
 
 
 class Watcher(Protocol):
-    """Is told how much is done, of how much, and of what if that changes."""
+    """Progress callback: amount done, total amount, and a description if it changes."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None:
-        """Show it."""
+        """Show the progress."""
 
 
 @contextlib.contextmanager
 def progress(to: Console, what: str) -> Iterator[Watcher]:
-    """Show on stderr how much of something is done, where that is a terminal."""
+    """Show a progress bar on stderr if it is a terminal, and yield the callback that updates it."""
 
     def nothing(done: int, total: int, what: str = "") -> None:
         """Show nothing."""

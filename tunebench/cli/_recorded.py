@@ -1,4 +1,4 @@
-"""Recorded spaces on the command line: the file, and what one in T4 format leaves out."""
+"""Command-line options of recorded spaces: the metadata that a file in T4 format lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RecordedDevice", "RecordedKernel", "RecordedSizes", "space_of"]
 RecordedKernel = Annotated[
     str, typer.Option("--kernel", help="Kernel of a file that tells none.", show_default=False)
 ]
-"""Name of the kernel that was recorded; empty where the file tells."""
+"""Name of the recorded kernel; empty if the file contains it."""
 
 RecordedDevice = Annotated[
     str,
@@ -30,7 +30,7 @@ RecordedDevice = Annotated[
         show_default=False,
     ),
 ]
-"""Name of the device it was recorded on, or a file that describes it; empty where the recording tells."""
+"""Name of the recorded device, or a file that describes it; empty if the recording names the device."""
 
 RecordedSizes = Annotated[
     str,
@@ -38,14 +38,20 @@ RecordedSizes = Annotated[
         "--problem", metavar="SIZES", help="Problem of a file that tells none: 4096x4096.", show_default=False
     ),
 ]
-"""Its problem's sizes; empty where the file tells."""
+"""Problem size of the recorded kernel; empty if the file contains it."""
 
 
 def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
-    """Read a recorded space, completed by what the options tell.
+    """Read a recorded space; options fill in the metadata that the file lacks.
+
+    Args:
+        path: The cache file.
+        kernel: Name of the kernel; empty if not given.
+        device: Name of the device, or a file that describes it; empty if not given.
+        problem: Problem size such as ``4096x4096``; empty if not given.
 
     Raises:
-        InputError: if the file cannot be read or tells otherwise, or the problem is no list of sizes.
+        InputError: if the file cannot be read or contradicts an option, or `problem` is not a list of sizes.
         UnknownName: if there is no such device or kernel.
     """
     from tunebench import datasheet

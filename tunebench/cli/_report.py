@@ -119,7 +119,7 @@ def _ties(report: Report) -> Iterator[str]:
 
 
 def _proof(report: Report) -> Iterator[str]:
-    """Yield what is proved of the best, and which variants were not searched."""
+    """Yield the lines on the proof of the best configuration, and on variants that were not searched."""
     proof = report.optimality_proof
     if proof is None:
         gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""

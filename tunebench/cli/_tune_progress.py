@@ -66,7 +66,7 @@ def _plain_lines(to: Console) -> ProgressCallback:
 
 
 def _step(progress: Progress, *, several: bool) -> tuple[str, int, int]:
-    """Return what is done, and the finished and total trials."""
+    """Return a description of the current step, and the finished and total trials."""
     device = f"{progress.device}: " if several else ""
     if progress.trials_total:  # a suite: trials of all workloads
         part = f" {progress.done}/{progress.total}" if progress.phase != "search" else ""

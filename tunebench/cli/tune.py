@@ -228,7 +228,7 @@ def command(options: TuneOptions) -> None:
 
 
 def _check(options: TuneOptions) -> None:
-    """Check that the options go together."""
+    """Check that the options do not contradict each other."""
     given = [options.workload is not None, options.from_profile, options.suite is not None]
     if sum(given) != 1:
         how = "exclude one another" if any(given) else "are all missing"

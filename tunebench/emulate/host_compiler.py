@@ -24,7 +24,7 @@ from tunebench.variant import strip_comments
 __all__ = ["Mode", "build_executable", "find_compiler"]
 
 Mode = Literal["plain", "sanitize", "watch"]
-"""Checks of a run besides its results: none; out-of-bounds accesses; or races, with counts of work."""
+"""Checks of a run in addition to its results: none; out-of-bounds accesses; or races, with counts of work."""
 
 OLDEST_GCC_THAT_WATCHES = 12
 """Earlier releases are not known to call the functions that shim/watch.h defines."""
@@ -74,10 +74,10 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
     Args:
         source: CUDA C++ without any #include.
         entries: Name expressions of the kernels; a job names them by position.
-        mode: What the run checks besides computing results.
+        mode: Checks of the run in addition to its results.
 
     Raises:
-        NotEmulated: No compiler is installed, it rejects the source, or it cannot watch.
+        NotEmulated: No compiler is installed, it rejects the source, or it does not support `mode`.
         InputError: The cache folder cannot be written.
     """
     compiler = find_compiler()

@@ -39,7 +39,7 @@ _NAMES = {
 
 
 def labels(wanted: str) -> frozenset[str]:
-    """Return the resources of which a node must have at least one to be used for a device.
+    """Return the Ray resources for a device; a node is used if it has at least one of them.
 
     Args:
         wanted: A product such as ``h100-sxm``, an architecture, or the key of a device.

@@ -54,8 +54,8 @@ class WorkerRequest:
     Attributes:
         address: Address of the cluster; ``"local"`` starts one on this machine.
         kind: Kind of the devices; None uses GPUs if there are any, else CPUs.
-        labels: Ray resources of which a node must have at least one (see `_accelerator.may_have`); empty uses
-            all nodes.
+        labels: Ray resources; a node is used if it has at least one of them (see `_accelerator.may_have`).
+            Empty uses all nodes.
         start_s: Time limit for the first workers to start, in seconds.
         patience_s: Time limit for a cluster to be without workers, in seconds.
     """

@@ -159,7 +159,7 @@ class Cluster:
                 executor.lose(reason)
 
     def _last_words(self) -> str:
-        """Return the last line of Ray's output, which tells why it ended."""
+        """Return the last line of Ray's output, which contains the reason for its exit."""
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").split("\n")
         written = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "***"))]

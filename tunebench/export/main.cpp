@@ -1,14 +1,14 @@
-// Runs the kernels that stand beside this file, through the CUDA driver alone.
+// Runs the kernels in this folder, through the CUDA driver alone.
 //
 //   g++ -std=c++17 -O2 -I"$CUDA_HOME/include" -o run main.cpp -lcuda
 //   ./run [kernel.cubin]
 //
-// kernel.cu, if that is what is here, becomes kernel.cubin first (for the architecture that manifest.json names):
+// If this folder contains kernel.cu, compile it first (for the architecture that manifest.json names):
 //
 //   nvcc -std=c++17 -arch=sm_90 -cubin -o kernel.cubin kernel.cu
 //
-// Fills inputs with random numbers (such as may not hold just any, offsets for one, with the example that launch.h
-// has of them), runs once, prints a checksum of each output, then the time of a run.
+// The program fills inputs with random numbers. Inputs that do not accept arbitrary values, such as offsets, get the
+// example values in launch.h. It runs the kernels once, prints a checksum of each output, then the time of a run.
 #include <cuda.h>
 
 #include <algorithm>

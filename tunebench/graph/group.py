@@ -4,7 +4,7 @@ A group is a single node, or several nodes whose internal values need not be wri
 
 - an elementwise chain, which may start with the statistics of its normalisation
 - a product or a convolution with a prologue, an epilogue, or both
-- two products of one input, one of which gates the other
+- two products of one input, where one gates the other
 - a normalisation with the sum before it
 - a convolution of concatenated images, as a sum of convolutions
 
@@ -293,7 +293,7 @@ _WITH_EPILOGUE = {"gemm": _gemm_with_epilogue, "conv2d": _conv2d_with_epilogue}
 
 
 def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
-    """Return two products of one input, one of which gates the other, or None for other chains."""
+    """Return two products of one input, where one gates the other, or None for other chains."""
     if len(tree.leaves) != 2 or any(leaf.place != "whole" for leaf in tree.leaves.values()):
         return None
     products = {}

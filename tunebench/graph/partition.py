@@ -93,8 +93,9 @@ def cheapest_partition(
             gap.
 
     Raises:
-        InputError: if the graph has a cycle, a node has no candidate of its own, or a candidate is empty or
-            not convex, has a node that does not exist, or a cost that is not finite and 0 or more.
+        InputError: if the graph has a cycle, or a node has no candidate that consists of it alone; if a
+            candidate is empty or not convex, or has a node that does not exist; or if a cost is negative or
+            not finite.
         MissingDependency: if HiGHS is not installed.
     """
     if not limit_s >= 0:

@@ -26,7 +26,7 @@ class Clock:
         pci_bus_id: Bus address of the GPU.
 
     Attributes:
-        problem: Why nothing can be read, or None.
+        problem: Reason why no reading is available, or None.
     """
 
     def __init__(self, pci_bus_id: str) -> None:

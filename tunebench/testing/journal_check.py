@@ -152,7 +152,7 @@ class JournalCheck:
             for number in range(problems):
                 journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
         journaled_tuning.register_variant()
-        if self.store.location.url is not None:  # otherwise the index may be a minute old
+        if self.store.location.url is not None:  # on a server, the lookup index may be a minute old
             lookup_index.export_index(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):
             self.counts.unfinished += not is_best(_name(self.store), number)

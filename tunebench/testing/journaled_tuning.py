@@ -71,7 +71,7 @@ class StandInVariant(Variant[Softmax]):
         return Costs(blocks=1, full_blocks=0, threads=1)
 
     def revision(self, workload: Softmax, config: Config) -> str:
-        """Return a constant."""
+        """Return a constant revision, because nothing is compiled."""
         return "stand_in"
 
 
@@ -172,7 +172,7 @@ def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -
 
     Args:
         store: The open database.
-        problem: The workload.
+        problem: The workload to tune.
         seed: Seed of the sampler and of the executor's delays.
         trials: Number of trials.
     """

@@ -126,7 +126,7 @@ def serving(*, flushed: bool = False) -> Iterator[Server]:
         try:
             yield running
         finally:
-            with contextlib.suppress(subprocess.CalledProcessError):  # one that is down has stopped
+            with contextlib.suppress(subprocess.CalledProcessError):  # it may be down already
                 running.stop("immediate")
     finally:
         shutil.rmtree(folder)

@@ -40,7 +40,7 @@ def trace(folder: Path, trials: int, *, synchronous: str | None = None, network:
     Args:
         folder: Folder of the database and the journal.
         trials: Number of trials.
-        synchronous: SQLite's `synchronous` setting, in place of ours; a weaker one must lose data.
+        synchronous: SQLite's `synchronous` setting, in place of tunebench's; a weaker one must lose data.
         network: Whether to treat the folder as one of a network file system (rollback journal instead of
             WAL).
     """
@@ -103,7 +103,7 @@ def _of_file(call: str, name: str, texts: Sequence[bytes], last: str) -> Iterato
         yield ("truncate", name, int(last), None)
     elif call == "pwrite64":
         yield ("write", name, texts[0], int(last))
-    elif call == "write":  # only our journal uses write(), to append
+    elif call == "write":  # only the journal is written by write(), to append
         yield ("write", name, texts[0], None)
 
 

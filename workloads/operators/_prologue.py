@@ -43,7 +43,7 @@ def vectors(expression: str) -> tuple[str, ...]:
 
 
 def tensors(expression: str, extent: int, dtype: DType) -> tuple[Tensor, ...]:
-    """Return the inputs of a prologue besides x.
+    """Return the inputs of a prologue in addition to x.
 
     Args:
         expression: The prologue.

@@ -106,7 +106,7 @@ def read_file(path: Path) -> list[KernelMeasurement]:
 
     Args:
         path: A CSV file with columns device, workload and time_us; or, if its name ends in ``.jsonl``, the
-            output of `tunebench db export --format jsonl`, of which the fastest time of each workload is
+            output of `tunebench db export --format jsonl`. Only the fastest time of each workload in it is
             used.
 
     Raises:

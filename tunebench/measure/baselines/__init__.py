@@ -7,7 +7,7 @@ A module has one or both of these functions:
   empty if torch has none.
 
 Preparation (views, transposes without a copy) happens when a program is created, and calls that the library
-may reject happen in the first run. A program computes everything anew in each run, and returns the output, or
+may reject happen in the first run. A program recomputes everything in each run, and returns the output, or
 a tuple of outputs in the order of `Workload.outputs`; outputs that the library does not return are omitted at
 the end. A program raises if its library rejects the workload. Operators without a module, such as users' own,
 have no baselines.

@@ -1,4 +1,4 @@
-"""First half of a gated feed-forward layer: two products of the same rows, one of which gates the other."""
+"""First half of a gated feed-forward layer: two products of the same rows, where one gates the other."""
 
 from __future__ import annotations
 
