@@ -1,4 +1,4 @@
-"""`show --sass`, `--ptx`, `--resources` and `export`, for people and as JSON."""
+"""`show --sass`, `--ptx`, `--resources` and `export`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_show_resources(shown: Any) -> None:
     (kernel,) = found["kernels"]
     assert (kernel["grid"], kernel["block"], kernel["dynamic_smem_bytes"]) == ([64, 1, 1], [256, 1, 1], 4000)
     assert 16 <= kernel["registers"] <= 64
-    assert kernel["static_smem_bytes"] == 64  # two reductions, a float for each of 8 warps
+    assert kernel["static_smem_bytes"] == 64  # two reductions, with one float for each of 8 warps
     assert kernel["occupancy"] == kernel["warps_per_sm"] / 64 == kernel["blocks_per_sm"] / 8
     text = shown("show", *BLOCK, "--resources", "--config", config)
     assert "64 static, 4000 dynamic bytes" in text
@@ -79,7 +79,9 @@ def test_show_of_a_processor(shown: Any) -> None:
 
 @needs_nvrtc
 def test_a_users_variant_is_shown_too(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_loaded", dict(kernels._loaded))  # it is not to stay for other tests
+    monkeypatch.setattr(
+        kernels, "_loaded", dict(kernels._loaded)
+    )  # restored after the test, so that other tests do not see the variant
     monkeypatch.setattr(kernels, "_files", list(kernels._files))
     file = Path(__file__).resolve().parents[2] / "docs" / "examples" / "my_cuda_kernel.py"
     found = json.loads(shown("show", *SOFTMAX, "--variant-file", str(file), "--resources", "--json"))
@@ -112,7 +114,7 @@ def test_export(shown: Any, tmp_path: Path) -> None:
         (("show", *SOFTMAX[:2], "--arch", "sm_91", "--sass"), "unknown architecture 'sm_91'"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_invalid_argument_is_one_line_of_error(
     arguments: tuple[str, ...],
     says: str,
     capsys: pytest.CaptureFixture[str],

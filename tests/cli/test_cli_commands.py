@@ -1,4 +1,4 @@
-"""The commands that list and examine; each both for people and as JSON."""
+"""Commands that list and inspect, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_devices(shown: Any, told: Any) -> None:
     assert found[cpu.name]["known"] == "here"
     assert found[cpu.name]["key"] == cpu.key
     assert {name for name, entry in found.items() if entry["known"] == "described"} >= set(device.described())
-    # 132 SMs at 1980 MHz, 2 x 128 FLOP a clock. Source: NVIDIA H100 datasheet, 67 TFLOP/s.
+    # 132 SMs at 1980 MHz, 2 x 128 FLOP per clock. Source: NVIDIA H100 datasheet, 67 TFLOP/s.
     assert found["h100-sxm"]["peak_gflop_s"]["f32"] == pytest.approx(66_908, abs=1)
     text = shown("devices")
     assert all(name in text for name in found)
@@ -50,7 +50,7 @@ def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
     assert set(suites) == set(workloads.suites())
     assert found["models"] == list(networks())
     assert suites["resnet50"]["layers"] == len(workloads.suite("resnet50"))
-    # ResNet-50 v1.5 takes 4.1 G multiply-adds an image. Source: torchvision's table of models.
+    # ResNet-50 v1.5 needs 4.1 G multiply-adds per image. Source: torchvision's table of models.
     assert suites["resnet50"]["gflop"] == pytest.approx(2 * 4.09, rel=0.01)
     text = shown("workloads")
     assert all(cls.usage() in text for cls in workloads.all_operators().values())
@@ -71,7 +71,7 @@ def test_workloads_shows_one_suite_at_a_batch(shown: Any, told: Any) -> None:
     assert all(entry["workload"] in text for entry in one)
 
 
-def test_workloads_shows_one_problem(shown: Any, told: Any) -> None:
+def test_workloads_shows_one_workload(shown: Any, told: Any) -> None:
     found = told("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
     assert found["workload"] == "gemm:m=2,n=3,k=4,dtype=f16"
     assert found["gflop"] == 2 * 2 * 3 * 4 / 1e9
@@ -143,7 +143,7 @@ def nowhere(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [not_a_database, of_another_program, of_a_later_version, nowhere])
 @pytest.mark.parametrize("command", ["upgrade", "stats"])
-def test_a_database_that_cannot_be_used_is_one_line_and_stays_as_it_is(
+def test_unusable_database_is_one_line_of_error_and_unchanged(
     make: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make(tmp_path)
@@ -158,7 +158,7 @@ def test_a_database_that_cannot_be_used_is_one_line_and_stays_as_it_is(
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-def test_doctor_tells_what_is_there(shown: Any, told: Any) -> None:
+def test_doctor_reports_installed_components(shown: Any, told: Any) -> None:
     found = {check["subject"]: check for check in told("doctor")}
     assert (
         found["Python"]["status"] == found["core packages"]["status"] == found["database"]["status"] == "ok"
@@ -184,7 +184,7 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, told: Any)
     assert {found[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
 
 
-def test_doctor_tells_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     (check,) = (c for c in told("doctor") if c["subject"] == "C++ compiler")
     assert check["status"] == "absent"
@@ -199,9 +199,7 @@ def test_doctor_fails_if_a_core_package_is_broken(
     assert "no-such-package: No module named 'no_such_package'" in capsys.readouterr().out
 
 
-def test_doctor_looks_into_the_database(
-    told: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_inspects_the_database(told: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["db", "upgrade", "--db", str(tmp_path / "x.db")]) == 0
     capsys.readouterr()
     (check,) = (c for c in told("doctor", "--db", str(tmp_path / "x.db")) if c["subject"] == "database")
@@ -209,7 +207,7 @@ def test_doctor_looks_into_the_database(
     assert cli.run(["doctor", "--db", str(not_a_database(tmp_path))]) == 1
 
 
-def test_doctor_tells_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+def test_doctor_reports_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     monkeypatch.setattr(doctor, "_driver_version", lambda: "13.0")
     monkeypatch.setattr(doctor.device, "local_gpus", lambda: ())
     (check,) = (c for c in told("doctor") if c["subject"] == "GPU")

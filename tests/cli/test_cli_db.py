@@ -132,11 +132,11 @@ def add_and_wait(*arguments):
 Store._add = add_and_wait
 sys.exit(cli.run(sys.argv[1:]))
 """
-"""The command, stopped after rows were inserted and before the commit."""
+"""Script that runs the command and stops it between the insertion of rows and the commit."""
 
 
 def test_ctrl_c_during_an_import_rolls_back_the_file(tmp_path: Path) -> None:
-    """A real signal in a real process during an import."""
+    """Send a real signal to a real process during an import."""
     path, database = cache(tmp_path, "large.json", *GOOD), tmp_path / "store.db"
     command = [sys.executable, "-c", HELD, "db", "import", path, "--db", str(database)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -197,7 +197,7 @@ def test_tuned_space_is_exported_read_and_replayed(
     assert told == {"file": str(path), "format": "t4", "rows": len(recording.table)}
     with open_store() as store:
         entries = store.history(WORKLOAD)
-    # The newest measurement of each configuration; for finalists the one of the comparison.
+    # The newest measurement of each configuration; for finalists, that of the finalist comparison.
     newest = {entry.key.config: entry.result.outcome for entry in entries}
     times = {recording.table.config(row): us for row, us in enumerate(recording.times_us.tolist())}
     assert set(times) == set(newest)
@@ -212,7 +212,7 @@ def test_tuned_space_is_exported_read_and_replayed(
     assert replayed["optimum_ms"] == pytest.approx(recording.optimum_us / 1e3)
 
 
-# -- care ------------------------------------------------------------------------------------------
+# -- verification and downgrade ----------------------------------------------------------------------
 
 
 def test_merge_prints_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_merge_prints_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert cli.run(["db", "merge", one, other, "--into", into, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    # A file that was imported into both is known, although at another time.
+    # A file imported into both databases counts as known, although the import times differ.
     assert [(each["added"], each["known"], each["runs"]) for each in told] == [(3, 0, 1), (1, 3, 1)]
     assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
     assert "not merged: " + one in capsys.readouterr().err

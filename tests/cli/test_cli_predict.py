@@ -1,4 +1,4 @@
-"""`tunebench predict` and `tunebench compare`: what is typed, and what is shown of it."""
+"""`tunebench predict` and `tunebench compare`: their arguments and their output."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_each_workload_on_each_device(told: Any, shown: Any) -> None:
     assert "90 % interval" in text
 
 
-def test_a_device_may_be_a_file_and_what_was_assumed_is_told(
+def test_device_may_be_a_file_and_assumptions_are_printed(
     next_gpu: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["predict", "-w", GEMM, "--device", next_gpu, "--json"]) == 0
@@ -123,7 +123,7 @@ def test_a_table_is_predicted(tmp_path: Path, told: Any, shown: Any) -> None:
     assert "1 of 1 rows predicted on t4" in shown(*typed)
 
 
-def test_rows_that_cannot_be_used_are_told_with_their_lines(
+def test_unusable_rows_are_reported_with_line_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
@@ -172,7 +172,7 @@ def test_a_model_is_the_sum_of_its_operations(told: Any, shown: Any) -> None:
     assert all(part["part"] in text for part in found["parts"])
 
 
-def test_a_training_step_has_an_optimizer_unless_told_otherwise(told: Any, shown: Any) -> None:
+def test_training_step_has_an_optimizer_by_default(told: Any, shown: Any) -> None:
     typed = ["predict", *GPT2, "--mode", "train", "--device", "h100-sxm"]
     (adamw,), (none,) = told(*typed), told(*typed, "--optimizer", "none")
     assert (adamw["optimizer"], none["optimizer"]) == ("adamw", "none")
@@ -186,7 +186,7 @@ def test_a_model_without_sequences_has_images(told: Any) -> None:
     assert found["images_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
 
 
-def test_a_list_of_workloads_has_their_type_unless_told_otherwise(told: Any) -> None:
+def test_list_of_workloads_keeps_their_dtype_by_default(told: Any) -> None:
     typed = ["predict", "--model", "llama-3-8b-decode", "--device", "h100-sxm"]
     (own,), (single,) = told(*typed), told(*typed, "--dtype", "f32")
     assert own["dtype"] == "bf16"
@@ -218,7 +218,7 @@ def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
     assert f"{found['tokens_per_s']:,.0f} tokens per second" in text
 
 
-def test_what_does_not_fit_into_memory_is_told(capsys: pytest.CaptureFixture[str], told: Any) -> None:
+def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], told: Any) -> None:
     typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
     said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
     assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
@@ -242,7 +242,7 @@ def test_training_keeps_more_than_parameters() -> None:
     assert min_memory_bytes(network("llama-3-8b-decode"), NetworkRun()) is None
 
 
-# -- comparing ------------------------------------------------------------------------------------------
+# -- comparison of devices ---------------------------------------------------------------------------
 
 
 def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: str) -> None:
@@ -256,13 +256,13 @@ def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: 
     assert h100["cost_per_million_tokens_low"] < h100["cost_per_million_tokens"]
     assert t4["cost_per_million_tokens"] is None
     assert new["price_per_hour"] == 7.2
-    assert told(*typed[:-1], f"{next_gpu}=1.5")[2]["price_per_hour"] == 1.5  # as it was typed
+    assert told(*typed[:-1], f"{next_gpu}=1.5")[2]["price_per_hour"] == 1.5  # under the name that was typed
     text = shown(*typed)
     assert "cost per million tokens" in text
     assert "cost per million" not in shown(*typed[:-2])
 
 
-def test_workloads_are_compared_as_one_after_the_other(told: Any) -> None:
+def test_workloads_are_compared_by_the_sum_of_their_times(told: Any) -> None:
     softmax = "softmax:rows=8192,cols=1024,dtype=f32"
     (both,) = told("compare", "-w", GEMM, "-w", softmax, "--devices", "t4")
     t4 = device.find("t4")
@@ -278,8 +278,8 @@ def test_several_devices_cost_several_times_as_much(told: Any) -> None:
     assert found["cost_per_million_tokens"] == pytest.approx(2 * found["time_us"] * 1e-9 / 256 * 1e6)
 
 
-def test_a_cost_is_that_of_the_time(told: Any) -> None:
-    times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # an hour
+def test_cost_is_proportional_to_time(told: Any) -> None:
+    times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # one hour
     one = ComparedDevice(device=device.find("t4"), items=4_000_000, devices=3, **times)
     assert one.cost_per_million() is None
     (with_price,) = with_prices([one], {"t4": 2.0})
@@ -287,7 +287,7 @@ def test_a_cost_is_that_of_the_time(told: Any) -> None:
     assert with_price.cost_per_million(with_price.low_us) == pytest.approx(0.75)
 
 
-# -- what cannot be used ----------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_cost_is_that_of_the_time(told: Any) -> None:
         (["compare", "-w", GEMM, "--devices", "t4", "--price", "t4=0"], "price of t4 must be positive"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
+def test_invalid_argument_is_one_line_of_error(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "local_gpus", tuple)
@@ -344,7 +344,7 @@ def test_without_a_gpu_one_must_be_named(
     assert Parallelism().devices == 1
 
 
-# -- what is stored, and recorded spaces ------------------------------------------------------------------
+# -- stored predictions and recorded tuning spaces ---------------------------------------------------
 
 
 def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any
     assert "90 % interval 50.00 to 171.00)" in said
 
 
-def test_a_recorded_space_is_held_against_a_device_from_a_file(told: Any, tmp_path: Path) -> None:
+def test_recorded_space_is_compared_with_a_device_from_a_file(told: Any, tmp_path: Path) -> None:
     recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
     sheet = tmp_path / "twice.toml"
     known = device.find("rtx-2080-ti")

@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, its errors, its exit codes, and what it does not import."""
+"""The command line as a whole: its commands, errors, exit codes and lazy imports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_help_imports_no_command() -> None:
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
-def test_nothing_typed_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arguments_show_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([]) == 0
     assert "Usage: tunebench" in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["kernels", "none"], "unknown operator 'none'"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
+def test_invalid_argument_is_one_line_of_error(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(typed) == 2
@@ -182,7 +182,7 @@ def test_debugging_keeps_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.run(["devices"])
 
 
-def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     from tunebench.cli import devices
 
     monkeypatch.setattr(devices, "command", raising(ZeroDivisionError()))
@@ -197,9 +197,9 @@ def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cli.run(["devices"]) == 3
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     script = "import sys; from tunebench import cli; sys.exit(cli.run(['workloads', '--json']))"
-    # The reader closes its end before anything is written.
+    # The reader closes its end of the pipe before the command writes.
     line = f'set -o pipefail; "{sys.executable}" -c "{script}" | true'
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -227,7 +227,7 @@ def test_json_is_plain_and_on_one_line(capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
-def test_json_refuses_what_it_cannot_hold() -> None:
+def test_json_refuses_unsupported_values() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
         _output.plain(object())
     with pytest.raises(ValueError, match="JSON"):

@@ -1,4 +1,4 @@
-"""Stored runs are compared with the current bound only if they ran under the same conditions."""
+"""Audit of stored runs: a run violates the current bound only if it ran under the same conditions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def accused(tunable: TunableVariant, **changes: Any) -> bool:
     [
         ({}, True),
         ({"fastest_us": 15.5}, False),
-        ({"fastest_us": 15.5, "bound_us": 16.0}, False),  # it violated a bound that was corrected since
+        ({"fastest_us": 15.5, "bound_us": 16.0}, False),  # the run violated a bound that was corrected later
         ({"bound_us": None}, True),
         ({"cache": "warm"}, False),  # the bound of a cold cache does not apply to a warm one
         ({"cache": None}, True),

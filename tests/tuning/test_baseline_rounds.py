@@ -1,4 +1,4 @@
-"""Libraries timed in rounds: all rounds count, and one that dies takes no run with it."""
+"""Baselines timed in rounds: times are pooled over all rounds, and a crash of one does not end the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
 
 
 @pytest.mark.parametrize("end", [Crashed(reason="SIGSEGV"), RuntimeError("out of memory")], ids=repr)
-def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
+def test_failing_baseline_is_not_retried_and_its_reason_is_kept(
     monkeypatch: pytest.MonkeyPatch, end: object
 ) -> None:
     answers = iter([[Baseline.of("numpy", [3.0, 4.0, 5.0])], end])
@@ -49,7 +49,9 @@ def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
     assert ("SIGSEGV" in baselines.failure) or ("out of memory" in baselines.failure)
 
 
-def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_that_fails_in_a_round_has_no_time_and_the_others_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     numpy, torch = (Baseline.of(name, [3.0, 4.0, 5.0]) for name in ("numpy", "torch"))
     answers = iter(
         [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]

@@ -1,4 +1,4 @@
-"""Which configuration is looked into or exported: the one asked for, the best known, or the default."""
+"""Choice of the configuration to show or export: the requested one, the best known one, or the default."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def another(key: str, device: Device, steps: int) -> Config:
     return table.config((row + steps) % len(table))
 
 
-def test_without_a_record_it_is_the_default(tmp_path: Path) -> None:
+def test_default_is_chosen_without_a_record(tmp_path: Path) -> None:
     found = choose_config(WORKLOAD, CPU, db=tmp_path / "none.db")
     assert (found.variant.key, found.why, found.how) == ("softmax/numba_cpu", "default", "predicted")
     assert found.config == found.variant.default(WORKLOAD, CPU)
@@ -84,7 +84,7 @@ def test_the_best_of_one_variant_is_not_the_best_of_all(tmp_path: Path) -> None:
 
 
 @needs_cuda
-def test_it_says_how_the_time_is_known(tmp_path: Path) -> None:
+def test_choice_names_the_source_of_its_time(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/cuda_block"
     config, h200 = another(key, H100, 1), dataclasses.replace(H100, name="h200-sxm")
     remember(db, H100, key, config, Predicted(predicted_us=4.0, verification=RIGHT))
@@ -97,7 +97,7 @@ def test_it_says_how_the_time_is_known(tmp_path: Path) -> None:
 
 
 @needs_cuda
-def test_of_several_defaults_it_is_the_one_predicted_fastest(tmp_path: Path) -> None:
+def test_default_predicted_fastest_is_chosen(tmp_path: Path) -> None:
     able = [v.key for v in kernels.variants("softmax") if v.refuses(WORKLOAD, H100) is None]
     single = [choose_config(WORKLOAD, H100, variant=key, db=tmp_path / "none.db") for key in able]
     assert len(single) >= 2
@@ -105,7 +105,7 @@ def test_of_several_defaults_it_is_the_one_predicted_fastest(tmp_path: Path) -> 
     assert chosen == min(single, key=lambda choice: choice.expected_us)
 
 
-def test_what_is_asked_for_is_taken_if_it_is_valid(tmp_path: Path) -> None:
+def test_requested_configuration_is_chosen_if_valid(tmp_path: Path) -> None:
     config = another("softmax/numba_cpu", CPU, 3)
     found = choose_config(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
     assert (found.config, found.why, found.how) == (config, "asked for", "predicted")

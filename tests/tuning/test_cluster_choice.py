@@ -1,4 +1,4 @@
-"""Which workers of a cluster are asked, and which of their devices is meant: nothing here needs Ray."""
+"""Choice of a cluster's workers and of the device to tune for; these tests do not need Ray."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class _Found:
         ({"GPU": 1, "node:10.0.0.1": 1}, "h100-sxm", True),
     ],
 )
-def test_nodes_are_asked_by_what_they_tell(resources: dict[str, float], wanted: str, asked: bool) -> None:
+def test_nodes_are_chosen_by_their_resources(resources: dict[str, float], wanted: str, asked: bool) -> None:
     assert may_have(resources, labels(wanted)) is asked
 
 
-def test_a_device_is_meant_by_name_architecture_or_key_and_must_be_the_only_one() -> None:
+def test_device_is_named_by_name_architecture_or_key_and_must_be_unique() -> None:
     cluster = _Found(H100, A100)
     for wanted in ("h100-sxm", "sm_90", H100.key, H100):
         assert [target.device for target in targets(cluster, [wanted])] == [H100]
@@ -64,7 +64,7 @@ def test_a_device_is_meant_by_name_architecture_or_key_and_must_be_the_only_one(
 
 
 @pytest.mark.parametrize("address", ["", "foo", "host:", ":6379", "http://host:80", "ray://host"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="local, auto, HOST:6379"):
         check_address(address)
     with pytest.raises(InputError, match="local, auto, HOST:6379"):

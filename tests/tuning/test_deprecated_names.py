@@ -67,7 +67,7 @@ def test_old_field_of_totals_returns_the_renamed_one() -> None:
 
 def test_old_field_of_a_report_is_accepted() -> None:
     warned = pytest.warns(FutureWarning, match=r"Report\(fleet=\.\.\.\) is deprecated.*Report\(pool=")
-    with warned, pytest.raises(TypeError, match="workload"):  # no other field is given
+    with warned, pytest.raises(TypeError, match="workload"):  # no other field is set
         Report(fleet=None)
 
 

@@ -1,4 +1,4 @@
-"""How finalists compare where no common rounds tell."""
+"""Comparison of finalists that share no rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tune_from_profile` and `tune --recorded`: what comes first, what is left out, and what ends it."""
+"""`tune_from_profile` and `tune --recorded`: order of the workloads, exclusions and end of the run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ FOUND = Report(
 
 
 class Tuner:
-    """Replaces `scheduler.tune_one`: lists the workloads, and returns given reports."""
+    """Replacement of `scheduler.tune_one` that lists the workloads and returns given reports."""
 
     def __init__(self, **outcomes: Any) -> None:
         self.asked = list[tuple[str, float | None]]()
@@ -95,9 +95,9 @@ def states(report: TuningSummary) -> dict[str, str]:
     return {item.workload: item.state for item in report.results}
 
 
-def test_the_most_that_may_be_gained_comes_first(tmp_path: Path) -> None:
+def test_workload_with_the_largest_possible_saving_comes_first(tmp_path: Path) -> None:
     db, tuner = tmp_path / "a.db", Tuner()
-    # A million of the large ones in a second is more than any machine can: there is nothing to gain.
+    # No machine can run the large workload a million times a second, so tuning it cannot gain anything.
     note(db, (LARGE, 10**6, 1e6), (GEMM, 10, 40.0), (SMALL, 10, 50.0))
     report = run(db, tuner)
     assert [text for text, _ in tuner.asked] == [SMALL, GEMM, LARGE]
@@ -106,7 +106,7 @@ def test_the_most_that_may_be_gained_comes_first(tmp_path: Path) -> None:
     assert (report.covered, report.recorded_us) == (1.0, 1e6 + 90.0)
 
 
-def test_what_is_not_ours_to_tune_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_untunable_workloads_are_reported_and_the_others_tuned(tmp_path: Path) -> None:
     db, tuner = tmp_path / "a.db", Tuner(gemm={"config": None, "median_us": None})
     alien, f8 = "fft:n=64", "gemm:m=16,n=16,k=16,dtype=e4m3"
     note(db, (alien, 1, 70.0), (f8, 1, 60.0), (GEMM, 1, 50.0), (SMALL, 1, 20.0))
@@ -119,7 +119,7 @@ def test_what_is_not_ours_to_tune_is_told_and_the_rest_goes_on(tmp_path: Path) -
     assert report.covered == pytest.approx(0.1)
 
 
-def test_minutes_are_for_all_problems_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_covers_all_workloads_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db, tuner = tmp_path / "a.db", Tuner()
     note(db, (GEMM, 1, 90.0), (SMALL, 1, 50.0), (LARGE, 1, 1.0))
     moments = iter((0.0, 30.0, 60.0, 90.0, 110.0, 121.0, 130.0))
@@ -144,14 +144,14 @@ def test_ctrl_c_ends_it_with_a_report(tmp_path: Path, how: Any) -> None:
     assert report.recorded_us == 150.0
 
 
-def test_a_run_that_time_cut_short_is_not_finished(tmp_path: Path) -> None:
+def test_run_stopped_by_its_time_limit_is_not_finished(tmp_path: Path) -> None:
     report = tune(SMALL, device="cpu", db=tmp_path / "a.db", plan=dataclasses.replace(QUICK, minutes=0.0))
     assert report.trials == {}
     with open_store(tmp_path / "a.db") as store:
         assert store.finished(local_cpu().key) == set()
 
 
-def test_without_records_it_says_how_to_make_them(tmp_path: Path) -> None:
+def test_error_without_a_profile_explains_how_to_make_one(tmp_path: Path) -> None:
     note(tmp_path / "a.db", (SMALL, 1, 1.0), device=described()["h100-sxm"])
     with pytest.raises(InputError, match=r"tunebench\.torch\.profile"):
         tune_from_profile(device="cpu", db=tmp_path / "a.db")
@@ -161,12 +161,12 @@ def test_without_records_it_says_how_to_make_them(tmp_path: Path) -> None:
         Plan(minutes=-1.0)
 
 
-# -- on the command line ---------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------
 
 QUICKLY = ("--device", "cpu", "--trials", "1", "--finalists", "1", "--no-baselines", "--workers", "1")
 
 
-def test_what_was_recorded_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiled_workload_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "a.db"
     note(db, (SMALL, 4, 100.0), ("fft:n=64", 1, 25.0))
     assert cli.run(["tune", "--from-profile", "--db", str(db), *QUICKLY]) == 0
@@ -198,7 +198,7 @@ def test_what_was_recorded_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureF
         (("--from-profile", "--cluster", "local"), "leave --cluster out"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_incompatible_options_are_refused(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["tune", "--device", "cpu", *arguments]) == 2

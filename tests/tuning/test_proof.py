@@ -1,4 +1,4 @@
-"""What a run of `tune` proves, audits and compares, with times that are made up and everything else real."""
+"""Optimality proofs, audits and finalist comparisons of `tune`, with synthetic times; all else is real."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def copy(task: Task) -> int:
 
 
 class MadeUp(WorkerExecutor[Task]):
-    """Answers at once: with the task and how often it was thoroughly timed before."""
+    """Executor that answers at once from the task and the number of its earlier thorough timings."""
 
     capacity = 1
     busy_s = 0.0
@@ -78,7 +78,7 @@ class MadeUp(WorkerExecutor[Task]):
 
 
 def slow(task: Task, _turn: int) -> Outcome:
-    """Take 15 % longer than the bound; the best is copy=0, of 11.5 us."""
+    """Return a time 15 % above the bound; the best is copy=0 with 11.5 us."""
     return measured(*[1.15 * (10 + copy(task)) * noise for noise in (1.0, 1.001, 1.002)])
 
 
@@ -105,10 +105,10 @@ def served(tmp_path: Path) -> int:
     return int(lookup("softmax", **DIMENSIONS, device="cpu", db=tmp_path / "a.db").config["copy"])
 
 
-# -- the optimality proof -------------------------------------------------------------------------------
+# -- optimality proof --------------------------------------------------------------------------------
 
 
-def test_a_run_to_the_end_proves_its_best_and_says_of_what(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_complete_run_proves_its_best_and_names_the_scope(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     report, _ = go(trials=1000)
     proof = report.optimality_proof
     assert proof is not None
@@ -120,7 +120,7 @@ def test_a_run_to_the_end_proves_its_best_and_says_of_what(go: Callable[..., tup
     assert "softmax/bounded" not in report.outside
 
 
-def test_a_budget_leaves_a_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_limited_budget_leaves_an_optimality_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     report, executor = go(trials=5)
     tried = {copy(task) for task in executor.tasks}
     floor = min(10 + row for row in range(40) if row not in tried)
@@ -131,14 +131,14 @@ def test_a_budget_leaves_a_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None
     assert report.to_json()["optimality_proof"]["open_count"] == report.optimality_proof.open_count > 0
 
 
-def test_a_gap_that_is_good_enough_ends_the_search(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_search_ends_at_the_requested_optimality_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     report, _ = go(stop_at_gap=1.2, sampler="bound")
     assert report.gap is not None
     assert report.gap <= 1.2
-    assert sum(report.trials.values()) == 2  # the default, then 11.5 us; 11 us is the lowest bound open
+    assert sum(report.trials.values()) == 2  # the default, then 11.5 us; the lowest open bound is 11 us
 
 
-def test_what_crashed_or_was_aborted_is_open_what_is_wrong_is_not(
+def test_crashed_and_aborted_configurations_stay_open_wrong_ones_do_not(
     go: Callable[..., tuple[Report, MadeUp]],
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
@@ -165,16 +165,18 @@ def test_ties_are_named(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     assert all(tie.config != report.config for tie in report.ties)
 
 
-def test_what_was_faster_only_on_a_better_day_is_a_tie(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_configuration_faster_only_in_an_earlier_run_is_a_tie(
+    go: Callable[..., tuple[Report, MadeUp]],
+) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         drift = 1.5 if task.thorough else 1.0
         return measured(*[drift * (60 + copy(task) / 40 + noise) for noise in (0.0, 0.001, 0.002)])
 
     report, _ = go(answer, trials=4, finalists=1)
-    assert len(report.ties) == 2  # the two of the search that are neither the best nor the default
+    assert len(report.ties) == 2  # the two searched configurations that are neither the best nor the default
 
 
-def test_a_prediction_proves_nothing_of_time() -> None:
+def test_predicted_times_give_no_optimality_proof() -> None:
     with pytest.raises(InputError, match="needs measured times"):
         tune("gemm:m=64,n=64,k=64,dtype=f32", device="h100-sxm", plan=Plan(stop_at_gap=1.1))
 
@@ -207,11 +209,11 @@ LIARS = set(range(2, 40)) - {20}
 
 
 def fast(task: Task, turn: int) -> Outcome:
-    """As `slow`, but what the bound excludes takes 2 us for once and 60 as a rule."""
+    """As `slow`, but configurations in `LIARS` have a fastest sample of 2 us and a median of 60 us."""
     return measured(2.0, 60.0, 60.0) if copy(task) in LIARS else slow(task, turn)
 
 
-def test_an_audit_finds_a_wrong_bound_which_prunes_no_more_also_in_later_runs(
+def test_wrong_bound_found_by_an_audit_no_longer_prunes_in_this_or_later_runs(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     report, executor = go(fast, trials=1000, audit=0.01, sampler="bound")
@@ -239,7 +241,9 @@ def test_without_audits_a_wrong_bound_goes_unnoticed(go: Callable[..., tuple[Rep
     assert (report.violations, report.audited) == ((), 0)
 
 
-def test_a_violation_leaves_what_is_open_without_a_bound(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_violation_leaves_open_configurations_without_a_bound(
+    go: Callable[..., tuple[Report, MadeUp]],
+) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         return measured(5.0, 25.0, 25.0) if copy(task) == 20 else slow(task, turn)  # the default
 
@@ -250,7 +254,7 @@ def test_a_violation_leaves_what_is_open_without_a_bound(go: Callable[..., tuple
     assert report.optimality_proof.open_count == 37
 
 
-def test_a_violation_is_resolved_once_the_bound_no_longer_says_so(
+def test_violation_is_resolved_when_the_corrected_bound_agrees(
     go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(fast, trials=1000, sampler="bound")
@@ -267,10 +271,10 @@ def test_a_violation_is_resolved_once_the_bound_no_longer_says_so(
     assert report.bound_us > 0
 
 
-# -- pruned once compiled --------------------------------------------------------------------------
+# -- configurations pruned after compilation ---------------------------------------------------------
 
 
-def test_what_its_binary_excludes_is_stored_and_closed_and_asked_again_where_that_stands_no_more(
+def test_pruning_by_binary_is_stored_and_reversed_when_its_bound_no_longer_holds(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
@@ -284,7 +288,7 @@ def test_what_its_binary_excludes_is_stored_and_closed_and_asked_again_where_tha
     assert report.optimality_proof.proved
     assert best(report) == 10
     assert all(task.prune for task in executor.tasks if not task.thorough)
-    again, _ = go(slow, trials=1000, audit=0.0)  # today's bounds, without registers, exclude them no more
+    again, _ = go(slow, trials=1000, audit=0.0)  # bounds without register counts no longer exclude them
     assert best(again) == 0
     with open_store(tmp_path / "a.db") as store:
         kinds = [e.result.outcome.kind for e in store.history(WORKLOAD) if e.key.config["copy"] == 3]
@@ -295,7 +299,7 @@ def test_what_its_binary_excludes_is_stored_and_closed_and_asked_again_where_tha
 
 
 def rounds(**drifts: tuple[float, ...]) -> Answer:
-    """Return an answer for three rivals: 20 (the default), 1 and 2, by their times in each finalist round."""
+    """Return an answer for three finalists, 20 (the default), 1 and 2, with their times in each round."""
     search = {20: 40.0, 1: 39.0, 2: 38.0}
 
     def answer(task: Task, turn: int) -> Outcome:
@@ -308,7 +312,7 @@ def rounds(**drifts: tuple[float, ...]) -> Answer:
 CALM = (40.0, 41.0, 40.0, 41.0)
 
 
-def test_what_does_not_beat_the_default_beyond_noise_is_not_reported_nor_served(
+def test_gain_within_noise_is_neither_reported_nor_looked_up(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     noisy = (39.0, 42.0, 38.0, 40.5)
@@ -351,7 +355,7 @@ def test_every_second_round_goes_backwards(go: Callable[..., tuple[Report, MadeU
     assert order[6:] == order[:6]
 
 
-def test_libraries_are_timed_between_the_rounds_and_compared(
+def test_baselines_are_timed_between_the_rounds_and_compared(
     go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed_before: list[int] = []
@@ -380,7 +384,7 @@ def test_libraries_are_timed_between_the_rounds_and_compared(
     assert "samples_us" not in report.to_json()["baselines"][0]
 
 
-def test_a_finalist_that_fails_is_stored_and_speaks_no_more(
+def test_failed_finalist_is_stored_and_leaves_the_comparison(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     steady = rounds(c20=CALM, c1=tuple(0.5 * us for us in CALM), c2=CALM)
@@ -398,7 +402,7 @@ def test_a_finalist_that_fails_is_stored_and_speaks_no_more(
     assert (last.result.outcome.kind, last.purpose) == ("wrong_result", "finalist")
 
 
-def test_a_default_that_was_aborted_is_timed_all_the_same(
+def test_aborted_default_is_timed_as_a_finalist(
     go: Callable[..., tuple[Report, MadeUp]],
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
@@ -412,7 +416,7 @@ def test_a_default_that_was_aborted_is_timed_all_the_same(
     assert report.versus["default"].faster
 
 
-def test_until_there_are_finalists_intervals_decide_and_the_report_says_what_is_served(
+def test_intervals_decide_without_finalists_and_the_report_names_the_answer(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
@@ -426,7 +430,7 @@ def test_until_there_are_finalists_intervals_decide_and_the_report_says_what_is_
     assert served(tmp_path) == 20
 
 
-def test_finalists_that_were_interrupted_are_no_verdict(
+def test_interrupted_finalist_comparison_decides_nothing(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
@@ -444,10 +448,10 @@ def test_finalists_that_were_interrupted_are_no_verdict(
         assert {entry.purpose for entry in store.history(WORKLOAD)} == {"search"}
 
 
-# -- the command line ------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------
 
 
-def test_the_command_line_tells_it_all(
+def test_command_line_prints_proof_and_finalists(
     go: Callable[..., tuple[Report, MadeUp]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Searching recorded spaces: the same loop, and the files' own figures."""
+"""Search of recorded tuning spaces: the loop of `tune`, with times read from cache files."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_a_search_asks_for_each_configuration_once_and_finds_the_optimum(sampler
     }
 
 
-def test_what_was_not_asked_for_does_not_matter() -> None:
-    """The sampler never sees a time before it asks: other times elsewhere change nothing until then."""
+def test_times_not_asked_for_have_no_effect() -> None:
+    """The sampler sees only the times it asks for, so changes of other times have no effect until then."""
     first = replay(Space.of(recording()), trials=20, seed=3, sampler="surrogate")
-    asked_until = 12  # the design is drawn without looking at times
+    asked_until = 12  # the initial design does not depend on times
     other = recording(times_us=np.where(np.isnan(recording().times_us), np.nan, 5.0))
     second = replay(Space.of(other), trials=asked_until, seed=3, sampler="surrogate")
     assert set(second.best_us) <= {5.0, np.inf}
@@ -93,7 +93,7 @@ def test_tables_find_each_others_rows() -> None:
         assert there == -1 or TABLE.config(int(there)) == config
 
 
-# -- the command line, on public recordings ----------------------------------------------------------------
+# -- command line, on public recordings --------------------------------------------------------------
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
@@ -113,7 +113,7 @@ def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) ->
         assert each["efficiency"]["50"] > 0.8
 
 
-def test_replay_tells_what_is_passed_over_and_what_that_misses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_reports_skipped_configurations_and_missed_optima(capsys: pytest.CaptureFixture[str]) -> None:
     paths = [found(f"recorded/convolution/{name}.json.gz") for name in ("RTX_2080_Ti", "RTX_3060_laptop")]
     words = ("replay", paths[0], "--warm", paths[1], "--trials", 50, "--sampler", "random")
     [off] = told(capsys, *words, "--json")["runs"]  # type: ignore[misc]
@@ -126,14 +126,14 @@ def test_replay_tells_what_is_passed_over_and_what_that_misses(capsys: pytest.Ca
     assert "really faster" in capsys.readouterr().out
 
 
-def test_passing_over_looks_at_no_time_that_was_not_asked_for() -> None:
-    """Times the search did not ask for change what is missed, and nothing else."""
+def test_learned_pruner_uses_no_time_not_asked_for() -> None:
+    """Changed times of configurations that the search did not ask for affect only the reported misses."""
     search = functools.partial(
         replay, trials=25, seed=1, sampler="random", elsewhere=[recording(scale=3.0)], learned_pruner=True
     )
     first = search(Space.of(recording()))
     times = recording().times_us
-    hidden = np.where(times < first.best_us[-1], 1.0, times)  # none of these was asked for
+    hidden = np.where(times < first.best_us[-1], 1.0, times)  # the search asked for none of these
     second = search(Space.of(recording(times_us=hidden)))
     assert (hidden == 1.0).any()
     assert second.best_us == first.best_us
@@ -141,7 +141,7 @@ def test_passing_over_looks_at_no_time_that_was_not_asked_for() -> None:
     assert second.postponed.winners == first.postponed.winners
 
 
-def test_a_bound_is_held_against_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bound_is_compared_with_a_recorded_space(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution_milo/A100.json.gz")
     data = told(capsys, "bound", "--replay", path, "--json")
     assert data["described"] == data["rows"] == 4201
@@ -160,11 +160,13 @@ T4 = "recorded/convolution_milo/A100_T4.json.gz"
 TOLD = ("--kernel", "convolution_kernel", "--device", "a100-40-pcie", "--problem", "4096x4096")
 
 
-def test_what_a_file_does_not_tell_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_supply_facts_missing_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution_milo/A100.json.gz")
     whole = told(capsys, "bound", "--replay", path, "--json")
     assert told(capsys, "bound", "--replay", found(T4), *TOLD, "--json") == whole
-    assert told(capsys, "bound", "--replay", path, *TOLD, "--json") == whole  # told twice, and alike
+    assert (
+        told(capsys, "bound", "--replay", path, *TOLD, "--json") == whole
+    )  # the file and the options describe the same kernel
     untold = told(capsys, "bound", "--replay", found(T4), "--json")
     assert (untold["rows"], untold["described"]) == (4201, 0)
     run = told(capsys, "replay", found(T4), *TOLD, "--trials", 30, "--sampler", "bound", "--json")
@@ -183,7 +185,7 @@ def test_what_a_file_does_not_tell_can_be_told(capsys: pytest.CaptureFixture[str
         ("recorded/convolution_milo/A100.json.gz", "--problem", "64x64", r"the file tells (4096, 4096)"),
     ],
 )
-def test_what_is_told_wrong_is_refused(
+def test_wrong_description_options_are_refused(
     file: str, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["bound", "--replay", str(found(file)), option, value]) == 2
@@ -200,7 +202,7 @@ def test_what_is_told_wrong_is_refused(
         ({"kernel": "mine"}, "its kernel has no cost model; Xgemm and convolution_kernel have one"),
     ],
 )
-def test_what_is_missing_for_a_bound_is_told(changes: dict[str, Any], reason: str) -> None:
+def test_error_names_facts_missing_for_a_bound(changes: dict[str, Any], reason: str) -> None:
     values = {"MWG": 64, "NWG": 64, "KWG": 32, "MDIMC": 16, "NDIMC": 16, "MDIMA": 16, "NDIMB": 16}
     values |= {"KWI": 2, "VWM": 2, "VWN": 2, "SA": 1, "SB": 1}
     table = Parameters(tuple(Parameter(name, (value,), "") for name, value in values.items())).enumerate()
@@ -211,7 +213,7 @@ def test_what_is_missing_for_a_bound_is_told(changes: dict[str, Any], reason: st
     assert (space.bounds, space.missing) == (None, reason)
 
 
-def test_a_violated_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_violated_bound_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = {"cache": {}, **{key: value for key, value in _convolution().items() if key != "cache"}}
     for key, entry in list(_convolution()["cache"].items())[:50]:
         entries["cache"][key] = entry | ({"time": 1e-6, "times": []} if key.startswith("16,1,1") else {})
@@ -228,7 +230,7 @@ def _convolution() -> dict[str, dict[str, dict[str, object]]]:
         return dict(json.load(file))
 
 
-def test_a_kernel_that_nobody_described_has_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_undescribed_kernel_has_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/dedispersion_milo/A100.json.gz")
     data = told(capsys, "bound", "--replay", path, "--json")
     assert (data["described"], data["violations"], data["bound_over_best"]) == (0, 0, None)

@@ -1,4 +1,4 @@
-"""Families of problems: which sizes a range stands for, and one call that tunes and serves them."""
+"""Size ranges: the sizes in a range, and one call that tunes and looks up all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_range_is_its_ends_and_the_powers_of_two_between() -> None:
 @given(st.integers(1, 5000), st.integers(0, 5000))
 def test_no_size_is_more_than_twice_the_one_before(low: int, more: int) -> None:
     sizes = rows(f"softmax:rows={low}..{low + more},cols=8,dtype=f32")
-    assert set(sizes[:2]) == {low, low + more}  # the ends first
+    assert set(sizes[:2]) == {low, low + more}  # the ends come first
     ordered = sorted(sizes)
     assert all(b <= 2 * a for a, b in itertools.pairwise(ordered))
 
@@ -50,7 +50,7 @@ def test_dots_in_an_expression_are_no_range() -> None:
     assert str(problem) == "elementwise:rows=2,cols=3,dtype=f32,expression=x*1.5"
 
 
-def test_one_call_tunes_a_family_and_serves_every_size_in_it(
+def test_one_call_tunes_a_size_range_and_looks_up_every_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db, text = str(tmp_path / "family.db"), "softmax:rows=16..32,cols=64,dtype=f32"

@@ -47,7 +47,7 @@ def slow(task: Task) -> Outcome:
 
 
 class Fake(WorkerExecutor[Task]):
-    """Answers at once, and notes what it is asked for; presses Ctrl-C before the task of a number."""
+    """Executor that answers at once and lists its tasks; it raises KeyboardInterrupt before a given task."""
 
     capacity = 1
     busy_s = 0.0
@@ -65,7 +65,7 @@ class Fake(WorkerExecutor[Task]):
         return future
 
     def close(self) -> None:
-        """Do nothing: nothing is under way."""
+        """Do nothing: no task is running."""
 
     @property
     def searched(self) -> Counter[str]:
@@ -74,7 +74,7 @@ class Fake(WorkerExecutor[Task]):
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
-    """Return a function that makes tuning use a fake executor, and returns the executor."""
+    """Return a function that makes tuning use a fake executor and returns that executor."""
 
     def use(answer: Answer = slow, interrupt_at: int | None = None) -> Fake:
         fake = Fake(answer, interrupt_at)
@@ -101,17 +101,17 @@ def states(report: TuningSummary) -> dict[str, str]:
     return {part.workload: part.state for part in report.results}
 
 
-# -- who gets what -----------------------------------------------------------------------------------------
+# -- division of the budget --------------------------------------------------------------------------
 
 
-def test_the_budget_is_kept_and_goes_where_the_model_spends_its_time(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Callable[..., Fake]) -> None:
     fake, seen = use(), list[Progress]()
     report = run(THREE, 60, tmp_path / "a.db", watcher=seen.append)
     assert fake.searched.total() == report.trials == 60
     assert trials(report) == fake.searched
-    assert fake.searched[NORM] > fake.searched[GEMM] >= fake.searched[SOFTMAX] >= 10  # a first round for all
+    assert (
+        fake.searched[NORM] > fake.searched[GEMM] >= fake.searched[SOFTMAX] >= 10
+    )  # every workload gets a first round
     assert [part.workload for part in report.results] == [NORM, GEMM, SOFTMAX]
     assert sum(part.share or 0 for part in report.results) == pytest.approx(1)
     assert report.after_us == sum(part.count * (part.after_us or 0) for part in report.results)
@@ -125,7 +125,7 @@ def test_the_budget_is_kept_and_goes_where_the_model_spends_its_time(
     assert {now.phase for now in seen} == {"search", "finalists"}
 
 
-def test_a_problem_took_before_what_one_would_ship_untuned_or_what_was_served(
+def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(
     tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
     fake = use()
@@ -140,7 +140,7 @@ def test_a_problem_took_before_what_one_would_ship_untuned_or_what_was_served(
 
 
 @pytest.mark.parametrize("total", [1, 2])
-def test_with_fewer_trials_than_problems_the_largest_come_first(
+def test_largest_workloads_come_first_with_few_trials(
     total: int, tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
     use()
@@ -149,9 +149,7 @@ def test_with_fewer_trials_than_problems_the_largest_come_first(
     assert states(report) == {NORM: "tuned", GEMM: "tuned" if total == 2 else "left", SOFTMAX: "left"}
 
 
-def test_a_problem_that_has_no_more_configurations_leaves_its_trials_to_others(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_exhausted_workload_leaves_its_trials_to_others(tmp_path: Path, use: Callable[..., Fake]) -> None:
     fake = use()
     report = run({SOFTMAX: 10**6, NORM: 1}, 100, tmp_path / "a.db", variant_files=(FORTY,))
     assert fake.searched == {SOFTMAX: 40, NORM: 60}
@@ -161,7 +159,7 @@ def test_a_problem_that_has_no_more_configurations_leaves_its_trials_to_others(
     }
 
 
-def test_where_times_are_predicted_the_best_prediction_ends_a_problem(
+def test_best_prediction_ends_a_workload_with_predicted_times(
     tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
     def predicted(task: Task) -> Outcome:
@@ -176,10 +174,12 @@ def test_where_times_are_predicted_the_best_prediction_ends_a_problem(
     assert report.trials == len(fake.tasks) < len(found.table)
 
 
-# -- what does not go well ---------------------------------------------------------------------------------
+# -- errors and interruptions ------------------------------------------------------------------------
 
 
-def test_a_problem_that_no_variant_can_do_ends_nothing(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_workload_without_a_variant_does_not_stop_the_others(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
     fake = use()
     report = run({ALIEN: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
     assert states(report) == {SOFTMAX: "tuned", ALIEN: "unsuited"}
@@ -188,7 +188,7 @@ def test_a_problem_that_no_variant_can_do_ends_nothing(tmp_path: Path, use: Call
     assert [part.workload for part in report.without] == [ALIEN]
 
 
-def test_a_problem_that_fails_throughout_is_given_up(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_workload_that_always_fails_is_abandoned(tmp_path: Path, use: Callable[..., Fake]) -> None:
     def answer(task: Task) -> Outcome:
         return Crashed(reason="SIGSEGV") if task.workload.operator == "gemm" else slow(task)
 
@@ -198,7 +198,7 @@ def test_a_problem_that_fails_throughout_is_given_up(tmp_path: Path, use: Callab
     assert fake.searched == {GEMM: 24, SOFTMAX: 76}
 
 
-def test_an_error_ends_one_problem_and_a_lost_database_all(
+def test_error_ends_one_workload_and_a_lost_database_ends_all(
     tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search, error = scheduler.run.search, InputError("this one cannot be")
@@ -220,16 +220,16 @@ def test_an_error_ends_one_problem_and_a_lost_database_all(
         run({GEMM: 100, SOFTMAX: 1}, 20, tmp_path / "b.db")
 
 
-# -- going on ----------------------------------------------------------------------------------------------
+# -- continued runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", [7, 41])
-def test_an_interrupted_run_keeps_everything_and_the_same_call_goes_on(
+def test_interrupted_run_keeps_its_trials_and_the_same_call_continues(
     stop: int, tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
     first = use(interrupt_at=stop)
-    report = run(THREE, 40, tmp_path / "a.db")  # the fortieth trial is followed by finals
+    report = run(THREE, 40, tmp_path / "a.db")  # finalists are timed after the fortieth trial
     assert report.interrupted
     assert report.trials == min(stop, 40)
     second = use()
@@ -243,15 +243,17 @@ def test_an_interrupted_run_keeps_everything_and_the_same_call_goes_on(
         if not task.thorough
     )
     assert set(tried.values()) == {1}
-    assert {str(task.workload) for task in second.tasks if task.thorough} == set(THREE)  # finals of all
+    assert {str(task.workload) for task in second.tasks if task.thorough} == set(
+        THREE
+    )  # finalists of every workload
 
     third = use()
-    report = run(THREE, 40, tmp_path / "a.db")  # that one was finished: more effort is asked for
+    report = run(THREE, 40, tmp_path / "a.db")  # the run before was complete, so this one searches further
     assert third.searched.total() == 40
     assert {str(task.workload) for task in third.tasks if task.thorough} == set(third.searched)
 
 
-def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
+def test_time_limit_ends_the_search_and_the_same_call_continues(
     tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
@@ -263,7 +265,7 @@ def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
     assert report.cut_short
     assert not report.interrupted
     assert report.trials == first.searched.total() < 40
-    assert any(task.thorough for task in first.tasks)  # finalists are timed all the same
+    assert any(task.thorough for task in first.tasks)  # finalists are timed although the search was stopped
     monkeypatch.undo()
     monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
     second = use()
@@ -271,13 +273,13 @@ def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
     assert (first.searched + second.searched).total() == 40
 
 
-def test_what_is_known_and_final_is_neither_searched_nor_timed_again(
+def test_known_finalists_are_neither_searched_nor_timed_again(
     tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
     use()
     known = run({SOFTMAX: 1}, 40, tmp_path / "a.db")
     use(interrupt_at=20)
-    run({GEMM: 1}, 40, tmp_path / "a.db", seed=1)  # known, and not final
+    run({GEMM: 1}, 40, tmp_path / "a.db", seed=1)  # measured, but without a finalist comparison
     fake = use()
     report = run({SOFTMAX: 1, GEMM: 1, NORM: 10**6}, 8, tmp_path / "a.db")
     assert states(report) == {NORM: "tuned", SOFTMAX: "known", GEMM: "known"}
@@ -290,10 +292,10 @@ def test_what_is_known_and_final_is_neither_searched_nor_timed_again(
     assert softmax.before_us == softmax.after_us == known.results[0].after_us
 
 
-# -- what is asked for -------------------------------------------------------------------------------------
+# -- checks of arguments -----------------------------------------------------------------------------
 
 
-def test_a_problem_that_is_several_layers_is_tuned_once(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_workload_of_several_layers_is_tuned_once(tmp_path: Path, use: Callable[..., Fake]) -> None:
     fake, path = use(), tmp_path / "net.toml"
     entries = {"first": 2, "second": 3}
     path.write_text(
@@ -322,7 +324,7 @@ def test_a_problem_that_is_several_layers_is_tuned_once(tmp_path: Path, use: Cal
         ({SOFTMAX: 1}, {"device": described()["h100-sxm"], "stop_at_gap": 1.1}, InputError, "stop_at_gap"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_anything_is_begun(
+def test_untunable_arguments_are_refused_before_the_first_trial(
     suite: Any, changes: dict[str, Any], error: type, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=said):
@@ -330,7 +332,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_begun(
     assert not (tmp_path / "a.db").exists()
 
 
-# -- on the command line -----------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------
 
 
 def command(path: Path, *words: str) -> tuple[str, ...]:
@@ -346,7 +348,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_tells_what_became_of_each(
+def test_command_reports_each_workload(
     file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
 ) -> None:
     use()
@@ -364,7 +366,7 @@ def test_the_command_tells_what_became_of_each(
     assert data["after_us"] == sum(part["count"] * (part["after_us"] or 0) for part in data["parts"])
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_explains_how_to_continue(
     file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(interrupt_at=5)
@@ -383,7 +385,7 @@ def test_ctrl_c_says_how_to_go_on(
         (("--suite", "gpt2", "--cluster", "local", "--arch", "all"), "one device at a time"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_incompatible_options_are_refused(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["tune", *words]) == 2
@@ -401,6 +403,8 @@ def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
         assert store.finished(local_cpu().key) == set(suite)
         assert {store.best(text)[0].purpose for text in suite} == {"finalist"}
     seconds = [part.report.seconds for part in report.results if part.report is not None]
-    assert sum(each["wall_s"] for each in seconds) <= report.wall_s  # each has the time of its own turns
+    assert (
+        sum(each["wall_s"] for each in seconds) <= report.wall_s
+    )  # each workload counts only the time of its own turns
     assert all(each["wall_s"] > each["compile_s"] > 0 for each in seconds)
     assert dataclasses.replace(report, results=()).after_us == 0

@@ -1,4 +1,4 @@
-"""The whole pipeline on the CPU: every class of outcome is stored, the search ends, what is known stays."""
+"""Tuning on the CPU from search to lookup: every outcome is stored, and known trials are not repeated."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_progress_counts_up_to_the_end(report: Report, seen: list[Progress]) -> 
     assert sum(search[-1].outcomes.values()) == 9
 
 
-def test_what_is_known_costs_nothing_and_is_served(report: Report, database: Path) -> None:
+def test_known_configurations_cost_no_trials_and_are_looked_up(report: Report, database: Path) -> None:
     again = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=15.0))
     assert again.trials == {}
     assert again.cached == 9
@@ -89,7 +89,7 @@ def test_what_is_known_costs_nothing_and_is_served(report: Report, database: Pat
     assert answer.how == "measured here"
 
 
-def test_a_shipped_variant_is_tuned_and_looked_up(tmp_path: Path) -> None:
+def test_built_in_variant_is_tuned_and_looked_up(tmp_path: Path) -> None:
     report = tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan(trials=3, sampler="random"))
     assert sum(report.trials.values()) == 3
     answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=tmp_path / "a.db")
@@ -125,7 +125,7 @@ def trials(database: Path) -> Counter[str]:
     """Return how often each configuration was measured by a search."""
     try:
         store = open_store(database, read_only=True)
-    except DatabaseError:  # not made yet
+    except DatabaseError:  # the database does not exist yet
         return Counter()
     with store:
         return Counter(str(e.key.config) for e in store.history(WORKLOAD) if e.purpose == "search")

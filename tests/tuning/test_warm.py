@@ -1,4 +1,4 @@
-"""Beginning with what the database knows of other devices and of related problems."""
+"""Warm start from database records of other devices and of related workloads."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def store(tmp_path: Path) -> Store:
         yield opened  # type: ignore[misc]
 
 
-# -- what is found ---------------------------------------------------------------------------------
+# -- records that a warm start finds -----------------------------------------------------------------
 
 
-def test_an_empty_database_tells_nothing(store: Store) -> None:
+def test_empty_database_gives_no_warm_start(store: Store) -> None:
     assert start(store) == WarmStart()
 
 
@@ -134,17 +134,17 @@ def test_only_what_an_earlier_source_did_counts_here(store: Store) -> None:
     assert start(store).sources[0].records == 30
 
 
-def test_a_configuration_that_is_there_no_more_is_no_help(store: Store) -> None:
+def test_configuration_no_longer_in_the_space_is_ignored(store: Store) -> None:
     fill(store, {copy: measured(7.0) for copy in (*range(30), 99)})
     assert start(store).sources[0].records == 30
 
 
-def test_another_kind_of_device_is_no_help(store: Store) -> None:
+def test_another_kind_of_device_is_ignored(store: Store) -> None:
     fill(store, {copy: measured(7.0) for copy in range(30)}, device=devices.described()["h100-sxm"])
     assert start(store) == WarmStart()
 
 
-def test_related_problems_help_where_nobody_tuned_this_one(store: Store) -> None:
+def test_related_workloads_are_used_when_this_one_was_never_tuned(store: Store) -> None:
     times = {copy: measured(7.0) for copy in range(30)}
     near, far, other = (
         WORKLOAD.replace("cols=32", "cols=64"),
@@ -187,11 +187,11 @@ def test_another_eps_is_no_farther() -> None:
     assert distance(parse(rows), "layernorm:rows=128,cols=512,dtype=f16,eps=0.001") == 1
 
 
-# -- what tune makes of it -------------------------------------------------------------------------
+# -- use of a warm start by tune ---------------------------------------------------------------------
 
 
 def begun(store: Store, asks: int = 0, **changes: object) -> tuple[RunContext, list[int]]:
-    """Return a run that has not begun to measure, and what it would try first."""
+    """Return a run that has not measured yet, and the configurations that it would try first."""
     problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
     setup = TuningSetup(target=tuning_target(HERE), plan=plan, store=store)
     found = find_variants(problem, HERE, (VARIANT.key,))
@@ -218,7 +218,7 @@ def test_tune_begins_with_what_was_fastest_elsewhere(tmp_path: Path) -> None:
     assert seen[0].elsewhere == 40
 
 
-def test_a_cold_start_is_cold(store: Store) -> None:
+def test_cold_start_ignores_the_database(store: Store) -> None:
     fill(store, {copy: measured(100.0 + abs(copy - 27)) for copy in range(40)})
     assert begun(store)[0].warm[VARIANT.key].sources
     assert begun(store, warm=False)[0].warm == {}
@@ -234,7 +234,7 @@ def test_few_records_are_tried_first_and_a_random_sample_stays_one(store: Store)
     assert begun(store, 5, sampler="random", learned_pruner=True)[1] == cold
 
 
-def test_tune_passes_over_what_is_unlikely(store: Store) -> None:
+def test_tune_skips_unlikely_configurations(store: Store) -> None:
     times = {copy: math.exp(0.2 * copy) for copy in range(40)}
     fill(store, {copy: measured(us) for copy, us in times.items()})
     for copy in range(2, 27):
