@@ -33,7 +33,7 @@ from tunebench.workloads import parse
 H100 = device.find("h100-sxm")
 SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
 
-# -- the command ---------------------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------
 
 
 @needs_no_gpu
@@ -91,7 +91,7 @@ def test_failing_step_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, 
     assert acceptance.main(["--out", str(tmp_path), "--only", "record"]) == 0
 
 
-# -- the lists -----------------------------------------------------------------------------------------------
+# -- lists of workloads ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_spaces_are_measured_in_turns() -> None:
     assert order == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3), ("a", 4)]
 
 
-# -- running and judging -------------------------------------------------------------------------------------
+# -- configurations and outcomes ---------------------------------------------------------------------
 
 
 def item(row: int = 0) -> acceptance_run.AcceptanceItem:
@@ -155,7 +155,7 @@ def result(us: float) -> Result:
 
 
 class Instant(WorkerExecutor[Task]):
-    """Answers at once; the third task raises an exception."""
+    """Executor that answers at once; its third task raises an exception."""
 
     capacity = 2
     busy_s = 0.0
@@ -291,7 +291,7 @@ def test_search_stops_at_its_time_limit() -> None:
     acceptance._stop_after(100.0)(progress("search", 1))
 
 
-# -- the report ----------------------------------------------------------------------------------------------
+# -- report ------------------------------------------------------------------------------------------
 
 
 def test_the_report_is_whole_after_every_fact(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_progress_shows_seconds_since_start(tmp_path: Path) -> None:
     assert said == ["[  12.3 s] half way"]
 
 
-# -- the comparison ------------------------------------------------------------------------------------------
+# -- comparison --------------------------------------------------------------------------------------
 
 
 def call(name: str, rounds: Sequence[Sequence[float] | Exception], log: list[str]) -> TimedCall:

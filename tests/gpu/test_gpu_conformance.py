@@ -1,4 +1,4 @@
-"""The conformance run with an emulator in place of the GPU: a wrong wrapper is named."""
+"""Conformance run with an emulator in place of the GPU: the report names each wrong wrapper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tunebench.space import Config
 
 H100 = device.find("h100-sxm")
 
-# -- the list of wrappers ------------------------------------------------------------------------------------
+# -- list of wrappers --------------------------------------------------------------------------------
 
 
 def test_every_wrapper_has_a_case_and_every_case_a_wrapper() -> None:
@@ -114,7 +114,7 @@ def test_the_emulator_conforms_to_itself_in_another_order(case: WrapperCase) -> 
 
 
 FAULTS = {
-    # lanes of D change places with those of the other half of the group
+    # lanes of D are exchanged with those of the other half of the group
     "mma_m16n8k16_f16": (
         "d[i] = D[lane / 4 + 8 * (i / 2)]",
         "d[i] = D[lane / 4 + 8 * (1 - i / 2)]",
@@ -216,11 +216,11 @@ def test_every_case_compiles_for_the_device(architecture: str) -> None:
         assert len(binary.entries) == 1
 
 
-# -- the way to the GPU --------------------------------------------------------------------------------------
+# -- launches on the GPU -----------------------------------------------------------------------------
 
 
 class Host:
-    """Stand-in for a GPU: memory is NumPy arrays, and a launch emulates the given case."""
+    """Replacement of a GPU: memory is NumPy arrays, and a launch emulates the given case."""
 
     def __init__(self, case: WrapperCase) -> None:
         self._variant, self._memory, self._next = WrapperVariant(case), {}, itertools.count(4096, 1 << 20)

@@ -1,4 +1,4 @@
-"""The runner for GPUs, on one."""
+"""The runner for GPUs, on a real GPU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(gpu: Device) -> Runs:
     return Runs(COLD, gpu)
 
 
-def test_a_right_kernel_is_verified_and_timed(run: Runs) -> None:
+def test_correct_kernel_is_verified_and_timed(run: Runs) -> None:
     outcome = run.toy(RIGHT)
     assert isinstance(outcome, Measured), outcome
     assert 0 < outcome.median_us < 1000
@@ -136,7 +136,7 @@ def test_a_block_may_have_more_than_48_kilobytes_of_shared_memory(run: Runs) -> 
     assert isinstance(run.toy(KERNEL.format(body=body), smem_bytes=smem_bytes), Measured)
 
 
-def test_more_shared_memory_than_there_is_is_refused(run: Runs) -> None:
+def test_too_much_shared_memory_is_refused(run: Runs) -> None:
     with pytest.raises(DeviceError, match="bytes of shared memory"):
         run.toy(RIGHT, smem_bytes=512 * 1024)
 
@@ -150,7 +150,7 @@ def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
     assert isinstance(run.toy(RIGHT), Measured)
 
 
-# -- in a worker ---------------------------------------------------------------------------------------------
+# -- runs in a worker process ------------------------------------------------------------------------
 
 
 def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
@@ -199,7 +199,7 @@ SMALL = (
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", SMALL)
-def test_every_default_configuration_is_right(run: Runs, text: str, dtype: str) -> None:
+def test_every_default_configuration_is_correct(run: Runs, text: str, dtype: str) -> None:
     workload = parse(text.format(dtype=dtype))
     able = [v for v in kernels.variants(workload) if v.refuses(workload, run.on) is None]
     assert able

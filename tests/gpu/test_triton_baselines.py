@@ -41,7 +41,7 @@ print("all right")
 
 
 @needs_triton
-def test_triton_baselines_are_right() -> None:
+def test_triton_baselines_are_correct() -> None:
     said = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

@@ -66,11 +66,11 @@ def attention(
         q: Queries, contiguous, in f16 or bf16.
         k: Keys (batch, heads_k, seq_k, dim).
         v: Values, like the keys.
-        o: Like q, written.
-        lse: (batch, heads, seq_q) f32, written.
-        causal: Whether query i sees the keys up to i + seq_k - seq_q only.
-        kernel: The tuned one, or the plain one, which wants its tile too.
-        tile: `BM` and `BN` of the plain one.
+        o: Output, like q; overwritten.
+        lse: Log-sum-exp (batch, heads, seq_q) in f32; overwritten.
+        causal: Whether query i sees only the keys up to i + seq_k - seq_q.
+        kernel: The autotuned kernel, or the plain one, which also needs `tile`.
+        tile: `BM` and `BN` of the plain kernel.
     """
     batch, heads, seq_q, dim = q.shape
 

@@ -63,10 +63,10 @@ def matmul(a: Any, b: Any, c: Any, precision: str = "ieee") -> None:
     """Compute c (m, n) = a (m, k) @ b (k, n) on torch tensors; a and b may be transposed views.
 
     Args:
-        a: Of a floating-point type, or int8.
-        b: Of the same.
-        c: Of any floating-point type, or int32.
-        precision: Of products of f32: ``"ieee"`` or ``"tf32"``.
+        a: Matrix of a floating-point dtype or int8.
+        b: Matrix of the same dtype.
+        c: Output of any floating-point dtype or int32; overwritten.
+        precision: Precision of f32 products: ``"ieee"`` or ``"tf32"``.
     """
     (m, k), n = a.shape, b.shape[1]
 

@@ -119,7 +119,7 @@ class WrapperCase:
         return self.minimum_cc <= device.compute_capability <= self.maximum_cc
 
 
-# -- as a variant --------------------------------------------------------------------------------------------
+# -- the case as a variant ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__({threads}, {blocks_per_sm}) conform({parameter
 
 
 class WrapperVariant(CudaVariant[WrapperWorkload]):
-    """Runs the kernel of a case.
+    """Variant that runs the kernel of a case.
 
     Args:
-        case: Which.
+        case: The case to run.
     """
 
     name = "case"

@@ -256,7 +256,7 @@ CASES: tuple[WrapperCase, ...] = (
     _copy(3, 0, 0),
     _copy(3, 8, -3),
     _copy(3, -16, 40),
-    # 3 x 3 with padding from an image's first pixel on; its last tap, from within one image into the next.
+    # 3 x 3 with padding: first tap from an image's first pixel; last tap from one image into the next.
     _pixels((-1, -1), (-1, -1), 1, (-1, -1), (0, 0)),
     _pixels((-1, -1), (-1, -1), 1, (2, 5), (2, 2)),
     # By twos, over rows that end between two; without padding; other corners, and channels beyond the last.

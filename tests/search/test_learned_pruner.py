@@ -1,4 +1,4 @@
-"""The calibrated pruner: on families of devices whose truth is known, and in a search."""
+"""Learned pruner: its miss rate on synthetic pairs of devices, its parts, and its use in a search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_BOUND = np.zeros(ROWS)
 
 
 def family(seed: int, kind: str = "exponential", scatter: float = 0.12) -> tuple[np.ndarray, np.ndarray]:
-    """Return the times of one kernel on two devices: a factor apart, and residuals of some kind of tail."""
+    """Return times of a kernel on two devices that differ by a factor and residuals with the given tail."""
     rng = np.random.default_rng(seed)
     there = np.exp(rng.gamma(4.0, 0.25, ROWS))
     residuals = {
@@ -45,7 +45,7 @@ def family(seed: int, kind: str = "exponential", scatter: float = 0.12) -> tuple
 
 
 def after(times: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Return what is known once so many rows, drawn at random, are measured."""
+    """Return the times with all but `count` random rows unknown (NaN)."""
     known = np.full(len(times), np.nan)
     rows = np.random.default_rng(seed).permutation(len(times))[:count]
     known[rows] = times[rows]
@@ -53,7 +53,7 @@ def after(times: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def account(here: np.ndarray, there: np.ndarray, bounds: np.ndarray, runs: int, count: int) -> np.ndarray:
-    """Return the rows passed over, the winners expected and found among them, and all winners: summed."""
+    """Return sums over runs: skipped rows, winners expected among them, winners among them, all winners."""
     total = np.zeros(4)
     for seed in range(runs):
         known = after(here, count, seed)
@@ -66,13 +66,13 @@ def account(here: np.ndarray, there: np.ndarray, bounds: np.ndarray, runs: int, 
     return total
 
 
-# -- the miss rate ---------------------------------------------------------------------------------
+# -- miss rate ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [50, 200])
 @pytest.mark.parametrize(("kind", "share"), [("normal", 0.002), ("exponential", 0.02), ("student", 0.04)])
-def test_as_many_winners_are_missed_as_is_said(kind: str, share: float, count: int) -> None:
-    """One in a hundred, if the tail is exponential; none if it is shorter, some more if it is longer."""
+def test_miss_rate_is_as_announced(kind: str, share: float, count: int) -> None:
+    """An exponential tail misses one winner in a hundred, a shorter tail fewer, a longer tail more."""
     total = np.zeros(4)
     for seed in range(8):
         here, there = family(seed, kind)
@@ -81,10 +81,12 @@ def test_as_many_winners_are_missed_as_is_said(kind: str, share: float, count: i
     assert passed > 80 * 0.4 * ROWS
     assert winners > 500
     assert missed <= share * winners
-    assert 0.4 * MISSED * winners < expected < 2 * MISSED * winners  # the sum of all chances is right, too
+    assert (
+        0.4 * MISSED * winners < expected < 2 * MISSED * winners
+    )  # the predicted number of winners is right, too
 
 
-def test_devices_that_have_nothing_in_common_tell_nothing() -> None:
+def test_uncorrelated_devices_prune_nothing() -> None:
     here, there = family(2)
     there = np.random.default_rng(0).permutation(there)
     passed, _, missed, winners = account(here, there, NO_BOUND, 40, 50)
@@ -92,7 +94,7 @@ def test_devices_that_have_nothing_in_common_tell_nothing() -> None:
     assert missed <= 0.05 * winners
 
 
-def test_what_is_known_nowhere_is_judged_by_its_bound() -> None:
+def test_row_without_any_time_is_judged_by_its_bound() -> None:
     rng = np.random.default_rng(3)
     bounds = np.exp(rng.normal(1.0, 0.8, ROWS))
     here = bounds * np.exp(rng.gamma(3.0, 0.25, ROWS))
@@ -103,7 +105,7 @@ def test_what_is_known_nowhere_is_judged_by_its_bound() -> None:
     assert missed <= 2 * MISSED * winners
 
 
-def test_without_devices_and_without_bounds_nothing_is_passed_over() -> None:
+def test_nothing_is_skipped_without_devices_and_bounds() -> None:
     here, _ = family(4)
     known = after(here, 100, 0)
     chance = chances(known, np.full(ROWS, np.nan), NO_BOUND, float(np.nanmin(known)))
@@ -111,7 +113,7 @@ def test_without_devices_and_without_bounds_nothing_is_passed_over() -> None:
     assert least_likely(chance, np.isnan(known)).count == 0
 
 
-def test_too_few_measurements_tell_nothing() -> None:
+def test_too_few_measurements_prune_nothing() -> None:
     here, there = family(5)
     expected = expected_log_us((there,), ROWS)
     for count, told in ((LEAST_MEASURED - 1, False), (LEAST_MEASURED, True)):
@@ -119,7 +121,7 @@ def test_too_few_measurements_tell_nothing() -> None:
         assert np.isfinite(chances(known, expected, NO_BOUND, float(np.nanmin(known)))).all() == told
 
 
-def test_what_failed_elsewhere_is_tried_until_it_is_known_to_fail_here() -> None:
+def test_failures_elsewhere_are_tried_until_failures_here_agree() -> None:
     here, there = family(6)
     there[:1000] = np.inf
     runs = here.copy()
@@ -132,7 +134,7 @@ def test_what_failed_elsewhere_is_tried_until_it_is_known_to_fail_here() -> None
     assert chance["runs"] > 0.008  # like any other: it is the best of a hundred
 
 
-# -- its parts -------------------------------------------------------------------------------------
+# -- parts of the learned pruner ---------------------------------------------------------------------
 
 
 @given(arrays.arrays(float, st.integers(4, 60), elements=st.floats(-3, 3)), st.floats(0.01, 1))
@@ -154,13 +156,13 @@ def test_a_tail_is_as_deep_as_the_residuals() -> None:
 def test_ranks_are_those_of_one_more() -> None:
     found = Residuals.of(np.arange(99.0))
     assert found.below(np.array(49.0)) == pytest.approx(0.51)  # 50 as low, and itself
-    assert found.below(np.array(23.999)) == pytest.approx(0.26, abs=1e-3)  # where the tail begins
+    assert found.below(np.array(23.999)) == pytest.approx(0.26, abs=1e-3)  # start of the tail
 
 
 def test_devices_are_aligned_before_they_are_averaged() -> None:
     slow = np.array([*range(1, 31), np.nan, np.inf], float)
     fast = np.array([*(0.1 * slow[:30]), 2.0, np.inf], float)
-    fast[0] = np.inf  # it ran on one of them
+    fast[0] = np.inf  # the configuration ran on one of the devices
     expected = np.exp(expected_log_us((slow, fast), 32))
     np.testing.assert_allclose(expected[:31] / expected[0], [*range(1, 31), 20.0])
     assert expected[31] == np.inf
@@ -179,7 +181,7 @@ def test_the_tail_before_any_measurement_is_that_between_the_least_alike_others(
     arrays.arrays(float, 50, elements=st.floats(0, 1) | st.just(math.nan)),
     arrays.arrays(bool, 50),
 )
-def test_passed_over_are_the_least_likely_of_the_open(chance: np.ndarray, open_rows: np.ndarray) -> None:
+def test_least_likely_open_rows_are_skipped(chance: np.ndarray, open_rows: np.ndarray) -> None:
     found = least_likely(chance, open_rows)
     kept = open_rows & ~found.rows & ~np.isnan(chance)
     assert not (found.rows & (~open_rows | np.isnan(chance))).any()
@@ -190,7 +192,7 @@ def test_passed_over_are_the_least_likely_of_the_open(chance: np.ndarray, open_r
         assert chance[found.rows].max() <= chance[kept].min()
 
 
-# -- in a search -----------------------------------------------------------------------------------
+# -- learned pruner in a search ----------------------------------------------------------------------
 
 TABLE = Space((Parameter("a", tuple(range(16)), ""), Parameter("b", tuple(range(8)), ""))).enumerate()
 
@@ -206,8 +208,8 @@ def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
-def test_passing_over_closes_nothing(sampler: str) -> None:
-    """Elsewhere tells the very opposite for one row: the best one here; it comes late, and comes."""
+def test_skipped_rows_stay_open(sampler: str) -> None:
+    """The row that is best here is slowest on the other device; the search tries it late, but does."""
     there = 10.0 + 30.0 * TABLE["a"] + TABLE["b"]
     here = 2.0 * there
     here[-1] = 1.0
@@ -224,7 +226,7 @@ def test_passing_over_closes_nothing(sampler: str) -> None:
     assert most > 0
 
 
-def test_likely_ones_come_first_and_no_certificate_closes_the_others() -> None:
+def test_likely_rows_come_first_and_no_proof_closes_the_others() -> None:
     there = np.exp(0.1 * np.arange(len(TABLE)))
     looked_for = search("random", there)
     for _ in range(60):
@@ -239,7 +241,7 @@ def test_likely_ones_come_first_and_no_certificate_closes_the_others() -> None:
     assert not found.proved
 
 
-def test_what_the_caller_wants_first_is_asked_for_although_unlikely() -> None:
+def test_rows_requested_first_are_tried_although_unlikely() -> None:
     there = np.exp(0.1 * np.arange(len(TABLE)))
     looked_for = search("random", there)
     for row in range(40):
@@ -261,7 +263,7 @@ def test_what_the_caller_wants_first_is_asked_for_although_unlikely() -> None:
         (Pruned(bound_us=5.0, incumbent_us=4.0), None),
     ],
 )
-def test_it_learns_what_became_of_each(
+def test_learned_pruner_receives_the_time_of_an_outcome(
     outcome: Outcome, took_us: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""The loop: audits of what the bound prunes, bounds that are violated, and when to stop."""
+"""Search loop: audits of pruned configurations, violated bounds, and the end of a search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunebench.space import Parameter, Space
 TABLE = Space((Parameter("a", tuple(range(100)), "nothing"),)).enumerate()
 TIMES = 10.0 + np.abs(TABLE["a"] - 17.0)
 SOUND = 0.95 * TIMES
-WRONG = np.where(TABLE["a"] == 40, 50.0, SOUND)  # says 50, and takes 33
+WRONG = np.where(TABLE["a"] == 40, 50.0, SOUND)  # bound of 50 us for a configuration that takes 33 us
 
 
 def measured(us: float) -> Measured:
@@ -33,7 +33,7 @@ def measured(us: float) -> Measured:
 
 
 class Ready(WorkerExecutor[Proposal]):
-    """Answers at once, several at a time."""
+    """Executor that answers at once and accepts several proposals."""
 
     capacity = 4
     busy_s = 0.0
@@ -99,7 +99,7 @@ def test_a_budget_leaves_a_gap_to_the_lowest_open_bound() -> None:
 
 
 @pytest.mark.parametrize("gap", [1.6, 1.06, 1.0])
-def test_a_search_ends_once_the_gap_is_good_enough(gap: float) -> None:
+def test_search_ends_at_the_requested_optimality_gap(gap: float) -> None:
     one = search(sampler="bound")
     asked = go([one], Budget(trials=1000), stop_at_gap=gap)
     reached = optimality_proof([one], one.best_us).gap
@@ -124,8 +124,8 @@ def test_without_a_share_nothing_is_audited() -> None:
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
-def test_a_violated_bound_prunes_no_more_in_its_variant(sampler: str) -> None:
-    """All that was pruned is searched after all, each configuration once; the other variant still prunes."""
+def test_violated_bound_no_longer_prunes_in_its_variant(sampler: str) -> None:
+    """After the violation, each pruned configuration is searched once; the other variant still prunes."""
     wrong, right = search(WRONG, sampler), search(SOUND, sampler)
     asked = go([wrong, right], Budget(trials=1000, audit=100))
     rows = [proposal.row for proposal in asked if proposal.search is wrong]
@@ -144,7 +144,7 @@ def test_an_untrusted_bound_closes_nothing() -> None:
     assert untrusted.open_count == trusted.open_count + trusted.bounded
 
 
-def test_what_was_pruned_once_compiled_is_closed_by_its_new_bound_and_comes_back_if_that_is_wrong() -> None:
+def test_bound_after_compilation_closes_a_row_until_it_is_distrusted() -> None:
     one = search(np.zeros(len(TABLE)))
     proposal = one.ask(float("inf"))
     assert proposal is not None

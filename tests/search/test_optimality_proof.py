@@ -1,4 +1,4 @@
-"""The optimality proof against brute force, and what closes a configuration and what does not."""
+"""Optimality proof compared with brute force, and outcomes that close a configuration or leave it open."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OUTCOMES: list[tuple[Outcome | None, str | None]] = [
     (TimedOut(reason="60 s"), "timed_out"),
     (Crashed(reason="SIGSEGV"), "crashed"),
 ]
-"""An outcome, and what its configuration is listed as while its bound does not exclude it."""
+"""Outcomes, each with the list that its configuration is in while its bound does not exclude it."""
 
 rows = st.lists(
     st.tuples(st.sampled_from(OUTCOMES), st.sampled_from([0.0, 1.0, 4.0, 5.0, 6.0, 9.0])),
@@ -61,7 +61,7 @@ rows = st.lists(
 
 
 @given(rows, st.sampled_from([4.0, 5.0, 7.0, math.inf]))
-def test_the_certificate_is_what_going_through_all_rows_finds(
+def test_optimality_proof_equals_brute_force_over_all_rows(
     space: list[tuple[tuple[Outcome | None, str | None], float]], best_us: float
 ) -> None:
     floor, listed, bounded = best_us, [], 0
@@ -90,7 +90,7 @@ def test_the_certificate_is_what_going_through_all_rows_finds(
 
 
 @pytest.mark.parametrize(("outcome", "name"), OUTCOMES[1:], ids=lambda value: getattr(value, "kind", value))
-def test_only_a_time_and_what_can_never_run_close(outcome: Outcome, name: str | None) -> None:
+def test_only_times_and_impossible_runs_close_a_row(outcome: Outcome, name: str | None) -> None:
     found = certify(np.array([1.0]), np.array([config_status(outcome)]), 5.0)
     assert found.proved is (name is None)
     assert list(found.open) == ([name] if name else [])

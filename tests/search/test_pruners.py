@@ -1,4 +1,4 @@
-"""What a pruner must do in any Optuna study, since Optuna publishes no such tests."""
+"""Requirements on a pruner in any Optuna study; Optuna publishes no such tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ times = st.floats(0.1, 100) | st.just(math.inf)
 
 
 @given(st.lists(times, max_size=4), times, st.sampled_from(["minimize", "maximize"]))
-def test_it_stops_exactly_what_cannot_win(values: list[float], bound: float, direction: str) -> None:
+def test_pruner_stops_exactly_the_trials_that_cannot_win(
+    values: list[float], bound: float, direction: str
+) -> None:
     best = (min if direction == "minimize" else max)(values, default=None)
     wins = best is None or (bound <= best if direction == "minimize" else bound >= best)
     assert prunes(study(direction, tuple(values)), bound) is not wins
@@ -53,7 +55,7 @@ def test_without_a_bound_nothing_is_pruned(direction: str, bound: float | None) 
 
 
 @pytest.mark.parametrize("bound", ["12", [12.0], True])
-def test_a_bound_that_is_no_number_is_refused(bound: object) -> None:
+def test_non_numeric_bound_is_refused(bound: object) -> None:
     with pytest.raises(InputError, match="bound_us must be a number"):
         prunes(study(), bound)
 
@@ -68,7 +70,7 @@ def test_only_completed_trials_count() -> None:
     assert prunes(found, 5.0)
 
 
-def test_values_on_the_way_are_untouched_and_decide_nothing() -> None:
+def test_intermediate_values_are_unchanged_and_ignored() -> None:
     found = study()
 
     def objective(trial: optuna.Trial) -> float:
@@ -118,7 +120,7 @@ def test_several_objectives_are_refused() -> None:
     found.add_trial(create_trial(values=[1.0, 2.0]))
     trial = found.ask()
     trial.set_user_attr(BOUND_US, 5.0)
-    with pytest.raises(NotImplementedError):  # Optuna's own refusal comes first
+    with pytest.raises(NotImplementedError):  # Optuna itself refuses first
         trial.should_prune()
     with pytest.raises(InputError, match="expected a study of one objective"):
         BoundPruner().prune(found, found.trials[-1])
@@ -145,7 +147,7 @@ def _complete(path: str, value: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_what_another_process_found_prunes_here(tmp_path: Path) -> None:
+def test_best_value_of_another_process_prunes_here(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     here = _shared(path)
     trial = here.ask()
@@ -159,7 +161,7 @@ def test_what_another_process_found_prunes_here(tmp_path: Path) -> None:
         assert trial.should_prune() is pruned
 
 
-def test_it_travels_between_processes() -> None:
+def test_pruner_can_be_pickled() -> None:
     pruner = pickle.loads(pickle.dumps(BoundPruner("other")))
     found = study()
     found.pruner = pruner

@@ -1,4 +1,4 @@
-"""What every sampler of a search must do, on an ordinary Optuna study and in our loop."""
+"""Requirements on every sampler, in an ordinary Optuna study and in the search loop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_valid_configuration_once_and_no_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
-def test_what_is_bound_to_lose_is_masked_and_the_optimum_never(name: str) -> None:
+def test_bounds_above_the_incumbent_are_masked_and_the_optimum_never(name: str) -> None:
     looked_for = search(name)
     tried = 0
     while (proposal := looked_for.ask(looked_for.best_us)) is not None:
@@ -71,7 +71,7 @@ def test_what_is_bound_to_lose_is_masked_and_the_optimum_never(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
-def test_failures_and_proposals_under_way_are_not_proposed_again(name: str) -> None:
+def test_failed_and_pending_configurations_are_not_proposed_again(name: str) -> None:
     looked_for = search(name, bounds=np.zeros(len(TABLE)))
     under_way = [looked_for.ask(float("inf")) for _ in range(5)]
     for proposal in under_way:
@@ -84,7 +84,7 @@ def test_failures_and_proposals_under_way_are_not_proposed_again(name: str) -> N
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
-def test_what_is_known_is_not_proposed_and_the_default_comes_first(name: str) -> None:
+def test_known_configurations_are_not_proposed_and_the_default_comes_first(name: str) -> None:
     looked_for = search(name, bounds=np.zeros(len(TABLE)))
     known = TABLE.config(4)
     assert looked_for.remember(known, measured(99.0))
@@ -124,7 +124,7 @@ def test_an_unknown_sampler_lists_the_known() -> None:
     [kind(PROSPECTS, seed=1) for kind in (RandomTableSampler, BoundSampler, SurrogateSampler)],
     ids=["random", "bound", "surrogate"],
 )
-def test_table_samplers_serve_an_ordinary_study(sampler: TableSampler) -> None:
+def test_table_samplers_work_in_an_ordinary_study(sampler: TableSampler) -> None:
     study = optuna.create_study(sampler=sampler)
     study.enqueue_trial(dict(TABLE.config(2)))
 
@@ -139,7 +139,9 @@ def test_table_samplers_serve_an_ordinary_study(sampler: TableSampler) -> None:
     study.optimize(objective, n_trials=len(TABLE))
     assert len({tuple(t.params.values()) for t in study.trials}) == len(TABLE)
     assert sampler.exhausted
-    study.optimize(objective, n_trials=3)  # nothing new is left: it repeats rather than fail
+    study.optimize(
+        objective, n_trials=3
+    )  # no new configuration is left, so the sampler repeats one instead of failing
     assert len(study.trials) == len(TABLE) + 3
 
 

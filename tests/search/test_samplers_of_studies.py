@@ -1,4 +1,4 @@
-"""Our samplers on any Optuna study: Optuna's own tests of samplers, and what ours promise beyond them."""
+"""Samplers in arbitrary Optuna studies: Optuna's own sampler tests, and guarantees beyond them."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_values_below_zero_and_either_direction_are_learned_from(direction: str)
         study = optuna.create_study(sampler=sampler, direction=direction)
         study.optimize(lambda trial: sign * objective(trial), n_trials=40)
         found.append(sign * study.best_value)
-    assert sorted(found)[2] == -2  # in a sixth of the space, three times of four
+    assert sorted(found)[2] == -2  # three of four seeds find the optimum within a sixth of the space
 
 
-def test_an_enqueued_part_is_completed_to_something_valid() -> None:
+def test_partial_enqueued_trial_is_completed_to_a_valid_one() -> None:
     study = optuna.create_study(sampler=SurrogateSampler(space=SPACE, constraint=valid, seed=0))
     for stages in (6, 5, 4):
         study.enqueue_trial({"stages": stages, "split/k": 0.75})
@@ -89,14 +89,14 @@ def test_an_enqueued_part_is_completed_to_something_valid() -> None:
     assert all(valid(trial.params) and trial.params["split/k"] == 0.75 for trial in study.trials)
 
 
-def test_parameters_beyond_the_space_are_drawn_and_the_rest_is_learned_all_the_same() -> None:
+def test_extra_parameters_are_drawn_at_random_and_the_others_learned() -> None:
     study = optuna.create_study(sampler=SurrogateSampler(space=SPACE, constraint=valid, seed=3))
     study.optimize(lambda trial: objective(trial) + trial.suggest_float("noise", 0, 1e-6), n_trials=50)
     assert study.best_value < -1.7
     assert len({trial.params["noise"] for trial in study.trials}) == 50
 
 
-def test_without_a_space_it_takes_what_all_trials_have_in_common() -> None:
+def test_sampler_without_a_space_uses_parameters_common_to_all_trials() -> None:
     values = []
     for seed in range(3):
         study = optuna.create_study(sampler=SurrogateSampler(seed=seed))
@@ -142,7 +142,7 @@ def test_continuous_ranges_become_grids_and_vast_spaces_samples() -> None:
     assert row == 12345
 
 
-def test_what_cannot_be_searched_is_refused() -> None:
+def test_unusable_search_space_is_refused() -> None:
     with pytest.raises(InputError, match="satisfies"):
         SurrogateSampler(space=SPACE, constraint=lambda config: False)
     table = StudySpace.of(SPACE, valid, np.random.default_rng(0)).table

@@ -1,4 +1,4 @@
-"""What the Gaussian process believes, and what the sampler makes of it."""
+"""Predictions of the Gaussian process, and proposals of the sampler that uses it."""
 
 from __future__ import annotations
 
@@ -51,22 +51,24 @@ def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> flo
     return search.best_us
 
 
-def test_coordinates_stand_between_least_and_greatest() -> None:
+def test_coordinates_are_scaled_from_zero_to_one() -> None:
     threads = TABLE["tile"] * 32.0
     found = Coordinates.of(TABLE, {"threads": threads, "constant": np.full(len(TABLE), 3.0)})
-    assert found.place.shape == (len(TABLE), 4)  # three parameters vary, and one figure
+    assert found.place.shape == (len(TABLE), 4)  # three varying parameters and one cost figure
     assert found.choice.shape == (len(TABLE), 3)
     assert found.choices == 8 + 6 + 3
     assert found.place.min() == 0
     assert found.place.max() == 1
-    np.testing.assert_allclose(found.place[:, 0], np.log2(TABLE["tile"]) / 7, rtol=1e-6)  # by logarithm
+    np.testing.assert_allclose(
+        found.place[:, 0], np.log2(TABLE["tile"]) / 7, rtol=1e-6
+    )  # numbers by their logarithm
     np.testing.assert_allclose(found.place[:, 3], found.place[:, 0], rtol=1e-6)
     assert set(found.place[TABLE["mode"] == "a", 2]) == {0.5}  # words by their rank
     differing = (TABLE.ordinals[:30, None] != TABLE.ordinals[50:90]).sum(axis=2)
     np.testing.assert_array_equal(found.take(slice(30)).differing(found.take(slice(50, 90))), differing)
 
 
-def test_the_process_returns_to_what_it_saw_and_doubts_what_is_far() -> None:
+def test_prediction_matches_observations_and_is_uncertain_far_away() -> None:
     places = Coordinates.of(TABLE, {})
     process = GaussianProcess(3)
     rows = np.random.default_rng(1).choice(len(TABLE), 60, replace=False)
@@ -95,7 +97,7 @@ def test_the_optimum_is_found_in_a_fifth_of_the_space() -> None:
     assert sum(us == truth.min() for us in reached) >= 4
 
 
-def test_other_devices_tell_where_to_begin() -> None:
+def test_search_starts_with_the_fastest_of_other_devices() -> None:
     truth = times()
     elsewhere = truth * np.random.default_rng(0).uniform(0.95, 1.05, len(truth))
     elsewhere[3], elsewhere[5] = np.inf, np.nan
@@ -106,7 +108,7 @@ def test_other_devices_tell_where_to_begin() -> None:
     assert np.mean(warm) < np.mean(cold)
 
 
-def test_other_devices_that_mislead_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misleading_devices_lose_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = times()
     opposite = prospects(elsewhere_us=(1 / truth,))
     doubting = np.mean([best_after(20, seed, opposite, truth) for seed in range(8)])
@@ -133,8 +135,8 @@ def test_scales_climb_along_the_slope() -> None:
     np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-4)
 
 
-def test_failures_and_aborts_teach() -> None:
-    """Half of the space fails or is aborted: the sampler goes where neither happens."""
+def test_sampler_learns_from_failures_and_aborts() -> None:
+    """Half of the space fails or is aborted: the sampler moves to the other half."""
     truth = times()
     search = VariantSearch("any", prospects(), sampler="surrogate", seed=1)
     asked = []
@@ -150,7 +152,7 @@ def test_failures_and_aborts_teach() -> None:
     assert all(t.user_attrs[OBSERVED_US] == 8.0 for t in aborted)
 
 
-def test_what_is_under_way_is_not_asked_for_again_nor_near_it_only() -> None:
+def test_pending_trials_are_not_repeated_and_proposals_spread() -> None:
     truth = times()
     search = VariantSearch("any", prospects(), sampler="surrogate", seed=2)
     for _ in range(20):
@@ -175,4 +177,4 @@ def test_very_many_configurations_are_sampled() -> None:
     assert 0.9 * CANDIDATES < len(candidates) <= CANDIDATES
     assert len(candidates) == len(set(candidates))
     differing = (table.ordinals[candidates] != table.ordinals[best[0]]).sum(axis=1)
-    assert (differing <= 2).sum() > 500  # all that are near, but those that were tried
+    assert (differing <= 2).sum() > 500  # all near configurations except the tried ones

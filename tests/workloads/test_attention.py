@@ -1,4 +1,4 @@
-"""The operator attention: its reference against torch in float64, its tolerance against arithmetic in f16."""
+"""Operator attention: its reference compared with torch in float64, its tolerance with arithmetic in f16."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def test_causal_counts_the_pairs_that_are_seen() -> None:
         ("heads=6,seq_q=4,seq_k=3,causal=true", "causal=true needs seq_q=4 up to seq_k=3"),
     ],
 )
-def test_what_does_not_go_together_is_refused(text: str, says: str) -> None:
+def test_incompatible_dimensions_are_refused(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         parse(f"attention:batch=1,head_dim=8,dtype=f16,{text}")

@@ -58,8 +58,8 @@ def fused_workloads() -> Iterator[Workload]:
 def composed(whole: Workload, inputs: Mapping[str, Any]) -> Any:
     """Compute the parts in float64, one after the other, and return the result of the last.
 
-    A part's inputs are those of the whole that have their names, or results called step0 and so on; where
-    something is done before or after an operation, the second part's first input is the result of the first.
+    A part's inputs are those of the fused workload with the same names, or results called step0, step1, ...
+    With a prologue or an epilogue, the first input of the second part is the result of the first.
     """
     results: dict[str, Any] = {}
     value: Any = None
@@ -78,7 +78,7 @@ def composed(whole: Workload, inputs: Mapping[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("whole", list(fused_workloads()), ids=str)
-def test_parts_compute_what_the_whole_does(whole: Workload) -> None:
+def test_parts_compute_the_same_as_the_fused_workload(whole: Workload) -> None:
     parts = whole.unfused()
     if not parts:
         defaults = {field.name: field.default for field in dataclasses.fields(whole)}
@@ -91,7 +91,7 @@ def test_parts_compute_what_the_whole_does(whole: Workload) -> None:
 
 
 @pytest.mark.parametrize("whole", list(fused_workloads()), ids=str)
-def test_parts_are_workloads_of_their_own_that_move_more(whole: Workload) -> None:
+def test_parts_are_workloads_that_move_more_bytes(whole: Workload) -> None:
     parts = whole.unfused()
     for part in parts:
         assert parse(str(part)) == part
@@ -102,7 +102,7 @@ def test_parts_are_workloads_of_their_own_that_move_more(whole: Workload) -> Non
         assert parts[-1].outputs()[0].dtype == whole.outputs()[0].dtype
 
 
-def test_every_operator_that_fuses_has_a_problem_here() -> None:
+def test_every_operator_that_fuses_is_listed() -> None:
     fusing = {
         name for name, cls in all_operators().items() if cls.allowed_changes.fusions or "unfused" in vars(cls)
     }
@@ -124,5 +124,5 @@ def test_a_chain_falls_into_its_operations() -> None:
     (first, _) = parse(f"{common},expression=relu(step0*y)").unfused()
     assert str(first) == f"{common},expression=step0*y"
     assert parse(f"{common},expression=relu(x)").unfused() == ()
-    # Alone, what multiplies by so much would overflow whatever it is given.
+    # As a separate part, a product with so large a factor would overflow.
     assert parse(f"{common},expression=x*0.001*1e5").unfused() == ()

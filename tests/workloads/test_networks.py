@@ -54,7 +54,7 @@ def launches(operations: tuple[Operation, ...]) -> int:
     return sum(each.count for each in operations)
 
 
-# -- sizes ----------------------------------------------------------------------------------------
+# -- sizes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_parameters_are_those_published(name: str, millions: float) -> None:
 
 @pytest.mark.parametrize("name", networks())
 def test_every_built_in_network_can_be_run(name: str) -> None:
-    listed = not hasattr(network(name), "architecture")  # or of images
+    listed = not hasattr(network(name), "architecture")  # or a network of images
     operations = network(name).operations(NetworkRun(batch=2, seq=0 if listed else 128, dtype="f16"))
     assert {each.workload.dtype for each in operations if isinstance(each.workload, Gemm)} <= {"f16"}
     assert len({(each.workload, each.part, each.alone) for each in operations}) == len(operations)
@@ -96,7 +96,7 @@ def test_a_forward_pass_multiplies_each_matrix_with_each_token(name: str) -> Non
     attention = of.layers * 2 * 2 * tokens * seq * of.inner
     run = NetworkRun(batch=2, seq=seq)
     assert flops(model.operations(run)) == 2 * matrices * tokens + attention
-    # In no matrix that multiplies: embeddings that are only looked up, biases, normalisations.
+    # Parameters that no matrix product uses: embeddings that are only looked up, biases, normalisations.
     looked_up = 0 if of.tied else of.vocabulary * of.hidden
     assert model.parameters() - looked_up == pytest.approx(matrices, rel=0.01)
 
@@ -155,14 +155,14 @@ def test_a_compiler_normalises_and_activates_images_in_one_kernel() -> None:
     plain, fused = (
         launches(network("resnet50").operations(NetworkRun(batch=8, fused=fused))) for fused in (False, True)
     )
-    assert plain - fused == 33 + 16  # activations behind normalisations, and behind the sum of each block
+    assert plain - fused == 33 + 16  # activations after normalisations, and after the sum of each block
 
 
-# -- what runs, against PyTorch -------------------------------------------------------------------
+# -- launched kernels, compared with PyTorch ---------------------------------------------------------
 
 
 def _launched(code: Callable[[Any], Any], given: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """Return what PyTorch dispatches for some code, forward and backward: names, and shapes of results."""
+    """Return the names and result shapes of what PyTorch dispatches for some code, forward and backward."""
     torch = pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -191,7 +191,7 @@ def test_attention_launches_what_pytorch_launches(batch: int) -> None:
     seq, heads, width = 6, 3, 4
     mask = torch.ones(seq, seq, dtype=torch.bool, device="meta")
 
-    def attention(qkv: Any) -> Any:  # as GPT-2's code has it
+    def attention(qkv: Any) -> Any:  # as in GPT-2's code
         parts = (part.view(batch, seq, heads, width) for part in qkv.split(heads * width, dim=2))
         q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
         scores = torch.matmul(q, k.transpose(-1, -2)) / torch.full([], 2.0, device="meta")
@@ -216,7 +216,7 @@ def test_attention_launches_what_pytorch_launches(batch: int) -> None:
 
 
 def test_formulas_launch_what_pytorch_launches() -> None:
-    """GPT-2's activation and RMS normalisation, whose code is a formula."""
+    """Check GPT-2's activation and RMS normalisation, whose code is a formula."""
     torch = pytest.importorskip("torch")
     weight = torch.ones(64, device="meta", requires_grad=True)
 
@@ -302,7 +302,7 @@ def test_inference_has_neither_gradients_nor_a_loss() -> None:
 
 @pytest.mark.parametrize("config", [GPT2, SWITCH, {"model_type": "resnet"}])
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: Any) -> None:
+def test_stages_together_equal_the_network(config: dict[str, Any], mode: Any) -> None:
     model = from_config("small", config)
     seq = 0 if config["model_type"] == "resnet" else 32
 
@@ -315,7 +315,9 @@ def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: An
 
     assert counted((0, 1), (1, model.layers)) == counted((0, model.layers))
     parts = model.parameters(layers=(0, 1)) + model.parameters(layers=(1, model.layers))
-    assert parts == model.parameters() + 100 * 64 * bool(seq)  # a tied matrix is on both
+    assert parts == model.parameters() + 100 * 64 * bool(
+        seq
+    )  # the first and the last stage both hold a tied matrix
 
 
 def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
@@ -344,7 +346,7 @@ def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
     assert small().boundary_bytes(NetworkRun(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
 
 
-def test_experts_take_what_they_have_room_for() -> None:
+def test_experts_process_tokens_up_to_their_capacity() -> None:
     operations = from_config("small", SWITCH).operations(NetworkRun(batch=3, seq=64))
     up = {each.workload.m: each.count for each in operations if each.part == "mlp up"}  # type: ignore[attr-defined]
     assert up == {3 * 64: 4, 3 * 5: 4 * 4}  # four dense layers, and four with four experts of 5 a sequence
@@ -385,7 +387,7 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
         ({"model_type": "resnet", "depths": [3, 4]}, "depths and hidden_sizes must be as many"),
     ],
 )
-def test_what_is_wrong_in_a_configuration_is_told(changed: dict[str, Any], message: str) -> None:
+def test_invalid_configuration_is_reported(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         small(**changed)
 
@@ -399,7 +401,7 @@ def test_what_is_wrong_in_a_configuration_is_told(changed: dict[str, Any], messa
         (NetworkRun(seq=8, layers=(2, 4)), "has 3 layers; got a stage of 2 up to 4"),
     ],
 )
-def test_what_a_network_cannot_do_is_told(run: NetworkRun, message: str) -> None:
+def test_unsupported_run_of_a_network_is_reported(run: NetworkRun, message: str) -> None:
     with pytest.raises(InputError, match=message):
         small().operations(run)
 
@@ -433,18 +435,18 @@ def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
         network(str(tmp_path / "none.json"))
 
 
-def test_public_configurations_are_read_as_they_are() -> None:
+def test_public_configurations_are_read_unchanged() -> None:
     folder = found("predict/neusight_model_configs")
     read = {path.stem: network(str(path)) for path in sorted(folder.glob("*.json"))}
     assert len(read) == 12
     assert read["gpt2_large"].parameters() == network("gpt2-large").parameters()
     assert read["switchxl4"].parameters() == network("switch-xl-4").parameters()
-    # Its embedding is wider than its hidden states: one matrix projects down, another one back.
+    # The embedding is wider than the hidden states: one matrix projects down, another one back.
     assert read["opt"].parameters() == 50272 * 2048 + 2050 * 512 + 2 * 2048 * 512 + 12 * 512**2 + 15 * 512
     assert read["opt_13"].parameters() == network("opt-1.3b").parameters()
 
 
-# -- lists ----------------------------------------------------------------------------------------
+# -- lists of operations -----------------------------------------------------------------------------
 
 
 def test_a_suite_is_a_network() -> None:
@@ -488,7 +490,7 @@ def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
         ("what,count\nx,1\n", "must have workload"),
     ],
 )
-def test_what_is_wrong_in_a_list_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_list_is_reported(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "list.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):

@@ -35,7 +35,7 @@ def exact(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
-    """Compute forward outputs number by number."""
+    """Compute forward outputs one element at a time."""
     found = {tensor.name: np.zeros(tensor.shape) for tensor in workload.outputs()}
     n = workload.cols
     for i in range(workload.rows):
@@ -64,7 +64,7 @@ def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
         "rmsnorm:rows=3,cols=7,dtype=bf16,prologue=residual,stats=true",
     ],
 )
-def test_forward_is_what_loops_compute(text: str) -> None:
+def test_forward_equals_loops(text: str) -> None:
     workload = norm(text)
     inputs = exact(workload.draw(np.random.default_rng(0)))
     found = by_loops(workload, inputs)
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_autograd(operator: str) -> None:
         ("rmsnorm:prologue=bias+residual", "Known: none, residual"),
     ],
 )
-def test_what_does_not_go_together_is_refused(text: str, says: str) -> None:
+def test_incompatible_dimensions_are_refused(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(f"{text},rows=2,cols=3,dtype=f32")
     assert says in str(caught.value)
@@ -143,7 +143,7 @@ def test_an_eps_has_one_text(given: str, canonical: str) -> None:
     assert workload.eps == float(given)
 
 
-def test_keys_of_before_stay() -> None:
+def test_key_of_earlier_versions_is_unchanged() -> None:
     given = "stats=false,direction=forward,prologue=none,eps=0.00001"
     assert str(norm(f"layernorm:rows=2,cols=3,dtype=f32,{given}")) == ("layernorm:rows=2,cols=3,dtype=f32")
 
@@ -158,7 +158,7 @@ def test_statistics_are_drawn_as_those_of_some_rows(operator: str) -> None:
         assert np.abs(drawn["mean"]).max() > 1
 
 
-# -- tolerances, against kernels in f32 ----------------------------------------------------------------------
+# -- tolerances, compared with kernels in f32 --------------------------------------------------------
 
 
 def summed(values: Array, axis: int, terms: int | None = None) -> Array:
@@ -176,7 +176,7 @@ def run(
 ) -> dict[str, Array]:
     """Compute in f32; `leave_out` the last term of each sum, or normalise the rounded sum `again`.
 
-    Another `eps` than the problem's may be added.
+    `eps` replaces that of the workload.
     """
     t = {name: value.astype(F32) for name, value in inputs.items()}
     centred, n = workload.operator == "layernorm", F32(workload.cols)
@@ -201,7 +201,7 @@ def run(
 
 
 def shares(workload: Workload, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
-    """Return the largest error of each output as a share of what is allowed."""
+    """Return the largest error of each output as a fraction of the tolerance."""
     tolerance = workload.tolerance()
     found = {}
     for name, reference in workload.reference(exact(inputs)).items():
@@ -222,7 +222,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("text", [*KERNELS, "rmsnorm:rows=4099,cols=3,dtype=f32,direction=backward"])
-def test_a_right_kernel_is_within_tolerance(text: str) -> None:
+def test_correct_kernel_is_within_tolerance(text: str) -> None:
     workload = norm(text)
     inputs = workload.draw(np.random.default_rng(4))
     found = shares(workload, inputs, run(workload, inputs))
@@ -233,7 +233,7 @@ def test_a_right_kernel_is_within_tolerance(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", KERNELS)
-def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
+def test_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> None:
     workload = norm(text)
     inputs = workload.draw(np.random.default_rng(5))
     found = shares(workload, inputs, run(workload, inputs, leave_out=True))
@@ -243,7 +243,7 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_what_is_normalised_is_the_sum_before_it_is_rounded(operator: str, dtype: str) -> None:
+def test_sum_is_normalised_before_it_is_rounded(operator: str, dtype: str) -> None:
     workload = norm(f"{operator}:rows=9,cols=1000,dtype={dtype},prologue=residual,stats=true")
     inputs = workload.draw(np.random.default_rng(6))
     found = shares(workload, inputs, run(workload, inputs, again=True))

@@ -72,7 +72,7 @@ def workloads_of(draw: st.DrawFn, cls: type[Workload], largest: int) -> Workload
             chosen[dimension.name] = draw(_values(types[dimension.name], largest))
     try:
         return cls(**chosen)
-    except InputError:  # dimensions that do not go together, such as groups that do not divide
+    except InputError:  # incompatible dimensions, such as groups that do not divide
         assume(False)
         raise
 
@@ -94,7 +94,9 @@ def test_text_reads_back(name: str) -> None:
         again = parse(f"{name}:{','.join(items)}")
         assert again == workload
         assert str(again) == text
-        for item in items:  # what is written is no default: without it the text means another, or nothing
+        for (
+            item
+        ) in items:  # a canonical text omits defaults: without an item it is another workload or invalid
             without = [other for other in items if other != item]
             try:
                 assert parse(f"{name}:{','.join(without)}") != workload
@@ -142,7 +144,7 @@ def test_declarations_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_parts_are_problems_of_their_own(name: str) -> None:
+def test_parts_are_workloads(name: str) -> None:
     cls = all_operators()[name]
 
     @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
@@ -163,13 +165,13 @@ def test_parts_are_problems_of_their_own(name: str) -> None:
     check()
 
 
-# -- what may be changed ------------------------------------------------------------------------------------
+# -- allowed changes ---------------------------------------------------------------------------------
 
 FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_leeway_names_dimensions(name: str) -> None:
+def test_allowed_changes_name_dimensions(name: str) -> None:
     cls = all_operators()[name]
     assert cls.category is not None
     allowed_changes, types = cls.allowed_changes, cls._types()
@@ -208,21 +210,21 @@ def test_changes_keep_what_follows(name: str) -> None:
     ("name", "dimension"),
     [(name, dim) for name in OPERATORS for dim in all_operators()[name].allowed_changes.padding],
 )
-def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
+def test_padded_workload_contains_the_original_result(name: str, dimension: str) -> None:
     cls = all_operators()[name]
 
     @given(workloads_of(cls, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
     @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
     def check(workload: Workload, more: int, seed: int) -> None:
         if getattr(workload, "groups", 1) > 1 and name == "conv2d":
-            return  # channels of a group are padded, not channels
+            return  # padding applies to the channels of a group, not to all channels
         longer = workload.changed(**{dimension: getattr(workload, dimension) + more})
         filler = FILLERS[workload.may_change().padding[dimension]]
         inputs, padded = _f64(workload.draw(np.random.default_rng(seed))), {}
         for tensor in longer.inputs():
             padded[tensor.name] = np.full(tensor.shape, filler)
             padded[tensor.name][tuple(map(slice, inputs[tensor.name].shape))] = inputs[tensor.name]
-        with np.errstate(invalid="ignore"):  # in the scale of what was padded with infinity
+        with np.errstate(invalid="ignore"):  # infinite padding causes invalid operations in the scale
             computed = longer.reference(padded)
         for output, asked in workload.reference(inputs).items():
             part = computed[output].value[tuple(map(slice, asked.value.shape))]
@@ -278,7 +280,7 @@ GEMMS = [
 
 
 @pytest.mark.parametrize("workload", GEMMS, ids=str)
-def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
+def test_gemm_equals_loops(workload: Gemm) -> None:
     inputs = _f64(workload.draw(np.random.default_rng(1)))
     value, scale = _gemm(workload, **inputs)
     reference = workload.reference(inputs)["c"]
@@ -288,7 +290,7 @@ def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
 
 @pytest.mark.parametrize("trans", ["nn", "nt"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "sigmoid"])
-def test_gated_gemm_is_what_two_products_make(trans: Any, activation: Any) -> None:
+def test_gated_gemm_equals_two_products(trans: Any, activation: Any) -> None:
     workload = GatedGemm(m=5, n=4, k=6, dtype="f32", trans=trans, activation=activation)
     inputs = _f64(workload.draw(np.random.default_rng(1)))
     product = Gemm(m=5, n=4, k=6, dtype="f32", trans=trans)
@@ -300,7 +302,7 @@ def test_gated_gemm_is_what_two_products_make(trans: Any, activation: Any) -> No
     for i, j in np.ndindex(5, 4):
         value = _activate(gate[0, i, j], activation)
         np.testing.assert_allclose(reference.value[i, j], value * up[0, i, j], rtol=1e-12, atol=1e-14)
-        # The corners of what gate and up may be when each is off by `eps_acc` of its magnitude.
+        # Corners of the possible values of gate and up when each is off by `eps_acc` of its magnitude.
         off_gate, off_up = eps_acc * gates[0, i, j], eps_acc * ups[0, i, j]
         corners = [
             _activate(gate[0, i, j] + x * off_gate, activation) * (up[0, i, j] + y * off_up)
@@ -308,7 +310,7 @@ def test_gated_gemm_is_what_two_products_make(trans: Any, activation: Any) -> No
         ]
         worst = max(abs(corner - value * up[0, i, j]) for corner in corners)
         shares.append(worst / (eps_acc * reference.scale[i, j]))
-    # No more than what is allowed, and somewhere near it.
+    # At most the tolerance, and close to it somewhere.
     assert 0.8 < max(shares) < 1 + 1e-6
 
 
@@ -390,7 +392,7 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("workload", CONVOLUTIONS, ids=str)
-def test_conv2d_is_what_loops_compute(workload: Conv2d) -> None:
+def test_conv2d_equals_loops(workload: Conv2d) -> None:
     inputs = _f64(workload.draw(np.random.default_rng(3)))
     reference = workload.reference(inputs)[workload.outputs()[0].name]
     for found, used in (
@@ -452,7 +454,7 @@ def test_a_strided_1x1_reads_a_quarter() -> None:
         ("pad=-1", "pad=-1 must be a whole number from 0"),
     ],
 )
-def test_conv2d_refuses_what_does_not_go_together(changes: str, says: str) -> None:
+def test_conv2d_refuses_incompatible_dimensions(changes: str, says: str) -> None:
     base = "n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc"
     given = Conv2d.split_dimensions(base) | Conv2d.split_dimensions(changes)
     with pytest.raises(InputError) as caught:
@@ -471,7 +473,7 @@ def _softmax(workload: Softmax, inputs: Mapping[str, Array]) -> Array:
 
 
 @pytest.mark.parametrize("prologue", ["none", "scale", "mask", "scale+mask"])
-def test_softmax_is_what_loops_compute(prologue: Any) -> None:
+def test_softmax_equals_loops(prologue: Any) -> None:
     workload = Softmax(rows=3, cols=7, dtype="f32", prologue=prologue)
     inputs = _f64(workload.draw(np.random.default_rng(5)))
     np.testing.assert_allclose(workload.reference(inputs)["y"].value, _softmax(workload, inputs), rtol=1e-12)
@@ -523,7 +525,7 @@ def test_the_gradient_of_softmax_takes_no_mask() -> None:
         Softmax(rows=3, cols=4, dtype="f32", prologue="scale+mask", direction="backward")
 
 
-def test_cross_entropy_is_what_loops_compute() -> None:
+def test_cross_entropy_equals_loops() -> None:
     workload = CrossEntropy(rows=5, cols=7, dtype="f32")
     inputs = _f64(workload.draw(np.random.default_rng(5)))
     found = workload.reference(inputs)
@@ -600,7 +602,7 @@ def test_references_of_gradients_are_what_torch_derives(text: str) -> None:
     np.testing.assert_allclose(workload.reference(given)["dx"].value, x.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
-def test_layernorm_is_what_loops_compute() -> None:
+def test_layernorm_equals_loops() -> None:
     workload = LayerNorm(rows=3, cols=7, dtype="f32")
     inputs = _f64(workload.draw(np.random.default_rng(6)))
     y = workload.reference(inputs)["y"].value
@@ -711,11 +713,11 @@ def _run_softmax(workload: Softmax, inputs: Mapping[str, Array], terms: int | No
 def _run_cross_entropy(
     workload: CrossEntropy, inputs: Mapping[str, Array], terms: int | None = None
 ) -> Array:
-    """Compute the loss, or the gradient (of which each element is one term)."""
+    """Compute the loss, or the gradient, in which each element is one term."""
     x, target = inputs["x"].astype(np.float32), inputs["target"]
     if workload.is_backward:
         onehot = target[:, None] == np.arange(workload.cols)
-        if terms is not None:  # the last column is left out: it is no one's class
+        if terms is not None:  # the last column is left out: it is the class of no row
             onehot[:, terms:] = False
         dx = (np.exp(x - inputs["lse"][:, None]) - onehot) * inputs["dloss"][:, None]
         return dx.astype(numpy_dtype(workload.dtype))
@@ -792,14 +794,14 @@ EMULATED = [
 
 
 def _share(workload: Workload, got: Array, reference: Reference) -> Array:
-    """Return each element's error as a share of what is allowed."""
+    """Return each element's error as a fraction of the tolerance."""
     tolerance = workload.tolerance()
     allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
     return share_of(np.abs(got.astype(np.float64) - reference.value), allowed)
 
 
 ELSEWHERE = {"attention", "batchnorm_stats", "elementwise", "reduction", "rmsnorm"}
-"""Operators that have a module of tests of their own for this, such as tests/workloads/test_attention.py."""
+"""Operators whose tolerance has a separate test module, such as tests/workloads/test_attention.py."""
 
 
 def test_every_operator_is_emulated() -> None:
@@ -808,7 +810,7 @@ def test_every_operator_is_emulated() -> None:
 
 
 @pytest.mark.parametrize("text", EMULATED)
-def test_a_right_kernel_is_within_tolerance(text: str) -> None:
+def test_correct_kernel_is_within_tolerance(text: str) -> None:
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(8))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
@@ -821,7 +823,7 @@ def test_a_right_kernel_is_within_tolerance(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text in EMULATED if "k=1," not in text and "cols=1," not in text])
 def test_a_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> None:
-    """Emulates a kernel with a wrong end of its innermost loop."""
+    """Emulate a kernel whose innermost loop ends one term early."""
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
@@ -835,7 +837,7 @@ def test_a_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> No
 
 @pytest.mark.parametrize("text", [text for text in EMULATED if "cols=1," not in text])
 def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None:
-    """Emulates a kernel that writes a neighbour's result at the last place of its output."""
+    """Emulate a kernel that writes a neighbour's result to the last element of its output."""
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(10))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
@@ -850,19 +852,19 @@ def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None
 
 @pytest.mark.parametrize("step", [4, 8, 16])
 def test_tensor_cores_that_truncate_are_within_tolerance(step: int) -> None:
-    """They add a few exact products to the accumulator at once and round towards zero."""
+    """Emulate tensor cores that add a few exact products at once to the accumulator, rounding towards zero."""
     workload = Gemm(m=64, n=64, k=4096, dtype="f16", out="f32")
     exact = _f64(workload.draw(np.random.default_rng(11)))
     c = np.zeros((64, 64))
     for p in range(0, workload.k, step):
         c += exact["a"][0, :, p : p + step] @ exact["b"][0, p : p + step]
-        c = (c.view(np.int64) & ~np.int64(2**29 - 1)).view(np.float64)  # 24 bits of 53 stay
+        c = (c.view(np.int64) & ~np.int64(2**29 - 1)).view(np.float64)  # keep 24 of 53 bits
     assert _share(workload, c[None], workload.reference(exact)["c"]).max() < 0.5
 
 
 @pytest.mark.parametrize("k", [1, 8, 64, 4096])
 def test_tensor_cores_that_keep_13_bits_of_e4m3_are_within_tolerance(k: int) -> None:
-    """They cut 32 products and the sum so far off at the last place of the largest, and add what is left."""
+    """Emulate tensor cores that cut 32 products and the sum at the last bit of the largest, then add them."""
     workload = Gemm(m=64, n=64, k=k, dtype="e4m3", out="f32")
     exact = _f64(workload.draw(np.random.default_rng(12)))
     c = np.zeros((64, 64))

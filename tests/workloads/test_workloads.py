@@ -1,4 +1,4 @@
-"""Finding operators and suites, and reading workloads by text."""
+"""Lookup of operators and suites by name, and parsing of workloads."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
         ("resnet50/fc,m=0", "m=0 must be a whole number from 1"),
     ],
 )
-def test_a_mistake_lists_what_exists(text: str, says: str) -> None:
+def test_parse_error_names_the_mistake_and_suggests_a_name(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(text)
     assert says in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_layer_of_a_suite_is_a_workload() -> None:
     assert str(parse("gpt2/lm_head,m=1,out=f32")).endswith("k=768,dtype=f16,trans=nt,out=f32")
 
 
-def test_what_follows_a_changed_dimension_follows_still() -> None:
+def test_derived_dimensions_follow_a_changed_one() -> None:
     changed = parse("resnet50/fc,dtype=f32")
     assert isinstance(changed, Gemm)
     assert changed.out == "f32"
@@ -122,7 +122,7 @@ def test_all_suites_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_a_suite_lists_each_problem_once_in_canonical_form(name: str) -> None:
+def test_suite_lists_each_workload_once_in_canonical_form(name: str) -> None:
     layers = suite(name)
     assert len({layer.name for layer in layers}) == len({layer.text for layer in layers}) == len(layers)
     for layer in layers:
@@ -180,8 +180,8 @@ def test_resnet50_has_its_published_layers_and_work() -> None:
 
 def test_transformers_have_their_published_work() -> None:
     # Linear layers: 2 * parameters * tokens, with 12 * layers * hidden**2 parameters (LLaMA: 6.476e9 in all,
-    # 131e6 of them the embedding, which is no product).
-    # Attention: 4 * pairs of tokens * hidden a layer; a causal mask leaves half of them and the tokens.
+    # 131e6 of them the embedding, which needs no product).
+    # Attention: 4 * pairs of tokens * hidden per layer; a causal mask leaves half of them and the tokens.
     block_parameters = 12 * 12 * 768**2
     assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512
     assert _gflop("bert-base", Attention) * 1e9 == 4 * 512**2 * 768 * 12
@@ -198,8 +198,8 @@ def test_transformers_have_their_published_work() -> None:
 def test_grouped_attention_and_experts_take_their_published_work(
     name: str, active: float, embedding: int
 ) -> None:
-    # 2 * active parameters * tokens; of Mixtral's 46.7e9 parameters a token meets 12.9e9. Embedding and the
-    # 65 normalisations are no products.
+    # 2 * active parameters * tokens; a token uses 12.9e9 of Mixtral's 46.7e9 parameters. The embedding and
+    # the 65 normalisations need no products.
     gflop = sum(_gflop(name, kind) for kind in (Gemm, GatedGemm, GroupedGemm))
     assert gflop * 1e9 / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
 
@@ -216,7 +216,7 @@ def test_a_step_of_decoding_is_one_token_of_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("name", "plain", "after_sums", "hidden"),
     [
-        ("bert-base", 25, 0, 768),  # the sum before it is of no use after it
+        ("bert-base", 25, 0, 768),  # nothing reads the sum after its normalisation
         ("gpt2", 1, 24, 768),
         ("llama-7b", 1, 64, 4096),
         ("llama-3-8b", 1, 64, 4096),
@@ -234,7 +234,7 @@ def test_transformers_normalise_twice_a_layer_and_once_more(
     assert counts == {False: plain, True: after_sums}
 
 
-def test_a_layer_counts_once_unless_told() -> None:
+def test_layer_counts_once_by_default() -> None:
     layer = Layer(name="fc", text="gemm:m=1,n=8,k=8,dtype=f16", scales="m")
     assert layer.count == 1
     assert str(layer.at_batch(4).workload) == "gemm:m=4,n=8,k=8,dtype=f16"
@@ -264,7 +264,7 @@ def test_a_users_operator_joins_by_name(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(workloads, "_registered", {})
     module = _module(DOUBLE, "mine", monkeypatch)
     assert register(module) is module.Double
-    assert register(module) is module.Double  # the same one again changes nothing
+    assert register(module) is module.Double  # registering the same module again changes nothing
     assert parse("double:rows=2,cols=2,dtype=f32") == module.Double(rows=2, cols=2, dtype="f32")
     assert "double" in all_operators()
     with pytest.raises(UnknownName, match="Did you mean 'double'"):
@@ -300,7 +300,7 @@ def test_reading_a_workload_imports_no_numpy_and_no_other_operator() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- suites of a user's own --------------------------------------------------------------------------------
+# -- user-defined suites -----------------------------------------------------------------------------
 
 
 def test_a_file_is_a_suite_too(tmp_path: Path) -> None:
@@ -320,7 +320,9 @@ def test_a_file_is_a_suite_too(tmp_path: Path) -> None:
     ):
         suite(path, batch=2)
     path.write_text(path.read_text().partition("[layer.soft]")[0])
-    assert str(suite(path, batch=2)[0].workload) == "gemm:m=16,n=4,k=2,dtype=f32"  # read anew
+    assert (
+        str(suite(path, batch=2)[0].workload) == "gemm:m=16,n=4,k=2,dtype=f32"
+    )  # the changed file is read again
 
 
 @pytest.mark.parametrize(
