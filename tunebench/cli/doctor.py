@@ -242,7 +242,7 @@ def _cache() -> EnvironmentCheck:
 
 
 def _place(subject: str, path: Path, what: str) -> EnvironmentCheck:
-    """Check whether a file or folder is writable; if it does not exist, check the folder that would contain it."""
+    """Check whether a file or folder, or its nearest existing parent folder, is writable."""
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if os.access(nearest, os.W_OK):
         return EnvironmentCheck(subject=subject, status="ok", found=f"{path}: {what}")
