@@ -104,7 +104,7 @@ SUITE = {
     "softmax:rows=1024,cols=256,dtype=f32": 12,
     "rmsnorm:rows=64,cols=256,dtype=f32": 1,
 }
-"""Workloads tuned on the CPU, with their calls: part of a small transformer, and one that hardly matters."""
+"""Workloads tuned on the CPU, with their call counts: part of a small transformer, and a rare workload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def write(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def translate_errors(location: Location) -> Iterator[None]:
-    """Translate errors of SQLAlchemy, SQLite and the file system to one line that says what to do.
+    """Translate errors of SQLAlchemy, SQLite and the file system to one line with the remedy.
 
     Raises:
         DatabaseError: in place of those errors.

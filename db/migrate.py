@@ -202,7 +202,7 @@ def _value_counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Return what a downgrade lost: rows of a dropped table, or values of a dropped column."""
+    """Return the losses of a downgrade: rows of a dropped table, or values of a dropped column."""
     tables = {name.partition(".")[0] for name in after}
     lost: dict[str, int] = {}
     for name, amount in before.items():

@@ -54,8 +54,7 @@ def retry(policy: RetryPolicy | None, location: Location, attempt: Callable[[boo
         policy: How long to wait for an unavailable database; None raises at once.
         location: The database.
         attempt: Runs one transaction and raises `DatabaseError` from the driver's error. Its argument is True
-            if an earlier attempt may have been committed: a connection that breaks during a commit does not
-            say.
+            if an earlier attempt may have been committed, because the connection broke during its commit.
 
     Raises:
         DatabaseError: if the error is not transient, or the database is unavailable for longer than the

@@ -68,7 +68,7 @@ def describe_exit(status: int) -> str | None:
         status: Exit status of the worker process.
 
     Returns:
-        The driver's name of the fault and an explanation, or None if the status is not that of a fault.
+        The driver's name of the fault and an explanation, or None if the status does not encode a fault.
     """
     index = status - _FIRST_STATUS
     if not 0 <= index < len(_FAULTS):

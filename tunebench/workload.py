@@ -225,7 +225,7 @@ class Workload(ABC):
         """Return the allowed changes of this workload (override where they are fewer than the operator's)."""
         return self.allowed_changes
 
-    # -- what it computes ---------------------------------------------------------------------
+    # -- tensors, work and reference ---------------------------------------------------------
 
     @abstractmethod
     def inputs(self) -> tuple[Tensor, ...]:

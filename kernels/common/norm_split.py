@@ -112,7 +112,7 @@ class CudaSplitNorm(CudaVariant[N]):
             * np.where(parts * chunk * table["vector"] == workload.cols, parts, parts - 1),
             threads=table["threads"],
             fma=elements * ((1.5 if is_centred(workload) else 0.5) + 0.5 * added),
-            # The second launch may find in a cache what the first one loaded.
+            # The second launch may find the data of the first launch in a cache.
             fill_bytes=0.5 * tensors * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
             # The first launch writes the sum of inputs, if any, and the second the result.
             accesses=elements * (tensors + workload.has_residual) / table["vector"],

@@ -1,4 +1,4 @@
-"""Matrix products in Numba-CUDA: what the numba_cuda variants of gemm, gated_gemm and grouped_gemm share.
+"""Matrix products in Numba-CUDA: shared code of the numba_cuda variants of gemm, gated_gemm and grouped_gemm.
 
 A block keeps tiles of a and b in shared arrays, and a thread tm x tn results, spread over the tile.
 """

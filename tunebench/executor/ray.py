@@ -348,7 +348,7 @@ def check_address(address: str) -> None:
 
 
 def _environment(address: str) -> dict[str, str]:
-    """Return the environment of the process of Ray: that of this process, with its import path."""
+    """Return the environment of Ray's process: this process's environment, and its import path."""
     found = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if address == "local":
         # A token keeps other users out; it is not written to the home directory.

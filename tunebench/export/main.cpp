@@ -33,7 +33,7 @@ struct Tensor {
   const unsigned long long* example;           // the bits of each element; null if random ones will do
 };
 
-// How the copy engine sees a tensor: what cuTensorMapEncodeTiled wants to know, or cuTensorMapEncodeIm2col. Dimensions are
+// A tensor as the copy engine sees it: arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col. Dimensions are
 // innermost first.
 struct TensorMap {
   int tensor;

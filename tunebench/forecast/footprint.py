@@ -18,8 +18,8 @@ _ONE = Parallelism()
 def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism = _ONE) -> int | None:
     """Return the bytes of parameters, gradients and optimizer states on the fullest device.
 
-    Activations, workspaces and fragmentation come on top. A network that exceeds a device's memory by this
-    figure cannot run there; one that does not may still fail.
+    Activations, workspaces and fragmentation come on top. A network cannot run on a device with less memory
+    than this, and may still fail on a device with more.
 
     Args:
         network: The network.
@@ -27,7 +27,7 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
         parallelism: How it is divided among devices.
 
     Returns:
-        Bytes; None if the network does not know its number of parameters.
+        Bytes; None if the network's number of parameters is unknown.
     """
     copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
     try:

@@ -126,7 +126,7 @@ def _relu_gradient_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     return FusedGroup(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
 
 
-# -- elementwise nodes and what they can be fused with ---------------------------------------------------
+# -- elementwise nodes and their fusion with other groups -------------------------------------------------
 
 
 def _ending_in(

@@ -210,7 +210,7 @@ class Prices:
         return self.graph.values[name]
 
     def _elementwise_copy(self, index: int) -> str | None:
-        """Return the workload whose time is that of an elementwise node alone; None for other nodes."""
+        """Return the workload that has the same time as an elementwise node alone; None for other nodes."""
         node = self.graph.nodes[index]
         if not node.expression:
             return None

@@ -67,7 +67,7 @@ class TorchGpu:
         return self._torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
 
     def allow_for(self, workload: Workload) -> None:
-        """Set the precision that the workload requests: full f32, or tf32 where it says so.
+        """Set the precision that the workload requests: full f32, or tf32 for a workload of dtype tf32.
 
         cuDNN chooses among its algorithms at the first call (`cudnn.benchmark`).
         """

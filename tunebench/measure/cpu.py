@@ -30,7 +30,7 @@ _CTYPES = {"int": "int32", "long long": "int64", "float": "float32"}
 
 
 class CpuTimer:
-    """Timing of calls on the processor, with caches flushed before each call if the protocol says so.
+    """Timing of calls on the processor, with caches flushed before each call if the protocol requires it.
 
     Args:
         device: The processor, for the size of its last-level cache.

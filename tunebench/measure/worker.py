@@ -79,7 +79,7 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
         raise RuntimeError("measure needs a runner: call start(setup) first")
     try:
         outcome, effort = _runner.run(task, binary, abort_above_us)
-    except DeviceLost as fault:  # the device is unusable for this process; the exit status says why
+    except DeviceLost as fault:  # the device is unusable for this process; the exit status encodes the fault
         print(fault, file=sys.stderr, flush=True)  # noqa: T201 - the last words of a process
         os._exit(fault.status)
     except Exception as error:  # the process boundary of measuring: the reason is kept

@@ -45,7 +45,7 @@ LEAST_MEASURED = 20
 """Configurations timed here and known elsewhere below which nothing is postponed."""
 
 MISSED = 0.01
-"""Fraction of the expected winners that all postponed configurations may hold together."""
+"""Largest fraction of the expected winners that may be among the postponed configurations."""
 
 MOST_CHANCE = 0.005
 """Probability to beat the incumbent above which a configuration is never postponed."""
@@ -138,7 +138,7 @@ def _known(column: Array) -> int:
 
 
 def tail_between(elsewhere_us: tuple[Array, ...]) -> float:
-    """Return the tail depth of residuals between other devices, that of the two least similar ones.
+    """Return the tail depth of residuals between the two least similar of the other devices.
 
     Without two devices that share configurations, it is `TAIL_LOG`.
     """

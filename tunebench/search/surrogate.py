@@ -33,7 +33,7 @@ LENGTH_SPREAD = 1.5
 """Prior standard deviation of the logarithm of a length scale."""
 
 LEAST_NOISE = 1e-4
-"""Least noise variance, as a fraction of that of the process; it keeps the covariance invertible."""
+"""Least noise variance, as a fraction of the process variance; it keeps the covariance invertible."""
 
 RATE = 0.15
 """Learning rate of the ascent, in units of the logarithms of the scales."""
@@ -144,12 +144,12 @@ class _Scales:
 
     @property
     def share(self) -> float:
-        """Weight of the Matern kernel; the rest is that of the kernel of differences."""
+        """Weight of the Matern kernel; the kernel of differences has the remaining weight."""
         return 1.0 / (1.0 + math.exp(-self.logs[-3]))
 
     @property
     def noise(self) -> float:
-        """Noise variance, as a fraction of that of the process."""
+        """Noise variance, as a fraction of the process variance."""
         return math.exp(self.logs[-2])
 
     @property

@@ -25,7 +25,7 @@ def start(*_arguments: Any) -> None:
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
-    """Compile nothing; fail, crash, sleep or raise as the configuration's `compile` says."""
+    """Compile nothing; fail, crash, sleep or raise, according to the configuration's `compile`."""
     behaviour = task.config["compile"]
     if behaviour == "fail":
         return CompileFailed(reason="syntax error")
@@ -39,7 +39,7 @@ def compile_task(task: Task) -> Binary | CompileFailed:
 
 
 def measure_task(task: Task, _binary: Binary, abort_above_us: float | None) -> Result:
-    """Measure nothing; crash, exit, hang, sleep or wait as the configuration's `run` says."""
+    """Measure nothing; crash, exit, hang, sleep or wait, according to the configuration's `run`."""
     behaviour = task.config["run"]
     if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGKILL)

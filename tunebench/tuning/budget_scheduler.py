@@ -38,7 +38,7 @@ PRIOR_WEIGHT = 2.0
 """Weight of the prior against observations, in units of log(trials)."""
 
 FRUITLESS = 24
-"""Trials without a success after which a workload gets no more."""
+"""Trials without a success after which a workload receives no further trials."""
 
 K = TypeVar("K")
 

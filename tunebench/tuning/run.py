@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSetup:
-    """What all runs of one call share: the device, the plan and the database."""
+    """Shared state of all runs of one call: the device, the plan and the database."""
 
     target: TuningTarget
     plan: Plan
@@ -177,7 +177,7 @@ class RunContext:
         )
 
     def report_waiting(self, line: str) -> None:
-        """Call the progress callback with what the run waits for."""
+        """Call the progress callback with the reason for which the run waits."""
         self.state.waiting = line
         self.report_progress(*self.state.phase)
 
@@ -192,7 +192,7 @@ def prepare(
     on_progress: ProgressCallback,
     until: float | None = None,
 ) -> RunContext:
-    """Read what the database knows of a workload, and open a run.
+    """Read the earlier results of a workload from the database, and open a run.
 
     Args:
         setup: Device, plan and database.
@@ -249,7 +249,7 @@ def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
 
 
 def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
-    """Return the search of one variant, with the outcomes that the database knows."""
+    """Return the search of one variant, with the outcomes in the database."""
     key, plan, store = tunable.variant.key, context.setup.plan, context.setup.store
     warm = context.warm.get(key, WarmStart())
     search = VariantSearch(

@@ -166,7 +166,7 @@ class SharedBudget:
             self._round(self._workloads[text], executor, trials)
 
     def _round(self, one: WeightedWorkload, executor: WorkerExecutor[Task], trials: int) -> None:
-        """Make some trials of one workload, or as many as it has left."""
+        """Run up to `trials` further trials of one workload."""
         assert one.context is not None
         context, budget = one.context, one.context.budget
         budget.trials = budget.done + trials

@@ -93,7 +93,7 @@ class Tape:
         self.add(part, work, phase, alone=alone)
 
     def copy(self, part: str, shape: tuple[int, int], phase: Phase = "forward") -> None:
-        """Add a copy, in most cases one that permutes axes."""
+        """Add a copy, which in most cases permutes axes."""
         self.elementwise(part, shape, "x", phase)
 
     def cast(self, part: str, shape: tuple[int, int], *, up: bool, phase: Phase = "forward") -> None:

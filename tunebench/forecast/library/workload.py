@@ -195,7 +195,7 @@ class _Totals:
                 self.reasons[launch.workload][launch.before] = reason
 
     def binding(self, workloads: tuple[Workload, ...], device: Device, floors: Array) -> tuple[Binding, ...]:
-        """Return the limiting resource of each workload; that of its lower bound where this is longer."""
+        """Return the limiting resource of each predicted time, or of the lower bound if that is longer."""
         parts = np.array([self.compute_us, self.memory_us, self.launch_us])
         bound = np.array([*floors, np.zeros(len(self.us))])
         floored = floors.max(axis=0) > self.us
@@ -211,7 +211,7 @@ class _Totals:
         )
 
     def because(self) -> tuple[str, ...]:
-        """Return the reason for each basis: that of the first launch that was not measured."""
+        """Return the reason for each basis, from the first launch that was not measured."""
         return tuple(reasons[min(reasons)] if reasons else "" for reasons in self.reasons)
 
     def basis(self) -> tuple[Basis, ...]:

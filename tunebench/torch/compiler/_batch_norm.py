@@ -65,7 +65,7 @@ def batch_norm_gradient_fields(
 ) -> dict[str, Any]:
     """Return the fields of `graph.Node` for the gradients of a batch normalisation.
 
-    Kernels compute the gradients of weight and bias, an expression that of the images.
+    Kernels compute the gradients of weight and bias; an expression computes the gradient of the images.
 
     Args:
         node: The call.

@@ -34,7 +34,7 @@ class FoldedBatchNorm(DerivedTensor):
         parts: FX nodes of weight, bias, running mean and running variance.
         what: Whether it is the scale or the shift.
         eps: Added to the variance.
-        dtype: Type of the result: that of the images.
+        dtype: Type of the result, the same as the type of the images.
     """
 
     parts: tuple[fx.Node, ...]

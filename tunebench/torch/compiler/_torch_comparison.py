@@ -25,14 +25,14 @@ _WAYS: tuple[Way, Way] = ("tunebench", "torch")
 
 
 class TorchComparison:
-    """Runs a group by tuned kernels and by torch in turn, then only by the faster of the two.
+    """Runs a group by tuned kernels and by torch alternately, then only by the faster of the two.
 
     It does not wait for the GPU: CUDA events are read after they have happened. Calls captured into a CUDA
     graph run by tuned kernels, unless torch has already won.
 
     Attributes:
         winner: The faster implementation; None until it is known.
-        ratio: Median time of torch over that of tuned kernels, once it is known.
+        ratio: Median time of torch divided by the median time of tuned kernels, once it is known.
     """
 
     def __init__(self) -> None:

@@ -139,7 +139,7 @@ class _Translator:
         if name in self._values:
             self._value_of[node] = name
             self._sources[name] = node
-        elif isinstance(_tensor(node), Tensor):  # a part of what a view parted
+        elif isinstance(_tensor(node), Tensor):  # an item of a view with several results
             base = self._value_of.get(whole.args[0])
             self._add_view(node, base)
 

@@ -30,7 +30,7 @@ class GroupTime:
     """Time of a group that tuned kernels may run.
 
     Attributes:
-        workloads: Canonical texts of what it computes.
+        workloads: Canonical texts of the workloads that the group computes.
         planned_us: Measured or predicted time for which it was chosen.
         by: Implementation that runs it.
         us: Median time of its calls on the model's tensors, by that implementation.

@@ -1,1 +1,1 @@
-"""Replacement of what a model calls: its modules (`model`, `modules`) or its function calls (`functions`)."""
+"""Replacement of parts of a model: its modules (`model`, `modules`) or its function calls (`functions`)."""

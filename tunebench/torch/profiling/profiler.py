@@ -275,7 +275,7 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
         return self._timed(func, args, kwargs)
 
     def _time_dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Time a call of a tunebench operator, which reports what it runs."""
+        """Time a call of a tunebench operator, which reports the operations that it runs."""
         device = _device(args, kwargs)
         call = TimedCall()
 
@@ -389,7 +389,7 @@ def _precision(device: Any) -> Any:
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the device of a call: that of its first tensor, or of its result."""
+    """Return the device of a call: the device of its first tensor, or of its result."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             return value.device
