@@ -852,7 +852,7 @@ def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None
 
 @pytest.mark.parametrize("step", [4, 8, 16])
 def test_tensor_cores_that_truncate_are_within_tolerance(step: int) -> None:
-    """Emulate tensor cores that add a few exact products at once to the accumulator, rounding towards zero."""
+    """Emulate tensor cores that add a few exact products at once, rounding the sum towards zero."""
     workload = Gemm(m=64, n=64, k=4096, dtype="f16", out="f32")
     exact = _f64(workload.draw(np.random.default_rng(11)))
     c = np.zeros((64, 64))
