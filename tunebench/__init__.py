@@ -1,8 +1,8 @@
 """tunebench: find the fastest kernel and parameters for a workload on a GPU, and look them up.
 
-`tune` searches, proves and records. `lookup` returns the best recorded configuration. `explain` says what
-limits it. Importing the package is cheap: each name is imported at its first use, and `lookup` imports
-nothing that only tuning needs.
+`tune` searches, proves and records. `lookup` returns the best recorded configuration. `explain` names the
+resource that limits it. Importing the package is cheap: each name is imported at its first use, and `lookup`
+imports nothing that only tuning needs.
 """
 
 from __future__ import annotations

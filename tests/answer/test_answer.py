@@ -135,7 +135,7 @@ def ask_quietly(db: str) -> Answer:
         return lookup("softmax", **DIMENSIONS, device=SXM, db=db)
 
 
-# -- what is served --------------------------------------------------------------------------------
+# -- answers from records --------------------------------------------------------------------------
 
 
 def test_answer_has_every_field(db: str, remember: Remember) -> None:
@@ -242,7 +242,7 @@ def test_order_of_answer_sources(db: str, remember: Remember) -> None:
     assert ask(db) == (5, "measured here")
 
 
-# -- what cannot run is not served -----------------------------------------------------------------
+# -- configurations that cannot run ----------------------------------------------------------------
 
 
 def test_stale_record_is_not_returned(db: str, remember: Remember) -> None:
@@ -303,7 +303,7 @@ def test_valid_record_is_not_checked_again_until_a_file_changes(
     assert asked == [GPU.key, GPU.key]
 
 
-# -- what is inferred ------------------------------------------------------------------------------
+# -- neighbours ------------------------------------------------------------------------------------
 
 
 def test_neighbour_with_the_shortest_expected_time_is_returned(db: str, remember: Remember) -> None:
@@ -476,7 +476,7 @@ def test_a_database_of_another_program_is_named(db: str) -> None:
         ask(db)
 
 
-# -- what comes with the package -------------------------------------------------------------------
+# -- bundled records -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -513,7 +513,7 @@ def test_bundled_records_rank_after_the_users_records(
     assert ask(db, PCIE) == (3, "same architecture")
 
 
-# -- what a process keeps --------------------------------------------------------------------------
+# -- cached answers --------------------------------------------------------------------------------
 
 
 def test_new_records_are_returned_without_a_restart(db: str, remember: Remember) -> None:
@@ -728,7 +728,7 @@ def test_the_view_has_the_columns_that_are_exported() -> None:
     assert tuple(column.name for column in schema.answer_v1.columns) == lookup_index.COLUMNS
 
 
-# -- what a serving process pays -------------------------------------------------------------------
+# -- imports of a lookup ---------------------------------------------------------------------------
 
 
 def test_a_lookup_imports_nothing_heavy(db: str) -> None:

@@ -111,7 +111,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read(tmp_path / "none.json")
 
 
-# -- rows, and what is wrong of them -----------------------------------------------------------------------
+# -- rows and rejected rows --------------------------------------------------------------------------------
 
 
 def test_rows_keep_samples_effort_and_timestamp(tmp_path: Path) -> None:

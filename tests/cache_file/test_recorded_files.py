@@ -200,7 +200,7 @@ def test_names_are_read_back_from_their_text(problem: tuple[int, ...]) -> None:
     assert names_of(workload_of("ns/k.1+2-3", problem)) == ("ns/k.1+2-3", problem)
 
 
-# -- what is exported ------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 OWN = SpaceKey(
     device=described()["h100-sxm"].key,
@@ -470,7 +470,7 @@ def test_truncated_or_oversized_jsonl_stores_nothing(
         assert other.stats().devices == ()
 
 
-# -- whatever a file holds -------------------------------------------------------------------------
+# -- arbitrary files -------------------------------------------------------------------------------
 
 ODD = (
     None,

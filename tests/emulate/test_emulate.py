@@ -273,7 +273,7 @@ def test_arguments_must_match_kernel_parameters(parameters: str, reason: str) ->
         emulate(variant, Toy(n=64), CONFIG, {"x": X, "factor": np.float32(2)})
 
 
-# -- built-in functions and helpers compute what they should -------------------------------------------------
+# -- results of built-in functions and helpers ---------------------------------------------------------------
 
 
 @needs_compiler

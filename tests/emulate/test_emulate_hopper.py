@@ -280,7 +280,7 @@ def test_im2col_copy_gathers_pixels_of_filter_tap(column: Any, order: Order) -> 
 @needs_compiler
 @pytest.mark.parametrize("order", ORDERS)
 def test_im2col_copy_zero_fills_missing_channels_and_swizzles(order: Order) -> None:
-    # Of 8 channels the first two chunks of 16 bytes are there, and are where the number of the line says.
+    # The 8 channels are the first two chunks of 16 bytes; the line number determines their swizzled place.
     body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS * 16", "8 * 128")
     shape = {"extents": (8, 4, 4, 2), "strides_bytes": (32, 128, 512), "box": (32, 8), "swizzle_bytes": 128}
     body += "y[t] = floats[t], y[t + 128] = floats[t + 128];"
@@ -532,7 +532,7 @@ def test_wgmma_protocol_violations_are_reported(reason: str, before: str, after:
         product(LAYOUTS[0], "reverse", before=before, after=after)
 
 
-# -- what is reported ----------------------------------------------------------------------------------------
+# -- violations of PTX rules ---------------------------------------------------------------------------------
 
 LOAD_FIRST = LOAD.replace("COORDINATES", "0, 0")
 ONE_PRODUCT = """

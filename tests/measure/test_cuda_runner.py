@@ -168,7 +168,7 @@ def test_device_faults_can_be_pickled() -> None:
     assert (lost.name, lost.detail, str(lost)) == ("CUDA_ERROR_ASSERT", "here", "CUDA_ERROR_ASSERT: here")
 
 
-# -- what is missing -----------------------------------------------------------------------------------------
+# -- missing packages and GPUs -------------------------------------------------------------------------------
 
 
 def test_missing_cuda_core_names_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
 """Dispatch of workloads to tuned kernels or to torch, on tensors where they are.
 
 `bind` compiles and loads a kernel that is called with arrays or addresses. `choose` decides between that
-kernel and torch, and says why. `prefer` changes the preference. `watching` reports every call.
-`tunebench.torch` and
-`tunebench.numba` are built on this package.
+kernel and torch, and returns the reason. `prefer` changes the preference. `watching` reports every call.
+`tunebench.torch` and `tunebench.numba` are built on this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Executors that compile and measure: on this machine (`local`) or on a Ray cluster (`ray`).
 
-`tunebench.task.Executor` is the protocol that the search loop needs; `WorkerExecutor` adds what a whole
-tuning run needs. A run uses one executor, as a context manager.
+`tunebench.task.Executor` is the protocol that the search loop needs; `WorkerExecutor` adds the methods that
+only a complete tuning run needs. A run uses one executor, as a context manager.
 """
 
 from __future__ import annotations

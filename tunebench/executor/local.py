@@ -1,4 +1,4 @@
-"""Worker processes on this machine: several that compile, one that measures.
+"""Worker processes on this machine: several compile processes and one measurement process.
 
 On a GPU, compiling and measuring overlap. On a CPU they would disturb each other: there they alternate, each
 for as long as there is work for it.
