@@ -7,9 +7,8 @@
 
 A *trial* is one configuration of one source revision of one variant, for one workload on one device. It has
 one or more *measurements* (search, finalist, audit). The default database is an SQLite file in the user's
-data
-folder; `postgresql://…` URLs can be shared by several machines. `lookup` reads the view `answer_v1` (see
-`tunebench.answer`), so importing this package loads neither SQLAlchemy nor Alembic.
+data folder; `postgresql://…` URLs can be shared by several machines. `lookup` reads the view `answer_v1`
+(see `tunebench.answer`), so importing this package loads neither SQLAlchemy nor Alembic.
 """
 
 from __future__ import annotations

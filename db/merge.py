@@ -3,11 +3,9 @@
     merge(["a.db", "b.db"], into="all.db")
 
 - All measurements are kept, each once. The view `answer_v1` ranks them as in any database: the newest
-measurement
-  of a trial counts, and a wrong result excludes its trial.
+  measurement of a trial counts, and a wrong result excludes its trial.
 - The installed sources decide which trials are stale. Where a variant is not installed, the flag of the
-database with
-  the newest measurement is kept, and only the newest revision of a configuration stays current.
+  database with the newest measurement is kept, and only the newest revision of a configuration stays current.
 - If two databases describe a device differently, the description of the latest run is kept.
 - Runs keep their ids and store their database under ``database`` in their versions. Claims are not merged.
 - Demand is kept by the database that counted it (see `tunebench.db.schema.DemandRow`).

@@ -302,8 +302,8 @@ state, unless a later measurement failed or any measurement had a wrong result. 
 earlier search measurements do not count: the
 minimum of many single measurements is biased low. A configuration that does not beat its variant's default
 significantly is left out: by the stored comparison, or without one where the confidence intervals overlap. A
-time without
-verification never counts as measured, and a prediction of an unverified kernel ranks after verified ones.
+time without verification never counts as measured, and a prediction of an unverified kernel ranks after
+verified ones.
 """
 
 answer_v1 = sa.Table(

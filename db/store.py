@@ -2,12 +2,9 @@
 
 `record` commits one transaction per trial and returns when it is on disk. Several tuners may share a
 database: a tuner claims a trial before it measures it. A claim expires, so that trials of a dead tuner are
-measured by
-others; if the tuner died on this machine, the claim is free at once. Expiry is a stored time. A clock that is
-set back
-makes others wait longer for a dead tuner's claims, at most a day, and has no other effect. PostgreSQL servers
-use
-their own clock, not those of the clients.
+measured by others; if the tuner died on this machine, the claim is free at once. Expiry is a stored time. A
+clock that is set back makes others wait longer for a dead tuner's claims, at most a day, and has no other
+effect. PostgreSQL servers use their own clock, not those of the clients.
 """
 
 from __future__ import annotations

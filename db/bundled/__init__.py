@@ -2,9 +2,8 @@
 
 The first line contains format and architecture. Then follow the devices and the answers, one per line in a
 fixed order, so that a changed record changes one line. A lookup reads an SQLite index of the file, which is
-created in the
-cache folder at first use; the files are never written. Only `export_bundled` needs more than the standard
-library.
+created in the cache folder at first use; the files are never written. Only `export_bundled` needs more than
+the standard library.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ProcessStage:
     def schedule(self, pool: ProcessPool, *arguments: Any) -> Future[Any]:
         """Call the function in a worker process.
 
-        Arguments are pickled here, so that an argument that the worker cannot unpickle is an error of this call;
+        Arguments are pickled here: an argument that the worker cannot unpickle is then an error of this call;
         otherwise it would end the worker.
 
         Args:
