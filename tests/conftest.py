@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import REQUIREMENTS, missing
+from tunebench import kernels, workloads
 from tunebench.testing.postgres import Server, serving
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
@@ -96,6 +98,22 @@ def _session_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _own_database(_session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEBENCH_DB", str(_session_folder / f"{next(_databases)}.db"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_variants() -> Iterator[None]:
+    """Unload the variants and operators of users' files that the tests of a module loaded."""
+    variants, files, operators = dict(kernels._loaded), list(kernels._files), dict(workloads._registered)
+    modules = set(sys.modules)
+    yield
+    kernels._loaded.clear()
+    kernels._loaded.update(variants)
+    kernels._files[:] = files
+    workloads._registered.clear()
+    workloads._registered.update(operators)
+    for name in set(sys.modules) - modules:
+        if name.startswith(kernels._USER):
+            del sys.modules[name]
 
 
 @pytest.fixture
