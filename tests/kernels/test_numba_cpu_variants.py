@@ -178,7 +178,8 @@ def test_spaces_are_worth_searching() -> None:
     conv2d = next(text for text in PATHS if text.startswith(_CONV2D))
     for text in ("gemm:m=512,n=512,k=512,dtype=f32", conv2d.replace("c=6", "c=64").replace("h=11", "h=56")):
         for variant, workload in (case.values for case in _serving(text)):
-            assert 500 < len(variant.configs(workload, local_cpu())) < 10_000
+            # Fewer register tiles fit the 16 vector registers of AVX2 than the 32 of AVX-512.
+            assert 300 < len(variant.configs(workload, local_cpu())) < 10_000
     for name in ("softmax", "layernorm"):
         for variant, workload in (c.values for c in _serving(f"{name}:rows=512,cols=1024,dtype=f32")):
             assert 100 < len(variant.configs(workload, local_cpu())) < 1_000
