@@ -109,7 +109,7 @@ def test_export(shown: Any, tmp_path: Path) -> None:
         (("show", *SOFTMAX, "--variant", "cuda_block"), "need --sass, --ptx or --resources"),
         (("show", *SOFTMAX, "--device", "t4", "--sass"), "--device and --arch exclude each other"),
         (("show", *CPU, "--ptx"), "has no PTX"),
-        (("export", *CPU, "--out", "x"), "only kernels of GPUs can be exported"),
+        (("export", *CPU, "--out", "x"), "only GPU kernels can be exported"),
         (("export", *CPU, "--out", "x", "--format", "elf"), "unknown format 'elf'"),
         (("show", *SOFTMAX[:2], "--arch", "sm_91", "--sass"), "unknown architecture 'sm_91'"),
     ],
