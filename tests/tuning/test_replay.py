@@ -181,7 +181,12 @@ def test_options_supply_facts_missing_from_the_file(capsys: pytest.CaptureFixtur
         (T4, "--kernel", "convolution", "Known: Xgemm, convolution_kernel"),
         (T4, "--problem", "4096 4096", "sizes such as 4096x4096"),
         ("recorded/convolution_milo/A100.json.gz", "--device", "rtx-3090", "the file contains a100-40-pcie"),
-        ("recorded/convolution_milo/A100.json.gz", "--kernel", "Xgemm", "the file contains convolution_kernel"),
+        (
+            "recorded/convolution_milo/A100.json.gz",
+            "--kernel",
+            "Xgemm",
+            "the file contains convolution_kernel",
+        ),
         ("recorded/convolution_milo/A100.json.gz", "--problem", "64x64", r"the file contains (4096, 4096)"),
     ],
 )
