@@ -138,7 +138,7 @@ def test_unusable_bundled_file_is_skipped_and_reported_by_doctor(
 
 def test_doctor_counts_bundled_records(folder: Path, tmp_path: Path) -> None:
     [check] = [check for check in checks() if check.subject == "bundled records"]
-    assert (check.status, check.found) == ("ok", "none come with this version")
+    assert (check.status, check.found) == ("ok", "this version has none")
     record(tmp_path / "a.db", 5.0)
     assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 0
     [check] = [check for check in checks() if check.subject == "bundled records"]
