@@ -81,6 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_collection_finish() -> None:
+    """Refuse test modules that load users' variants on import, since all other tests would see the variants."""
+    if kernels._loaded:
+        raise pytest.UsageError(f"load variants in a fixture, not on import: {', '.join(kernels._loaded)}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _session_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep tests, and the processes they start, away from the user's database and cache."""

@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numba.core.bytecode import FunctionIdentity
 
 from tunebench.compile.numba_cpu import _fingerprint, compile_numba_cpu, key_numba_cpu, load_numba_cpu
-from tunebench.kernels import module_name
+from tunebench.kernels import load_file, module_name
 from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant
 from tunebench.workloads import parse
 
 
-def faulty_variant() -> NumbaCpuVariant[Any]:
-    """Import the faulty variant without registering it, since other tests iterate over all variants."""
-    path = Path(__file__).parents[1] / "data" / "faulty_variant.py"
-    spec = importlib.util.spec_from_file_location("faulty_variant", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    variant: NumbaCpuVariant[Any] = module.VARIANT
-    return variant
-
-
-VARIANT = faulty_variant()
 WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
 
 
-def test_binaries_of_two_processes_do_not_share_symbols() -> None:
+@pytest.fixture(scope="module")
+def variant() -> NumbaCpuVariant[Any]:
+    loaded = load_file(Path(__file__).parents[1] / "data" / "faulty_variant.py")
+    assert isinstance(loaded, NumbaCpuVariant)
+    return loaded
+
+
+def test_binaries_of_two_processes_do_not_share_symbols(variant: NumbaCpuVariant[Any]) -> None:
     found = []
     for fault in ("none", "wrong"):
         config = Config({"fault": fault, "copy": 0})
         FunctionIdentity._unique_ids = itertools.count(1)  # same state as in a new process
-        found.append((compile_numba_cpu(VARIANT, WORKLOAD, config), config))
+        found.append((compile_numba_cpu(variant, WORKLOAD, config), config))
     x = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
     results = []
     for binary, config in found:
         y = np.empty_like(x)
-        load_numba_cpu(binary, VARIANT, WORKLOAD, config)(x, y)
+        load_numba_cpu(binary, variant, WORKLOAD, config)(x, y)
         results.append(float(y[0].sum()))
     assert abs(results[0] - 1) < 1e-6
     assert results[1] > 1.0005
 
 
-def test_key_depends_on_configuration_and_not_on_size() -> None:
+def test_key_depends_on_configuration_and_not_on_size(variant: NumbaCpuVariant[Any]) -> None:
     right, wrong = (Config({"fault": fault, "copy": 0}) for fault in ("none", "wrong"))
-    key = key_numba_cpu(VARIANT, WORKLOAD, right)
-    assert key == key_numba_cpu(VARIANT, parse("softmax:rows=9,cols=9,dtype=f32"), right)
-    assert key != key_numba_cpu(VARIANT, WORKLOAD, wrong)
+    key = key_numba_cpu(variant, WORKLOAD, right)
+    assert key == key_numba_cpu(variant, parse("softmax:rows=9,cols=9,dtype=f32"), right)
+    assert key != key_numba_cpu(variant, WORKLOAD, wrong)
 
 
 def test_fingerprint_changes_when_file_is_moved() -> None:

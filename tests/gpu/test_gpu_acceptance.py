@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -46,7 +47,8 @@ SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
 )
 def test_missing_gpu_is_one_line_of_error(tmp_path: Path, arguments: Sequence[str], line: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.acceptance", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (5, "", line)
     assert not list(tmp_path.iterdir())
 

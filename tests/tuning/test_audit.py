@@ -16,13 +16,14 @@ from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.tunable import TunableVariant, find_variants
 from tunebench.workloads import parse
 
-VARIANT = load_file(Path(__file__).parents[1] / "data" / "bounded_variant.py")
+BOUNDED = Path(__file__).parents[1] / "data" / "bounded_variant.py"
 WORKLOAD = parse("softmax:rows=33,cols=65,dtype=f32")
 CPU = find("cpu")
 
 
 @pytest.fixture
 def tunable() -> TunableVariant:
+    load_file(BOUNDED)
     return find_variants(WORKLOAD, CPU, ("bounded",))[0][0]
 
 

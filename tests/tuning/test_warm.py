@@ -16,7 +16,7 @@ from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.kernels import load_file
+from tunebench.kernels import load_file, variant
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Predicted, Result, Verification
 from tunebench.space import Config
@@ -27,7 +27,7 @@ from tunebench.tuning.warm import FIRST, LEAST_TIMED, WarmStart, distance, warm_
 from tunebench.workloads import parse
 
 FORTY = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
-VARIANT = load_file(FORTY)
+KEY = "softmax/forty"
 WORKLOAD = "softmax:rows=16,cols=32,dtype=f32"
 HERE = devices.local_cpu()
 THERE = dataclasses.replace(HERE, name="another-cpu")
@@ -51,7 +51,7 @@ def fill(
         key = TrialKey(
             device=device.key,
             workload=workload,
-            variant=VARIANT.key,
+            variant=KEY,
             revision=revision,
             config=Config({"copy": copy}),
         )
@@ -60,8 +60,13 @@ def fill(
 
 def start(store: Store, *, workload: str = WORKLOAD, learns: bool = True) -> WarmStart:
     problem = parse(workload)
-    tables = {VARIANT.key: VARIANT.configs(problem, HERE)}
-    return warm_starts(store, problem, HERE, tables, cache="cold", learns=learns)[VARIANT.key]
+    tables = {KEY: variant(KEY).configs(problem, HERE)}
+    return warm_starts(store, problem, HERE, tables, cache="cold", learns=learns)[KEY]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forty_configurations() -> None:
+    load_file(FORTY)
 
 
 @pytest.fixture
@@ -130,7 +135,7 @@ def test_the_newest_time_of_the_newest_source_counts(store: Store) -> None:
 def test_only_what_an_earlier_source_did_counts_here(store: Store) -> None:
     fill(store, {copy: measured(7.0) for copy in range(30)}, device=HERE, revision="today")
     assert start(store) == WarmStart()
-    store.recheck(HERE.key, WORKLOAD, VARIANT.key, lambda config: "tomorrow")
+    store.recheck(HERE.key, WORKLOAD, KEY, lambda config: "tomorrow")
     assert start(store).sources[0].records == 30
 
 
@@ -194,7 +199,7 @@ def begun(store: Store, asks: int = 0, **changes: object) -> tuple[RunContext, l
     """Return a run that has not measured yet, and the configurations that it would try first."""
     problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
     setup = TuningSetup(target=tuning_target(HERE), plan=plan, store=store)
-    found = find_variants(problem, HERE, (VARIANT.key,))
+    found = find_variants(problem, HERE, (KEY,))
     context = prepare(setup, problem, found, lambda progress: None)
     [search] = context.searches
     proposals = [search.ask(search.best_us) for _ in range(asks)]
@@ -220,7 +225,7 @@ def test_tune_begins_with_what_was_fastest_elsewhere(tmp_path: Path) -> None:
 
 def test_cold_start_ignores_the_database(store: Store) -> None:
     fill(store, {copy: measured(100.0 + abs(copy - 27)) for copy in range(40)})
-    assert begun(store)[0].warm[VARIANT.key].sources
+    assert begun(store)[0].warm[KEY].sources
     assert begun(store, warm=False)[0].warm == {}
 
 
@@ -238,7 +243,7 @@ def test_tune_skips_unlikely_configurations(store: Store) -> None:
     times = {copy: math.exp(0.2 * copy) for copy in range(40)}
     fill(store, {copy: measured(us) for copy, us in times.items()})
     for copy in range(2, 27):
-        today = VARIANT.revision(parse(WORKLOAD), Config({"copy": copy}))
+        today = variant(KEY).revision(parse(WORKLOAD), Config({"copy": copy}))
         fill(store, {copy: measured(2.0 * times[copy])}, device=HERE, revision=today)
     context, tried = begun(store, 3, learned_pruner=True, sampler="random")
     assert context.state.cached == 25
