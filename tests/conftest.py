@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Refuse test modules that load users' variants on import, since all other tests would see the variants."""
     if kernels._loaded:
-        raise pytest.UsageError(f"load variants in a fixture, not on import: {', '.join(kernels._loaded)}")
+        raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels._loaded)}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,6 @@ from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant
 from tunebench.workloads import parse
 
-
 WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
 
 
