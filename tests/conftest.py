@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Refuse test modules that load users' variants on import, since all other tests would see the variants."""
+    """Refuse test modules that load users' variants on import, since all tests would see them."""
     if kernels._loaded:
         raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels._loaded)}")
 
