@@ -1,19 +1,86 @@
-"""Checks for tests of single kernels: planted faults, results against the tolerance, instruction counts."""
+"""Checks for tests of single kernels: valid defaults, right results, planted faults, machine code."""
 
 from __future__ import annotations
 
 import collections
+import re
 import struct
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tunebench import workloads
 from tunebench.binary import cubin
+from tunebench.device import Device, described, representative
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
+from tunebench.measure.verify import InputSet, draw, worst_error
 from tunebench.space import Config
-from tunebench.workload import Workload
+from tunebench.variant import CudaVariant
+from tunebench.workload import Reference, Workload
+
+K = TypeVar("K", bound=Workload)
+
+A100, H100 = representative("sm_80"), representative("sm_90")
+GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
+GENERATIONS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
 
 HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
+
+
+# -- workloads and inputs ---------------------------------------------------------------------------------
+
+
+def parser(kind: type[K]) -> Callable[[str], K]:
+    """Return the function that parses the dimensions of a workload of this operator."""
+
+    def parse(text: str) -> K:
+        workload = workloads.parse(f"{kind.operator}:{text}")
+        assert isinstance(workload, kind)
+        return workload
+
+    return parse
+
+
+def exact(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs in float64, from which references are computed."""
+    return {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+
+
+def drawn(workload: Workload, seed: int = 0) -> tuple[dict[str, Any], Mapping[str, Reference]]:
+    """Return random inputs and their references."""
+    found = draw(workload, seed)
+    return dict(found.inputs), found.references
+
+
+# -- results ----------------------------------------------------------------------------------------------
+
+
+def worst(workload: Workload, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    """Return the largest error of any output as a share of its tolerance; NaN counts as infinite."""
+    references = InputSet(workload=workload, seed=0, inputs=inputs).references
+    return worst_error(workload, outputs, references)
+
+
+def assert_right(
+    workload: Workload, inputs: Mapping[str, Any], outputs: Mapping[str, Any], what: str = ""
+) -> None:
+    """Check every element of every output against the operator's tolerance; NaN is always wrong."""
+    error = worst(workload, inputs, outputs)
+    assert error <= 1, f"{what or workload}: {error:.3g} times the tolerance"
+
+
+def assert_right_in_every_order(
+    variant: CudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Any] | None = None
+) -> None:
+    """Emulate a configuration with threads in each order, and check the results."""
+    inputs = workload.draw(np.random.default_rng(0)) if inputs is None else inputs
+    for order in ORDERS:
+        assert_right(workload, inputs, emulate(variant, workload, config, inputs, order=order, seed=1))
+
+
+# -- planted faults ---------------------------------------------------------------------------------------
 
 
 def planted(variant: Any, old: str, new: str) -> Any:
@@ -32,14 +99,91 @@ def planted(variant: Any, old: str, new: str) -> Any:
     return Changed()
 
 
-def assert_right(workload: Workload, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    """Check every element of every output against the operator's tolerance; NaN is always wrong."""
-    tolerance = workload.tolerance()
-    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    for name, reference in workload.reference(exact).items():
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        assert np.all(error <= allowed), name
+def assert_fault_is_found(
+    wrong: Any,
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    sanitize: bool = False,
+) -> None:
+    """Check that a planted fault makes emulation fail in some order of threads, or a result wrong."""
+    inputs = workload.draw(np.random.default_rng(2)) if inputs is None else inputs
+    found = 0
+    for order in ORDERS:
+        try:
+            outputs = emulate(wrong, workload, config, inputs, order=order, sanitize=sanitize, timeout_s=20)
+            found += worst(workload, inputs, outputs) > 1
+        except EmulationFailed as error:
+            found += not error.timed_out
+    assert found
+
+
+# -- configurations ---------------------------------------------------------------------------------------
+
+
+def pick(variant: Any, workload: Workload, choices: Mapping[str, Any], device: Device) -> Config:
+    """Return a valid configuration with the given choices, the same one in every run."""
+    table = variant.configs(workload, device)
+    names = [name for name in choices if name in variant.space.names]
+    rows = np.flatnonzero(np.all([table[name] == choices[name] for name in names], axis=0))
+    assert len(rows), f"no configuration has {choices}"
+    return table.config(rows[len(rows) // 2])  # type: ignore[no-any-return]
+
+
+def assert_default_is_valid(variants: Iterable[Any], workload: Workload, device: Device) -> None:
+    """Check the defaults of all variants that support a workload on a device."""
+    for variant in variants:
+        if variant.refuses(workload, device) is None:
+            config = variant.default(workload, device)
+            assert variant.space.check(config, workload=workload, device=device) == config
+
+
+def costs_of(variant: Any, workload: Workload, config: Config, device: Device) -> Any:
+    """Return the costs of one configuration, which must be valid."""
+    table = variant.configs(workload, device)
+    row = table.row(config)
+    assert row is not None, f"{config} is not a valid configuration"
+    return variant.costs(workload, table.take(np.array([row])), device)
+
+
+def assert_work_is_not_overstated(workload: Workload, costs: Any) -> None:
+    """Check that all blocks together do no more than the total work, for any configuration."""
+    assert np.all(costs.full_blocks <= costs.blocks * (1 + 1e-9))
+    assert np.all(costs.fma * costs.blocks <= workload.flops() * (1 + 1e-9))
+
+
+# -- machine code -----------------------------------------------------------------------------------------
+
+
+def compiled(variant: Any, workload: Workload, device: Device, config: Config | None = None) -> Any:
+    """Return the binary of a configuration, or of the default, which must not spill registers."""
+    from tunebench.compile.nvrtc import compile_cuda
+
+    config = config or variant.default(workload, device)
+    binary = compile_cuda(variant, workload, config, device)
+    assert binary.resources.spill_bytes == 0, config
+    return binary
+
+
+def assert_default_compiles_without_spills(variant: Any, workload: Workload, device: Device) -> Any:
+    """Return the binary of the default, which must use the declared registers or more, and not spill."""
+    binary = compiled(variant, workload, device)
+    costs = costs_of(variant, workload, variant.default(workload, device), device)
+    assert np.all(costs.registers <= binary.resources.registers)
+    return binary
+
+
+def compiled_for_hopper(variant: Any, workload: Workload, config: Config) -> Any:
+    """Return the cubin and symbols of a variant for sm_90a, compiled without spills and warnings."""
+    from tunebench.compile.nvrtc import _compile
+
+    entries = tuple(launch.entry for launch in variant.launches(workload, config))
+    made = _compile(variant.source(workload, config), entries, variant.target(H100))
+    assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
+    # Warnings such as C7508 to C7510: setmaxnreg ignored, products serialised.
+    assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
+    return made
 
 
 def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +12,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_checks import HGMMA, USETMAXREG, UTMALDG, assert_right, opcodes, planted
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import H100, HGMMA, USETMAXREG, UTMALDG
 from tests.support import needs_compiler, needs_disassembler, needs_nvrtc
 from tunebench import workloads
-from tunebench.binary import cubin
 from tunebench.binary.disassembly import sass, unmet_claims
 from tunebench.bound import bound
 from tunebench.device import described, representative
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, watch
+from tunebench.emulate.emulator import emulate, watch
 from tunebench.errors import InputError
 from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.conv2d import _conv_pixels
@@ -30,7 +29,6 @@ from tunebench.variant import TensorMap
 from tunebench.workloads.operators.conv2d import Conv2d
 
 HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
-H100 = representative("sm_90")
 
 
 def conv(text: str, dtype: str = "f16") -> Conv2d:
@@ -126,8 +124,7 @@ def test_pixels_of_well_known_layers() -> None:
 @settings(max_examples=15)
 @given(workload=drawn_workloads(), device=st.sampled_from(HOPPERS))
 def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
-    config = VARIANT.default(workload, device)
-    assert VARIANT.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid([VARIANT], workload, device)
 
 
 def test_the_default_fills_the_device() -> None:
@@ -233,8 +230,7 @@ def test_costs_cover_the_work(workload: Conv2d) -> None:
 def test_costs_of_a_divisible_workload_are_exact() -> None:
     layer = conv("n=32,c=256,h=32,w=32,k=512,r=3,s=3,stride=1,pad=1")
     config = Config({**PLAIN, "bn": 256, "cluster_m": 2})
-    table = VARIANT.configs(layer, H100)
-    costs = VARIANT.costs(layer, table.take(np.array([table.row(config)])), H100)
+    costs = checks.costs_of(VARIANT, layer, config, H100)
     assert costs.blocks == costs.full_blocks == 32 * 32 * 32 / 128 * 2
     assert costs.mma_flop == 2 * 128 * 256 * 9 * 256
     assert costs.fill_bytes == 256 / 2 * 9 * 256 * 2  # bytes of filters, which two blocks share
@@ -291,10 +287,7 @@ def configured(workload: Conv2d, choices: dict[str, int]) -> Config:
 @pytest.mark.parametrize(("text", "choices"), CASES)
 def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
     workload = conv(text, dtype="bf16" if "dgrad" in text else "f16")
-    config = configured(workload, choices)
-    inputs = workload.draw(np.random.default_rng(0))
-    for order in ORDERS:
-        assert_right(workload, inputs, emulate(VARIANT, workload, config, inputs, order=order, seed=1))
+    checks.assert_right_in_every_order(VARIANT, workload, configured(workload, choices))
 
 
 @needs_compiler
@@ -305,9 +298,8 @@ def test_nothing_races_and_costs_are_floors(number: int) -> None:
     config = configured(workload, choices)
     inputs = workload.draw(np.random.default_rng(0))
     seen = watch(VARIANT, workload, config, inputs)
-    assert_right(workload, inputs, seen.outputs)
-    table = VARIANT.configs(workload, H100)
-    costs = VARIANT.costs(workload, table.take(np.array([table.row(config)])), H100)
+    checks.assert_right(workload, inputs, seen.outputs)
+    costs = checks.costs_of(VARIANT, workload, config, H100)
     blocks = seen.counts.blocks
     for name in ("smem_traffic_bytes", "fill_bytes", "instructions"):
         assert 0 < costs.blocks * getattr(costs, name) <= sum(getattr(block, name) for block in blocks)
@@ -351,18 +343,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     number, old, new = FAULTS[fault]
     text, choices = CASES[number]
     workload = conv(text)
-    config = configured(workload, choices)
-    inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = planted(VARIANT, old, new), 0
-    for order in ORDERS:
-        try:
-            made = emulate(wrong, workload, config, inputs, order=order, timeout_s=20)
-            assert_right(workload, inputs, made)
-        except AssertionError:
-            found += 1
-        except EmulationFailed as error:
-            found += not error.timed_out
-    assert found
+    checks.assert_fault_is_found(checks.planted(VARIANT, old, new), workload, configured(workload, choices))
 
 
 # ------------------------------------------------------------------------------------------- machine code
@@ -384,17 +365,11 @@ LAYER = "n=32,c=256,h=28,w=28,k=512,r=3,s=3,pad=1,stride="
     ],
 )
 def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choices: dict[str, int]) -> None:
-    from tunebench.compile.nvrtc import _compile
-
     workload = conv(text, dtype="bf16")
     config = Config({**VARIANT.default(workload, H100), **choices})
     VARIANT.space.check(config, workload=workload, device=H100)
-    entries = tuple(launch.entry for launch in VARIANT.launches(workload, config))
-    made = _compile(VARIANT.source(workload, config), entries, VARIANT.target(H100))
-    assert set(cubin.spills(made.log).values()) == {0}
-    # Warnings such as C7508 to C7510: setmaxnreg ignored, products serialised.
-    assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
-    counted = opcodes(made.cubin, 9)
+    made = checks.compiled_for_hopper(VARIANT, workload, config)
+    counted = checks.opcodes(made.cubin, 9)
     rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
     assert counted[HGMMA] == config["bk"] // 16 * rows // 64
     assert counted[UTMALDG] >= 2

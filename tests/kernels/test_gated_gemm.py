@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import A100, GPUS, H100, parser
 from tests.support import needs_compiler, needs_nvrtc
-from tunebench import workloads
-from tunebench.device import described, local_cpu, representative
+from tunebench.device import local_cpu
 from tunebench.emulate.emulator import emulate
 from tunebench.kernels.gated_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gated_gemm.cuda_simt import VARIANT as SIMT
@@ -23,9 +24,7 @@ from tunebench.measure.verify import InputSet
 from tunebench.space import Config
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
-GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
-A100, H100 = representative("sm_80"), representative("sm_90")
-
+gated = parser(GatedGemm)
 
 extents = st.sampled_from([1, 2, 7, 16, 17, 48, 100, 128, 1000, 4096, 14336])
 drawn_workloads = st.builds(
@@ -40,19 +39,10 @@ drawn_workloads = st.builds(
 )
 
 
-def gated(text: str) -> GatedGemm:
-    workload = workloads.parse(f"gated_gemm:{text}")
-    assert isinstance(workload, GatedGemm)
-    return workload
-
-
 @given(workload=drawn_workloads, device=st.sampled_from(GPUS))
-@example(workload=GatedGemm(m=1, n=1, k=17, dtype="tf32"), device=representative("sm_80"))
+@example(workload=GatedGemm(m=1, n=1, k=17, dtype="tf32"), device=A100)
 def test_the_default_is_a_valid_configuration(workload: GatedGemm, device: Any) -> None:
-    for variant in (MMA, SIMT, WGMMA, NUMBA):
-        if variant.refuses(workload, device) is None:
-            config = variant.default(workload, device)
-            assert variant.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid((MMA, SIMT, WGMMA, NUMBA), workload, device)
     assert SIMT.refuses(workload, device) is None or device.compute_capability < SIMT.minimum_cc
 
 
@@ -90,14 +80,8 @@ SMALL = {"bm": 32, "bn": 32, "group_m": 1, "min_blocks": 1}
 
 
 def configured(variant: Any, workload: GatedGemm, choices: dict[str, int]) -> Config:
-    """Return the first valid configuration with the given choices, with small tiles otherwise."""
-    table = variant.configs(workload, H100)
-    rows = np.ones(len(table), bool)
-    for name, value in {**SMALL, **choices}.items():
-        if name in variant.space.names:
-            rows &= table[name] == value
-    config: Config = table.config(int(np.flatnonzero(rows)[0]))
-    return config
+    """Return a valid configuration with the given choices, with small tiles otherwise."""
+    return checks.pick(variant, workload, {**SMALL, **choices}, H100)
 
 
 @needs_compiler
@@ -107,10 +91,7 @@ def test_results_of_each_path_are_right(variant: Any, text: str, choices: dict[s
     config = configured(variant, workload, choices)
     inputs = workload.draw(np.random.default_rng(3))
     outputs = emulate(variant, workload, config, inputs, order="reverse", seed=2)
-    checked = InputSet(workload=workload, seed=0, inputs=inputs)
-    reference, tolerance = checked.references["c"], workload.tolerance()
-    error = np.abs(outputs["c"].astype(np.float64) - reference.value)
-    assert np.all(error <= tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale)
+    checks.assert_right(workload, inputs, outputs)
 
 
 @needs_nvrtc
@@ -128,11 +109,8 @@ def test_results_of_each_path_are_right(variant: Any, text: str, choices: dict[s
 def test_as_many_sums_as_there_are_registers_for_are_not_spilled(
     variant: Any, text: str, choices: dict[str, int]
 ) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload = gated(text)
-    binary = compile_cuda(variant, workload, configured(variant, workload, choices), H100)
-    assert binary.resources.spill_bytes == 0
+    checks.compiled(variant, workload, H100, configured(variant, workload, choices))
 
 
 def test_a_large_result_is_checked_in_parts() -> None:

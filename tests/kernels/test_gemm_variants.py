@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_checks import assert_right, opcodes, planted
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import A100, GPUS, H100, parser
 from tests.support import needs_compiler, needs_nvrtc
-from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.device import described, representative
+from tunebench.device import representative
 from tunebench.dtype import itemsize
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
+from tunebench.emulate.emulator import ORDERS, emulate
 from tunebench.kernels.common import gemm as _gemm
 from tunebench.kernels.gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gemm.cuda_simt import VARIANT as SIMT
@@ -23,9 +23,7 @@ from tunebench.space import Config
 from tunebench.workloads.operators.gemm import Gemm
 
 VARIANTS = (SIMT, MMA, NUMBA)
-GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
-A100, H100 = representative("sm_80"), representative("sm_90")
-
+gemm = parser(Gemm)
 
 extents = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 127, 128, 1000, 1024, 4096, 50257])
 shapes: dict[str, Any] = {
@@ -44,21 +42,12 @@ drawn_workloads = st.builds(
 ) | st.builds(Gemm, dtype=st.just("i8"), **shapes)
 
 
-def gemm(text: str) -> Gemm:
-    workload = workloads.parse(f"gemm:{text}")
-    assert isinstance(workload, Gemm)
-    return workload
-
-
 # ---------------------------------------------------------------------------------------------- spaces
 
 
 @given(workload=drawn_workloads, device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> None:
-    for variant in VARIANTS:
-        if variant.refuses(workload, device) is None:
-            config = variant.default(workload, device)
-            assert variant.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid(VARIANTS, workload, device)
 
 
 @given(workload=drawn_workloads)
@@ -226,10 +215,7 @@ def test_costs_of_a_divisible_workload_are_exact() -> None:
     config = Config(
         {**MMA.default(workload, A100), "bm": 128, "bn": 128, "warps_m": 2, "warps_n": 2, "bk": 32}
     )
-    table = MMA.configs(workload, A100)
-    row = table.row(config)
-    assert row is not None
-    costs = MMA.costs(workload, table.take(np.array([row])), A100)
+    costs = checks.costs_of(MMA, workload, config, A100)
     assert costs.blocks == 32 * 32
     assert costs.mma_flop == 2 * 128 * 128 * 4096
     assert costs.fill_bytes == 2 * 128 * 4096 * 2
@@ -311,23 +297,14 @@ DIVIDED = [
 
 def configured(variant: Any, workload: Gemm, choices: dict[str, int]) -> Config:
     """Return a valid configuration of small tiles with the given choices."""
-    table = variant.configs(workload, A100)
-    rows = np.ones(len(table), bool)
-    for name, value in {"bm": 32, "bn": 32, **choices}.items():
-        rows &= table[name] == value
-    found = np.flatnonzero(rows)
-    assert len(found), f"no configuration has {choices}"
-    return table.config(found[len(found) // 2])  # type: ignore[no-any-return]
+    return checks.pick(variant, workload, {"bm": 32, "bn": 32, **choices}, A100)
 
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "text", "choices"), CASES)
 def test_results_are_right_in_every_order(variant: Any, text: str, choices: dict[str, int]) -> None:
     workload = gemm(text)
-    config = configured(variant, workload, choices)
-    inputs = workload.draw(np.random.default_rng(0))
-    for order in ORDERS:
-        assert_right(workload, inputs, emulate(variant, workload, config, inputs, order=order, seed=1))
+    checks.assert_right_in_every_order(variant, workload, configured(variant, workload, choices))
 
 
 def divided(case: Any) -> tuple[Any, Gemm, Config]:
@@ -346,7 +323,7 @@ def test_divided_products_are_right_and_the_same_in_every_order(case: Any) -> No
     inputs = workload.draw(np.random.default_rng(3))
     results = [emulate(variant, workload, config, inputs, order=order, sanitize=True) for order in ORDERS]
     for outputs in results:
-        assert_right(workload, inputs, outputs)
+        checks.assert_right(workload, inputs, outputs)
         assert outputs["c"].tobytes() == results[0]["c"].tobytes()
 
 
@@ -387,17 +364,7 @@ DIVIDED_FAULTS = {
 def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
     case, old, new = DIVIDED_FAULTS[fault]
     variant, workload, config = divided(case)
-    inputs = workload.draw(np.random.default_rng(4))
-    wrong = planted(variant, old, new)
-    found = 0
-    for order in ORDERS:
-        try:
-            assert_right(
-                workload, inputs, emulate(wrong, workload, config, inputs, order=order, sanitize=True)
-            )
-        except (AssertionError, EmulationFailed):
-            found += 1
-    assert found
+    checks.assert_fault_is_found(checks.planted(variant, old, new), workload, config, sanitize=True)
 
 
 @given(workload=drawn_workloads, choice=st.integers(0, 10**6))
@@ -432,7 +399,7 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
     workload = gemm(text)
     inputs = workload.draw(np.random.default_rng(1))
     config = configured(variant, workload, choices)
-    assert_right(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True))
+    checks.assert_right(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True))
 
 
 FAULTS = {
@@ -454,16 +421,9 @@ FAULTS = {
 def test_planted_faults_are_found(fault: str) -> None:
     (variant, text, choices), old, new = FAULTS[fault]
     workload = gemm(text)
-    config = configured(variant, workload, choices)
-    inputs = workload.draw(np.random.default_rng(2))
-    wrong = planted(variant, old, new)
-    found = 0
-    for order in ORDERS:
-        try:
-            assert_right(workload, inputs, emulate(wrong, workload, config, inputs, order=order))
-        except (AssertionError, EmulationFailed):
-            found += 1
-    assert found
+    checks.assert_fault_is_found(
+        checks.planted(variant, old, new), workload, configured(variant, workload, choices)
+    )
 
 
 # --------------------------------------------------------------------------------------------- machine code
@@ -483,16 +443,11 @@ def test_planted_faults_are_found(fault: str) -> None:
     ],
 )
 def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload = gemm(text)
     config = variant.default(workload, device)
-    binary = compile_cuda(variant, workload, config, device)
-    assert binary.resources.spill_bytes == 0
-    table = variant.configs(workload, device)
-    costs = variant.costs(workload, table.take(np.array([table.row(config)])), device)
-    assert np.all(costs.registers <= binary.resources.registers)
-    counted = opcodes(binary.payload, 12)
+    counted = checks.opcodes(
+        checks.assert_default_compiles_without_spills(variant, workload, device).payload, 12
+    )
     on_tensor_cores = variant is MMA
     assert (counted[HMMA] > 0) == on_tensor_cores
     assert (counted[LDGSTS] > 0) == on_tensor_cores
@@ -506,14 +461,10 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90"])
 @pytest.mark.parametrize("dtype", ["e4m3", "i8"])
 def test_8_bit_products_use_tensor_cores(dtype: str, architecture: str) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload, device = gemm(f"m=4096,n=4096,k=4096,dtype={dtype},trans=nt"), representative(architecture)
     if MMA.refuses(workload, device) is not None:
         pytest.skip(str(MMA.refuses(workload, device)))
-    binary = compile_cuda(MMA, workload, MMA.default(workload, device), device)
-    assert binary.resources.spill_bytes == 0
-    counted = opcodes(binary.payload, 12)
+    counted = checks.opcodes(checks.compiled(MMA, workload, device).payload, 12)
     # sm_90 has no mma.sync for e4m3.
     on_tensor_cores = IMMA if dtype == "i8" else QMMA if architecture == "sm_89" else HMMA
     assert counted[on_tensor_cores] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_checks import HGMMA, QGMMA, USETMAXREG, UTMALDG, assert_right, opcodes, planted
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import H100, HGMMA, QGMMA, USETMAXREG, UTMALDG, parser
 from tests.support import needs_compiler, needs_nvrtc
-from tunebench import workloads
 from tunebench.binary import cubin
 from tunebench.bound import bound
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.kernels.common import gemm as _gemm
 from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.gemm.cuda_wgmma import VARIANT
@@ -27,8 +25,7 @@ from tunebench.variant import TensorMap
 from tunebench.workloads.operators.gemm import Gemm
 
 HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
-H100 = representative("sm_90")
-
+gemm = parser(Gemm)
 
 extents = st.sampled_from([1, 8, 16, 24, 63, 64, 72, 128, 136, 1000, 4096, 50264])
 drawn_workloads = st.builds(
@@ -44,19 +41,12 @@ drawn_workloads = st.builds(
 ).filter(lambda workload: VARIANT.refuses(workload, H100) is None)
 
 
-def gemm(text: str) -> Gemm:
-    workload = workloads.parse(f"gemm:{text}")
-    assert isinstance(workload, Gemm)
-    return workload
-
-
 # ------------------------------------------------------------------------------------------------- space
 
 
 @given(workload=drawn_workloads, device=st.sampled_from(HOPPERS))
 def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> None:
-    config = VARIANT.default(workload, device)
-    assert VARIANT.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid([VARIANT], workload, device)
 
 
 def test_the_default_is_what_libraries_ship() -> None:
@@ -179,10 +169,7 @@ def test_shared_copies_of_a_cluster_count_as_the_smallest_part() -> None:
 def test_costs_of_a_divisible_workload_are_exact() -> None:
     workload = gemm("m=4096,n=4096,k=4096,dtype=f16")
     config = VARIANT.default(workload, H100)
-    table = VARIANT.configs(workload, H100)
-    row = table.row(config)
-    assert row is not None
-    costs = VARIANT.costs(workload, table.take(np.array([row])), H100)
+    costs = checks.costs_of(VARIANT, workload, config, H100)
     assert config["cluster_m"] == 2
     assert costs.blocks == 32 * 16
     assert costs.mma_flop == 2 * 128 * 256 * 4096
@@ -205,10 +192,7 @@ def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
     sizes: str, changes: dict[str, int], clocks: float
 ) -> None:
     workload = gemm(f"{sizes},k=256,dtype=f16")
-    table = VARIANT.configs(workload, H100)
-    row = table.row(Config({**PLAIN, **changes}))
-    assert row is not None
-    assert VARIANT.costs(workload, table, H100).chain_clocks[row] == clocks
+    assert checks.costs_of(VARIANT, workload, Config({**PLAIN, **changes}), H100).chain_clocks == clocks
 
 
 # ----------------------------------------------------------------------------------------------- results
@@ -260,10 +244,7 @@ def configured(workload: Gemm, choices: dict[str, int]) -> Config:
 @pytest.mark.parametrize(("text", "choices"), CASES)
 def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
     workload = gemm(text)
-    config = configured(workload, choices)
-    inputs = workload.draw(np.random.default_rng(0))
-    for order in ORDERS:
-        assert_right(workload, inputs, emulate(VARIANT, workload, config, inputs, order=order, seed=1))
+    checks.assert_right_in_every_order(VARIANT, workload, configured(workload, choices))
 
 
 FAULTS = {
@@ -320,19 +301,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     number, old, new = FAULTS[fault]
     text, choices = CASES[number]
     workload = gemm(text)
-    config = configured(workload, choices)
-    inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = planted(VARIANT, old, new), 0
-    for order in ORDERS:
-        try:
-            assert_right(
-                workload, inputs, emulate(wrong, workload, config, inputs, order=order, timeout_s=20)
-            )
-        except AssertionError:
-            found += 1
-        except EmulationFailed as error:
-            found += not error.timed_out
-    assert found
+    checks.assert_fault_is_found(checks.planted(VARIANT, old, new), workload, configured(workload, choices))
 
 
 # ------------------------------------------------------------------------------------------- machine code
@@ -350,24 +319,13 @@ def test_planted_faults_are_found(fault: str) -> None:
     ],
 )
 def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choices: dict[str, int]) -> None:
-    from tunebench.compile.nvrtc import _compile
-
     workload = gemm(text)
     config = Config({**VARIANT.default(workload, H100), **choices})
     VARIANT.space.check(config, workload=workload, device=H100)
-    (launch,) = VARIANT.launches(workload, config)
-    made = _compile(VARIANT.source(workload, config), (launch.entry,), VARIANT.target(H100))
-    assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
-    # Warnings such as C7508 to C7510: setmaxnreg ignored, products serialised.
-    assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
-    counted = opcodes(made.cubin, 9)
-    per_step = (
-        config["bk"]
-        * itemsize(workload.dtype)
-        // 32
-        * wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
-        // 64
-    )
+    made = checks.compiled_for_hopper(VARIANT, workload, config)
+    counted = checks.opcodes(made.cubin, 9)
+    rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
+    per_step = config["bk"] * itemsize(workload.dtype) // 32 * rows // 64
     assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step
     assert counted[UTMALDG] >= 2
     assert counted[USETMAXREG] == (2 if config["consumers"] > 1 else 0)

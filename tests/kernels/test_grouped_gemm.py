@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.kernel_checks import planted
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import A100, GPUS, H100, parser
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
-from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.device import described, representative
+from tunebench.device import representative
 from tunebench.dtype import itemsize, numpy_dtype
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
+from tunebench.emulate.emulator import emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
 from tunebench.kernels.grouped_gemm import _grouped
@@ -26,14 +26,12 @@ from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
 from tunebench.measure import baseline, baselines
 from tunebench.measure.sampled import Sampled, is_sampled
-from tunebench.measure.verify import InputSet, share_of
+from tunebench.measure.verify import InputSet
 from tunebench.space import Config
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 VARIANTS = (SIMT, MMA, NUMBA)
-GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
-A100, H100 = representative("sm_80"), representative("sm_90")
-
+grouped = parser(GroupedGemm)
 
 extents = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 31, 64, 127, 128, 1000, 4096, 14336])
 drawn_workloads = st.builds(
@@ -47,12 +45,6 @@ drawn_workloads = st.builds(
     skew=st.sampled_from(["uniform", "zipf", "one"]),
     out=st.sampled_from(["f32", "f16", "bf16"]),
 )
-
-
-def grouped(text: str) -> GroupedGemm:
-    workload = workloads.parse(f"grouped_gemm:{text}")
-    assert isinstance(workload, GroupedGemm)
-    return workload
 
 
 def sizes_drawn(text: str, seed: int = 0) -> Any:
@@ -106,15 +98,11 @@ def inputs_of(workload: GroupedGemm, sizes: Any = None, seed: int = 0) -> dict[s
     return inputs
 
 
-def exact(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.astype(np.float64) for name, value in inputs.items()}
-
-
 @pytest.mark.parametrize("trans", ["nn", "nt"])
 @pytest.mark.parametrize("sizes", [(2, 0, 3, 1), (0, 0, 6, 0), (6, 0, 0, 0), (0, 1, 0, 5)])
 def test_each_row_is_multiplied_by_the_matrix_of_its_group(trans: str, sizes: tuple[int, ...]) -> None:
     workload = grouped(f"groups=4,m=6,n=3,k=5,dtype=f32,trans={trans}")
-    inputs = exact(inputs_of(workload, sizes))
+    inputs = checks.exact(inputs_of(workload, sizes))
     group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
     reference = workload.reference(inputs)["c"]
     for row, column in np.ndindex(6, 3):
@@ -130,7 +118,7 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_group(trans: str, sizes: tu
 @pytest.mark.parametrize("trans", ["nn", "nt"])
 def test_a_block_and_sums_are_those_of_the_whole(trans: str) -> None:
     workload = grouped(f"groups=4,m=20,n=11,k=5,dtype=f16,trans={trans}")
-    inputs = exact(inputs_of(workload, (7, 0, 1, 12)))
+    inputs = checks.exact(inputs_of(workload, (7, 0, 1, 12)))
     whole = workload.reference(inputs)["c"]
     for rows, cols in itertools.product(
         (slice(0, 20), slice(6, 9), slice(8, 8)), (slice(0, 11), slice(3, 4))
@@ -236,10 +224,7 @@ def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: Grouped
 
 @given(workload=drawn_workloads, device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: GroupedGemm, device: Any) -> None:
-    for variant in VARIANTS:
-        if variant.refuses(workload, device) is None:
-            config = variant.default(workload, device)
-            assert variant.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid(VARIANTS, workload, device)
 
 
 @given(workload=drawn_workloads)
@@ -343,44 +328,32 @@ CASES = [
 ]
 
 
-def problem_of(text: str) -> GroupedGemm:
+def workload_of(text: str) -> GroupedGemm:
     return grouped(f"groups=8,m=161,{text}")
 
 
 def configured(variant: Any, workload: GroupedGemm, choices: dict[str, int]) -> Config:
     """Return a configuration of small tiles with the given choices."""
-    table = variant.configs(workload, H100)
-    wanted = {"bm": 32, "bn": 32, "group_m": 8, **choices, "tiles_a_block": 1}
-    rows = np.all([table[name] == value for name, value in wanted.items()], axis=0)
-    found = np.flatnonzero(rows)
-    assert len(found), f"no configuration has {choices}"
-    return Config({**table.config(found[len(found) // 2]), **choices})
-
-
-def share(workload: GroupedGemm, inputs: dict[str, Any], c: Any) -> float:
-    reference, tolerance = workload.reference(exact(inputs))["c"], workload.tolerance()
-    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-    return float(share_of(np.abs(np.asarray(c, np.float64) - reference.value), allowed).max())
+    fixed = {"bm": 32, "bn": 32, "group_m": 8, **choices, "tiles_a_block": 1}
+    return Config({**checks.pick(variant, workload, fixed, H100), **choices})
 
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "text", "choices"), CASES)
 @pytest.mark.parametrize("split", EDGES)
 def test_results_are_right_in_every_order(variant: Any, text: str, choices: Any, split: str) -> None:
-    workload = problem_of(text)
+    workload = workload_of(text)
     config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES[split])
-    for order in ORDERS:
-        outputs = emulate(variant, workload, config, inputs, order=order, seed=1)
-        assert share(workload, inputs, outputs["c"]) <= 1
+    checks.assert_right_in_every_order(variant, workload, config, inputs)
 
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "text", "choices"), [CASES[0], CASES[4]])
 def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, int]) -> None:
-    workload = problem_of(text)
+    workload = workload_of(text)
     inputs = inputs_of(workload, EDGES["edges"])
     outputs = emulate(variant, workload, configured(variant, workload, choices), inputs, sanitize=True)
-    assert share(workload, inputs, outputs["c"]) <= 1
+    checks.assert_right(workload, inputs, outputs)
 
 
 @needs_compiler
@@ -390,7 +363,7 @@ def test_tiles_in_turn_end_where_there_are_no_more() -> None:
     config = configured(MMA, workload, {"bm": 16, "group_m": 1, "stages": 2, "tiles_a_block": 2})
     assert MMA.launches(workload, config)[0].grid == (3, 1, 1)
     outputs = emulate(MMA, workload, config, inputs)
-    assert share(workload, inputs, outputs["c"]) <= 1
+    checks.assert_right(workload, inputs, outputs)
 
 
 @needs_numba_cuda
@@ -402,7 +375,7 @@ def test_numba_finds_the_tiles_of_any_split(trans: str, split: tuple[int, ...]) 
     workload = grouped(f"groups=6,m=35,n=19,k=5,dtype=f32,trans={trans}")
     inputs = inputs_of(workload, split)
     config = Config({"bm": 16, "bn": 16, "tm": 2, "tn": 2, "bk": 4})
-    assert share(workload, inputs, simulate(NUMBA, workload, config, inputs)["c"]) <= 1
+    checks.assert_right(workload, inputs, simulate(NUMBA, workload, config, inputs))
 
 
 FAULTS = {
@@ -424,15 +397,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str) -> None:
     (variant, text, choices), old, new = FAULTS[fault]
-    workload = problem_of(text)
+    workload = workload_of(text)
     config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES["edges"])
-    wrong, found = planted(variant, old, new), 0
-    for order in ORDERS:
-        try:
-            found += share(workload, inputs, emulate(wrong, workload, config, inputs, order=order)["c"]) > 1
-        except EmulationFailed:
-            found += 1
-    assert found
+    checks.assert_fault_is_found(checks.planted(variant, old, new), workload, config, inputs)
 
 
 # ---------------------------------------------------------------------------------------------- libraries
@@ -444,13 +411,13 @@ def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     workload = grouped(f"groups=6,m=40,n=24,k=32,dtype={dtype},trans={trans},skew=zipf")
     inputs = inputs_of(workload)
     call: Any = baselines.numpy_call(workload, inputs)
-    assert share(workload, inputs, call()) <= 1
+    checks.assert_right(workload, inputs, {"c": call()})
     torch = pytest.importorskip("torch")
     calls = baseline.torch_cpu(workload, inputs)
     assert set(calls) == ({"torch"} if dtype == "f32" else {"torch", "torch grouped_mm"})
     for computed in calls.values():
         found: Any = computed()
-        assert share(workload, inputs, found.to(torch.float64).numpy()) <= 1
+        checks.assert_right(workload, inputs, {"c": found.to(torch.float64).numpy()})
 
 
 # ------------------------------------------------------------------------------------------- machine code
@@ -468,14 +435,7 @@ def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     ],
 )
 def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload = grouped(text)
     if variant.refuses(workload, device):
         pytest.skip(str(variant.refuses(workload, device)))
-    config = variant.default(workload, device)
-    binary = compile_cuda(variant, workload, config, device)
-    assert binary.resources.spill_bytes == 0
-    table = variant.configs(workload, device)
-    costs = variant.costs(workload, table.take(np.array([table.row(config)])), device)
-    assert np.all(costs.registers <= binary.resources.registers)
+    checks.assert_default_compiles_without_spills(variant, workload, device)
