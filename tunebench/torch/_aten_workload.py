@@ -6,9 +6,9 @@ and its gradients are mm. One call may be two workloads: a convolution's backwar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tunebench.expression import LARGEST, SMALLEST
 from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import parse, workload
 
-__all__ = ["AtenWorkloads", "convolution", "cross_entropy", "is_known", "signature", "workloads_of"]
+__all__ = ["bound_arguments", "convolution", "cross_entropy", "is_known", "signature", "workloads_of"]
 
 Arguments = Mapping[str, Any]
 """Arguments of a call by their names in the operator's schema, defaults included."""
@@ -26,19 +26,6 @@ Arguments = Mapping[str, Any]
 
 class _Unsupported(Exception):
     """A call that no operator of tunebench computes; the message is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtenWorkloads:
-    """The workloads of a call.
-
-    Attributes:
-        workloads: Canonical texts, each computed once; empty if no operator of tunebench computes the call.
-        reason: Why there are none.
-    """
-
-    workloads: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def is_known(func: Any) -> bool:
@@ -55,15 +42,25 @@ def signature(value: Any) -> Any:
     return value
 
 
-def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AtenWorkloads:
-    """Return the workloads of a call of an operator that `is_known`; its results are not needed."""
-    schema = func._schema
-    given = {argument.name: argument.default_value for argument in schema.arguments}
-    given |= dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...] | str:
+    """Return the workloads of a call of an operator that `is_known`, or why there are none.
+
+    Canonical texts, each computed once; the results of the call are not needed.
+    """
     try:
-        return AtenWorkloads(workloads=_READERS[schema.name](given))
+        return _READERS[func._schema.name](bound_arguments(func, args, kwargs))
     except (_Unsupported, InputError) as reason:
-        return AtenWorkloads(reason=str(reason))
+        return str(reason)
+
+
+def bound_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the operator's schema, defaults included."""
+    arguments = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return arguments | dict(zip(arguments, args, strict=False)) | dict(kwargs)
+
+
+def _one(operator: str, **dimensions: Any) -> tuple[str, ...]:
+    return (str(workload(operator, **dimensions)),)
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -75,10 +72,10 @@ def _dtype(*tensors: Any, tf32: bool = False) -> str:
     Raises:
         _Unsupported: if the types differ, or kernels do not compute with them.
     """
-    found = {tensor.dtype for tensor in tensors}
+    dtypes = {tensor.dtype for tensor in tensors}
     name = DTYPES.get(tensors[0].dtype)
-    if len(found) > 1 or name is None:
-        raise _Unsupported(" and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found)))
+    if len(dtypes) > 1 or name is None:
+        raise _Unsupported(" and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)))
     return "tf32" if tf32 and name == "f32" and tensors[0].is_cuda else name
 
 
@@ -88,29 +85,23 @@ def _order(matrix: Any) -> str:
 
 
 def _product(a: Any, b: Any, *others: Any, epilogue: str = "none") -> tuple[str, ...]:
+    sizes = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1], "batch": a.shape[0] if a.dim() == 3 else 1}
     dtype = _dtype(a, b, *others, tf32=torch.backends.cuda.matmul.allow_tf32)
-    found = workload(
-        "gemm",
-        m=a.shape[-2],
-        n=b.shape[-1],
-        k=a.shape[-1],
-        dtype=dtype,
-        batch=a.shape[0] if a.dim() == 3 else 1,
-        trans=_order(a) + _order(b),
-        epilogue=epilogue,
-    )
-    return (str(found),)
+    return _one("gemm", **sizes, dtype=dtype, trans=_order(a) + _order(b), epilogue=epilogue)
 
 
-def _mm(given: Arguments) -> tuple[str, ...]:
-    return _product(given["self"], given["mat2"])
+def _mm(args: Arguments) -> tuple[str, ...]:
+    return _product(args["self"], args["mat2"])
 
 
-def _sum_with(addend: Any, a: Any, b: Any, given: Arguments, activation: str = "") -> tuple[str, ...]:
+def _addmm(
+    args: Arguments, first: str = "mat1", second: str = "mat2", activation: str = ""
+) -> tuple[str, ...]:
     """Return the workload of beta * addend + alpha * a @ b, where the addend is a bias or a residual."""
-    if given["alpha"] != 1 or given["beta"] not in (0, 1):
-        raise _Unsupported(f"alpha={given['alpha']}, beta={given['beta']}")
-    if given["beta"] == 0:
+    addend, a, b = args["self"], args[first], args[second]
+    if args["alpha"] != 1 or args["beta"] not in (0, 1):
+        raise _Unsupported(f"alpha={args['alpha']}, beta={args['beta']}")
+    if args["beta"] == 0:
         return _product(a, b)
     shape = (*a.shape[:-1], b.shape[-1])
     if addend.numel() == shape[-1] and addend.shape[-1] == shape[-1]:
@@ -120,18 +111,10 @@ def _sum_with(addend: Any, a: Any, b: Any, given: Arguments, activation: str = "
     raise _Unsupported(f"an addend of shape {tuple(addend.shape)}")
 
 
-def _addmm(given: Arguments) -> tuple[str, ...]:
-    return _sum_with(given["self"], given["mat1"], given["mat2"], given)
-
-
-def _addmm_activation(given: Arguments) -> tuple[str, ...]:
-    if given["use_gelu"]:
+def _addmm_activation(args: Arguments) -> tuple[str, ...]:
+    if args["use_gelu"]:
         raise _Unsupported("gelu, by tanh on some devices")
-    return _sum_with(given["self"], given["mat1"], given["mat2"], given, "+relu")
-
-
-def _baddbmm(given: Arguments) -> tuple[str, ...]:
-    return _sum_with(given["self"], given["batch1"], given["batch2"], given)
+    return _addmm(args, activation="+relu")
 
 
 # -- convolutions ----------------------------------------------------------------------------------
@@ -152,74 +135,61 @@ def _layout(*tensors: Any) -> str:
     return "nhwc" if last else "nchw"
 
 
-def _convolution_of(x: Any, w: Any, given: Arguments, **more: Any) -> str:
+def _convolution_of(x: Any, w: Any, args: Arguments, **more: Any) -> str:
     if w.dim() != 4:
         raise _Unsupported(f"{w.dim() - 2}-dimensional")
-    n, c, height, width = _enlarged(x, w, given) if given["transposed"] else x.shape
+    n, c, height, width = _enlarged(x, w, args) if args["transposed"] else x.shape
     k, _, r, s = w.shape
-    found = workload(
-        "conv2d",
-        n=n,
-        c=c,
-        h=height,
-        w=width,
-        k=k,
-        r=r,
-        s=s,
-        stride=_alike("stride", given["stride"]),
-        pad=_alike("padding", given["padding"]),
-        dilation=_alike("dilation", given["dilation"]),
-        groups=given["groups"],
-        dtype=_dtype(x, w, tf32=torch.backends.cudnn.allow_tf32),
-        layout=_layout(x, w),
-        **more,
-    )
-    return str(found)
+    sizes = {"n": n, "c": c, "h": height, "w": width, "k": k, "r": r, "s": s, "groups": args["groups"]}
+    names = {"stride": "stride", "pad": "padding", "dilation": "dilation"}
+    placed = {name: _alike(argument, args[argument]) for name, argument in names.items()}
+    dtype = _dtype(x, w, tf32=torch.backends.cudnn.allow_tf32)
+    return str(workload("conv2d", **sizes, **placed, dtype=dtype, layout=_layout(x, w), **more))
 
 
-def _enlarged(x: Any, w: Any, given: Arguments) -> tuple[int, ...]:
+def _enlarged(x: Any, w: Any, args: Arguments) -> tuple[int, ...]:
     """Return the shape of the images whose convolution has the shape of `x`."""
     sizes = (
         (extent - 1) * stride - 2 * pad + dilation * (taps - 1) + more + 1
         for extent, stride, pad, dilation, taps, more in zip(
             x.shape[2:],
-            *(given[name] for name in ("stride", "padding", "dilation")),
+            *(args[name] for name in ("stride", "padding", "dilation")),
             w.shape[2:],
-            given["output_padding"],
+            args["output_padding"],
             strict=True,
         )
     )
-    return (x.shape[0], w.shape[1] * given["groups"], *sizes)
+    return (x.shape[0], w.shape[1] * args["groups"], *sizes)
 
 
-def convolution(x: Any, w: Any, given: Arguments, epilogue: str) -> str | None:
+def convolution(x: Any, w: Any, args: Arguments, epilogue: str) -> str | None:
     """Return the workload of a convolution with an epilogue, or None if no operator of tunebench computes it.
 
     Args:
         x: Images.
         w: Filters.
-        given: Stride, padding and dilation, each for both axes, and groups.
+        args: Stride, padding and dilation, each for both axes, and groups.
         epilogue: Epilogue, as the workload names it.
     """
     try:
-        return _convolution_of(x, w, {"transposed": False, **given}, epilogue=epilogue)
+        return _convolution_of(x, w, {"transposed": False, **args}, epilogue=epilogue)
     except (_Unsupported, InputError):
         return None
 
 
-def _convolution(given: Arguments) -> tuple[str, ...]:
+def _convolution(args: Arguments) -> tuple[str, ...]:
     """Return the workload of a convolution; a transposed one is an input gradient, without its bias."""
-    if given["transposed"]:
-        return (_convolution_of(given["input"], given["weight"], given, direction="dgrad"),)
-    epilogue = "bias" if given["bias"] is not None else "none"
-    return (_convolution_of(given["input"], given["weight"], given, epilogue=epilogue),)
+    if args["transposed"]:
+        return (_convolution_of(args["input"], args["weight"], args, direction="dgrad"),)
+    epilogue = "bias" if args["bias"] is not None else "none"
+    return (_convolution_of(args["input"], args["weight"], args, epilogue=epilogue),)
 
 
-def _convolution_backward(given: Arguments) -> tuple[str, ...]:
-    ways = ("fprop", "wgrad") if given["transposed"] else ("dgrad", "wgrad")
+def _convolution_backward(args: Arguments) -> tuple[str, ...]:
+    ways = ("fprop", "wgrad") if args["transposed"] else ("dgrad", "wgrad")
     return tuple(
-        _convolution_of(given["input"], given["weight"], given, direction=direction)
-        for direction, wanted in zip(ways, given["output_mask"], strict=False)
+        _convolution_of(args["input"], args["weight"], args, direction=direction)
+        for direction, wanted in zip(ways, args["output_mask"], strict=False)
         if wanted
     )
 
@@ -233,70 +203,35 @@ def _rows(x: Any, dim: int) -> dict[str, Any]:
     return {"rows": x.numel() // max(1, x.shape[-1]), "cols": x.shape[-1], "dtype": _dtype(x)}
 
 
-def _softmax(log: bool) -> Callable[[Arguments], tuple[str, ...]]:
-    def read(given: Arguments) -> tuple[str, ...]:
-        if given["half_to_float"]:
-            raise _Unsupported("a result of another type")
-        return (str(workload("softmax", **_rows(given["self"], given["dim"]), log=log)),)
-
-    return read
+def _softmax(args: Arguments, *, log: bool) -> tuple[str, ...]:
+    if args["half_to_float"]:
+        raise _Unsupported("a result of another type")
+    return _one("softmax", **_rows(args["self"], args["dim"]), log=log)
 
 
-def _softmax_backward(log: bool) -> Callable[[Arguments], tuple[str, ...]]:
-    def read(given: Arguments) -> tuple[str, ...]:
-        y, dy = given["output"], given["grad_output"]
-        _dtype(y, dy)
-        if given["input_dtype"] != y.dtype:
-            raise _Unsupported("a result of another type")
-        found = workload("softmax", **_rows(y, given["dim"]), log=log, direction="backward")
-        return (str(found),)
-
-    return read
+def _softmax_backward(args: Arguments, *, log: bool) -> tuple[str, ...]:
+    y, dy = args["output"], args["grad_output"]
+    _dtype(y, dy)
+    if args["input_dtype"] != y.dtype:
+        raise _Unsupported("a result of another type")
+    return _one("softmax", **_rows(y, args["dim"]), log=log, direction="backward")
 
 
-def _norm(x: Any, normalized: Any, weights: tuple[Any, ...]) -> dict[str, Any]:
-    if any(weight is None for weight in weights):
+def _norm(args: Arguments, *, operator: str, weights: tuple[str, ...], backward: bool) -> tuple[str, ...]:
+    x, tensors = args["input"], [args[name] for name in weights]
+    if any(tensor is None for tensor in tensors):
         raise _Unsupported("without weights")
-    cols = math.prod(normalized)
-    return {"rows": x.numel() // max(1, cols), "cols": cols, "dtype": _dtype(x, *weights)}
-
-
-def _eps(given: Arguments) -> float:
-    eps = given["eps"]
+    cols = math.prod(args["normalized_shape"])
+    sizes = {"rows": x.numel() // max(1, cols), "cols": cols, "dtype": _dtype(x, *tensors)}
+    if backward:
+        return _one(operator, **sizes, direction="backward")
+    eps = args["eps"]
     if eps is None:
         raise _Unsupported("no eps given")
     if not SMALLEST <= eps <= LARGEST:
         raise _Unsupported(f"eps={eps:g}")
-    return float(eps)
-
-
-def _is_trained(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _layer_norm(given: Arguments) -> tuple[str, ...]:
-    x, weights = given["input"], (given["weight"], given["bias"])
-    dimensions = _norm(x, given["normalized_shape"], weights)
-    dimensions["eps"] = _eps(given)
-    return (str(workload("layernorm", **dimensions, stats=_is_trained(x, *weights))),)
-
-
-def _layer_norm_backward(given: Arguments) -> tuple[str, ...]:
-    weights = (given["weight"], given["bias"])
-    dimensions = _norm(given["input"], given["normalized_shape"], weights)
-    return (str(workload("layernorm", **dimensions, direction="backward")),)
-
-
-def _rms_norm(given: Arguments) -> tuple[str, ...]:
-    x, weight = given["input"], given["weight"]
-    dimensions = _norm(x, given["normalized_shape"], (weight,))
-    dimensions["eps"] = _eps(given)
-    return (str(workload("rmsnorm", **dimensions, stats=_is_trained(x, weight))),)
-
-
-def _rms_norm_backward(given: Arguments) -> tuple[str, ...]:
-    dimensions = _norm(given["input"], given["normalized_shape"], (given["weight"],))
-    return (str(workload("rmsnorm", **dimensions, direction="backward")),)
+    is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *tensors))
+    return _one(operator, **sizes, eps=float(eps), stats=is_trained)
 
 
 def cross_entropy(softmax: str) -> str:
@@ -315,39 +250,26 @@ def cross_entropy(softmax: str) -> str:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _attention(direction: str) -> Callable[[Arguments], tuple[str, ...]]:
-    def read(given: Arguments) -> tuple[str, ...]:
-        q, k, v = given["query"], given["key"], given["value"]
-        _plain_attention(given, q, k, v)
-        batch, heads, seq_q, head_dim = q.shape
-        found = workload(
-            "attention",
-            batch=batch,
-            heads=heads,
-            seq_q=seq_q,
-            head_dim=head_dim,
-            dtype=_dtype(q, k, v),
-            seq_k=k.shape[2],
-            heads_k=k.shape[1],
-            causal=given["is_causal"],
-            direction=direction,
-        )
-        return (str(found),)
-
-    return read
+def _attention(args: Arguments, *, direction: str) -> tuple[str, ...]:
+    q, k, v = args["query"], args["key"], args["value"]
+    _plain_attention(args, q, k, v)
+    sizes = dict(zip(("batch", "heads", "seq_q", "head_dim"), q.shape, strict=True))
+    sizes |= {"heads_k": k.shape[1], "seq_k": k.shape[2]}
+    dtype = _dtype(q, k, v)
+    return _one("attention", **sizes, dtype=dtype, causal=args["is_causal"], direction=direction)
 
 
-def _plain_attention(given: Arguments, q: Any, k: Any, v: Any) -> None:
-    if given.get("attn_mask") is not None or _is_there(given.get("attn_bias")):
+def _plain_attention(args: Arguments, q: Any, k: Any, v: Any) -> None:
+    if args.get("attn_mask") is not None or _is_there(args.get("attn_bias")):
         raise _Unsupported("a mask")
-    if given["dropout_p"]:
+    if args["dropout_p"]:
         raise _Unsupported("dropout")
-    scale = given.get("scale")
+    scale = args.get("scale")
     if scale is not None and not math.isclose(scale, 1 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
         raise _Unsupported(f"scale={scale:g}")
     if v.shape != k.shape:
         raise _Unsupported("values and keys of different shapes")
-    if given["is_causal"] and q.shape[2] != k.shape[2]:
+    if args["is_causal"] and q.shape[2] != k.shape[2]:
         raise _Unsupported("a causal mask aligned with the first key")
 
 
@@ -359,21 +281,32 @@ _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
     "aten::mm": _mm,
     "aten::bmm": _mm,
     "aten::addmm": _addmm,
-    "aten::baddbmm": _baddbmm,
+    "aten::baddbmm": functools.partial(_addmm, first="batch1", second="batch2"),
     "aten::_addmm_activation": _addmm_activation,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
-    "aten::_softmax": _softmax(log=False),
-    "aten::_log_softmax": _softmax(log=True),
-    "aten::_softmax_backward_data": _softmax_backward(log=False),
-    "aten::_log_softmax_backward_data": _softmax_backward(log=True),
-    "aten::native_layer_norm": _layer_norm,
-    "aten::native_layer_norm_backward": _layer_norm_backward,
-    "aten::_fused_rms_norm": _rms_norm,
-    "aten::_fused_rms_norm_backward": _rms_norm_backward,
     **{
-        f"aten::_scaled_dot_product_{kind}_attention{of}{end}": _attention(direction)
-        for kind, of in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
+        f"aten::{name}": functools.partial(read, log=log)
+        for read, name, log in (
+            (_softmax, "_softmax", False),
+            (_softmax, "_log_softmax", True),
+            (_softmax_backward, "_softmax_backward_data", False),
+            (_softmax_backward, "_log_softmax_backward_data", True),
+        )
+    },
+    **{
+        f"aten::{name}{end}": functools.partial(_norm, operator=operator, weights=weights, backward=bool(end))
+        for name, operator, weights in (
+            ("native_layer_norm", "layernorm", ("weight", "bias")),
+            ("_fused_rms_norm", "rmsnorm", ("weight",)),
+        )
+        for end in ("", "_backward")
+    },
+    **{
+        f"aten::_scaled_dot_product_{kind}_attention{cpu}{end}": functools.partial(
+            _attention, direction=direction
+        )
+        for kind, cpu in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
         for end, direction in (("", "forward"), ("_backward", "backward"))
     },
 }

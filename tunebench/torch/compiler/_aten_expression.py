@@ -19,32 +19,32 @@ ROOT_2_PI_INVERSE = 0.3989422804014327
 
 
 def _binary(symbol: str) -> Callable[[Arguments], str | None]:
-    def read(given: Arguments) -> str | None:
-        alpha = given.get("alpha", 1)
-        other = given["other"] if alpha == 1 else f"({alpha!r}*{given['other']})"
-        return f"({given['self']}{symbol}{other})" if given.get("rounding_mode") is None else None
+    def read(args: Arguments) -> str | None:
+        alpha = args.get("alpha", 1)
+        other = args["other"] if alpha == 1 else f"({alpha!r}*{args['other']})"
+        return f"({args['self']}{symbol}{other})" if args.get("rounding_mode") is None else None
 
     return read
 
 
 def _unary(function: str) -> Callable[[Arguments], str | None]:
-    return lambda given: f"{function}({given['self']})"
+    return lambda args: f"{function}({args['self']})"
 
 
 def _written(template: str) -> Callable[[Arguments], str | None]:
-    return lambda given: template.format(**given)
+    return lambda args: template.format(**args)
 
 
-def _gelu(given: Arguments) -> str | None:
-    x = given["self"]
-    if given["approximate"] == "none":
+def _gelu(args: Arguments) -> str | None:
+    x = args["self"]
+    if args["approximate"] == "none":
         return f"gelu({x})"
     return f"(0.5*{x}*(1+tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))))"
 
 
-def _gelu_backward(given: Arguments) -> str | None:
-    x, dy = given["self"], given["grad_output"]
-    if given["approximate"] == "none":
+def _gelu_backward(args: Arguments) -> str | None:
+    x, dy = args["self"], args["grad_output"]
+    if args["approximate"] == "none":
         density = f"{ROOT_2_PI_INVERSE}*exp(max(-0.5*square({x}),-80))"
         return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{x}*{density}))"
     t = f"tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))"
@@ -52,24 +52,24 @@ def _gelu_backward(given: Arguments) -> str | None:
     return f"({dy}*0.5*(1+{t}+{x}*(1-{t}*{t})*{slope}))"
 
 
-def _power(given: Arguments) -> str | None:
-    x, exponent = given["self"], given["exponent"]
+def _power(args: Arguments) -> str | None:
+    x, exponent = args["self"], args["exponent"]
     forms = {2: "square({0})", 3: "({0}*{0}*{0})", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1: "(1/{0})"}
     return forms[exponent].format(x) if exponent in forms else None
 
 
-def _clamp(given: Arguments) -> str | None:
-    x = given["self"]
-    low, high = (given.get(name, given.get(f"{name}_val")) for name in ("min", "max"))
+def _clamp(args: Arguments) -> str | None:
+    x = args["self"]
+    low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
     for function, limit in (("max", low), ("min", high)):
         x = x if limit is None else f"{function}({x},{limit!r})"
     return x if isinstance(low, (int, float, type(None))) else None
 
 
-def _threshold_backward(given: Arguments) -> str | None:
-    if given["threshold"] != 0:
+def _threshold_backward(args: Arguments) -> str | None:
+    if args["threshold"] != 0:
         return None
-    return f"({given['grad_output']}*step({given['self']}))"
+    return f"({args['grad_output']}*step({args['self']}))"
 
 
 _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
@@ -98,9 +98,9 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::sigmoid_backward": _written("({grad_output}*{output}*(1-{output}))"),
     "aten::tanh_backward": _written("({grad_output}*(1-{output}*{output}))"),
     "aten::silu_backward": _written("({grad_output}*sigmoid({self})*(1+{self}*(1-sigmoid({self}))))"),
-    "aten::hardtanh_backward": lambda given: (
-        f"({given['grad_output']}*step({given['self']}-{given['min_val']!r})"
-        f"*step({given['max_val']!r}-{given['self']}))"
+    "aten::hardtanh_backward": lambda args: (
+        f"({args['grad_output']}*step({args['self']}-{args['min_val']!r})"
+        f"*step({args['max_val']!r}-{args['self']}))"
     ),
 }
 """Writer of each operator's expression, by its name without overload; None for other arguments."""
@@ -111,12 +111,12 @@ def is_pointwise(name: str) -> bool:
     return name in _READERS
 
 
-def expression_of(name: str, given: Arguments) -> str | None:
+def expression_of(name: str, args: Arguments) -> str | None:
     """Return the expression of a call, or None if it cannot be expressed.
 
     Args:
         name: Name of the operator, such as ``aten::add``.
-        given: Its arguments; tensors as their names in the expression.
+        args: Its arguments; tensors as their names in the expression.
     """
     reader = _READERS.get(name)
-    return reader(given) if reader is not None else None
+    return reader(args) if reader is not None else None

@@ -16,7 +16,7 @@ from tunebench.errors import InputError
 from tunebench.expression import canonical
 from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, NodeOperand, Value
-from tunebench.torch._aten_workload import is_known, workloads_of
+from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
     has_workload_layout,
@@ -169,8 +169,7 @@ class _Translator:
                 self._memory_of(self._value_of[one]) for one in node.all_input_nodes if one in self._value_of
             )
         )
-        given = _arguments(node)
-        fields = self._fields(node, given) or {"reason": "no expression of tunebench"}
+        fields = self._fields(node) or {"reason": "no expression of tunebench"}
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
@@ -193,7 +192,7 @@ class _Translator:
             for name, part in names.items()
         )
 
-    def _fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _fields(self, node: fx.Node) -> dict[str, Any] | None:
         """Return the fields of `Node` that describe what a call computes."""
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "not an ATen operator"}
@@ -202,6 +201,7 @@ class _Translator:
         ):
             return {"reason": "views of an unknown value"}
         func, name = node.target, node.target._schema.name
+        given = bound_arguments(func, node.args, node.kwargs)
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._batch_norm_fields(given)
         if name in _BY_BATCH:
@@ -237,10 +237,10 @@ class _Translator:
         tensors = {
             key: _tensor(value) if isinstance(value, fx.Node) else value for key, value in given.items()
         }
-        seen = workloads_of(node.target, (), tensors)
-        if not seen.workloads:
-            return {"reason": seen.reason}
-        texts = tuple(_with_statistics(text, node) for text in seen.workloads)
+        found = workloads_of(node.target, (), tensors)
+        if isinstance(found, str) or not found:
+            return {"reason": found or ""}
+        texts = tuple(_with_statistics(text, node) for text in found)
         if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
             texts += _sums_of_channels(_tensor(given["grad_output"]))
         workloads = [parse(text) for text in texts]
@@ -451,15 +451,6 @@ def _tensor(node: Any) -> Any:
 def _target(node: fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return schema.name.replace("::", ".") if schema is not None else str(node.target)
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {}
-    given = {argument.name: argument.default_value for argument in schema.arguments}
-    names = (argument.name for argument in schema.arguments)
-    return given | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})

@@ -251,7 +251,7 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, stopwatch: CallTimer) -> None:
         super().__init__()
         self._timer = stopwatch
-        self._seen: dict[Any, _aten_workload.AtenWorkloads] = {}
+        self._workloads: dict[Any, tuple[str, ...] | str] = {}
         self._thread = threading.local()
 
     @classmethod
@@ -319,13 +319,13 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
             _precision(device),
             *map(_aten_workload.signature, (args, *kwargs.items())),
         )
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = self._seen[key] = _aten_workload.workloads_of(func, args, kwargs)
-        if not seen.workloads:
-            return [(ProfiledOperation(device, f"{_name(func)} ({seen.reason})", is_workload=False), 1, 1.0)]
-        share = 1 / len(seen.workloads)
-        return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in seen.workloads]
+        found = self._workloads.get(key)
+        if found is None:
+            found = self._workloads[key] = _aten_workload.workloads_of(func, args, kwargs)
+        if isinstance(found, str) or not found:
+            return [(ProfiledOperation(device, f"{_name(func)} ({found or ''})", is_workload=False), 1, 1.0)]
+        share = 1 / len(found)
+        return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in found]
 
     def _merge_loss(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
         """Merge a log-softmax and the loss after it, or their gradients, into one cross-entropy workload."""
