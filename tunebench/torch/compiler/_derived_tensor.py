@@ -2,82 +2,47 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
-__all__ = ["DerivedTensor", "FilterSlice", "FoldedBatchNorm", "ZeroBias"]
+__all__ = ["DerivedTensor", "batch_norm_scale", "batch_norm_shift", "filter_slice", "zero_bias"]
 
 
-class DerivedTensor(ABC):
+@dataclass(frozen=True, slots=True)
+class DerivedTensor:
     """A tensor that is a function of other tensors, which seldom change.
 
     Attributes:
         parts: FX nodes of the other tensors.
+        compute: Returns the tensor from the others.
     """
 
     parts: tuple[fx.Node, ...]
-
-    @abstractmethod
-    def of(self, *parts: Tensor) -> Tensor:
-        """Compute the tensor."""
+    compute: Callable[..., Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedBatchNorm(DerivedTensor):
-    """Scale or shift of a batch normalisation by constant running statistics.
-
-    Attributes:
-        parts: FX nodes of weight, bias, running mean and running variance.
-        what: Whether it is the scale or the shift.
-        eps: Added to the variance.
-        dtype: Type of the result, the same as the type of the images.
-    """
-
-    parts: tuple[fx.Node, ...]
-    what: Literal["scale", "shift"]
-    eps: float
-    dtype: torch.dtype
-
-    def of(self, *parts: Tensor) -> Tensor:
-        """Return one number per channel."""
-        weight, bias, mean, variance = parts
-        scale = weight * torch.rsqrt(variance + self.eps)
-        return (scale if self.what == "scale" else bias - mean * scale).to(self.dtype)
+def batch_norm_scale(
+    weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Return the factor of each channel in a batch normalisation by constant running statistics."""
+    return (weight * torch.rsqrt(variance + eps)).to(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class FilterSlice(DerivedTensor):
-    """Filters of some input channels, channels last.
-
-    Attributes:
-        parts: FX node of all filters.
-        first: First channel.
-        end: Channel after the last one.
-    """
-
-    parts: tuple[fx.Node, ...]
-    first: int
-    end: int
-
-    def of(self, *parts: Tensor) -> Tensor:
-        """Return filters (k, end - first, r, s)."""
-        return parts[0][:, self.first : self.end].contiguous(memory_format=torch.channels_last)
+def batch_norm_shift(
+    weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Return the summand of each channel in a batch normalisation by constant running statistics."""
+    return (bias - mean * (weight * torch.rsqrt(variance + eps))).to(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroBias(DerivedTensor):
-    """A bias of zeros, one per filter.
+def filter_slice(filters: Tensor, *, first: int, end: int) -> Tensor:
+    """Return the filters of some input channels, channels last: (k, end - first, r, s)."""
+    return filters[:, first:end].contiguous(memory_format=torch.channels_last)
 
-    Attributes:
-        parts: FX node of the filters.
-    """
 
-    parts: tuple[fx.Node, ...]
-
-    def of(self, *parts: Tensor) -> Tensor:
-        """Return zeros, (k,)."""
-        return parts[0].new_zeros(parts[0].shape[0])
+def zero_bias(filters: Tensor) -> Tensor:
+    """Return a bias of zeros, one per filter: (k,)."""
+    return filters.new_zeros(filters.shape[0])

@@ -99,7 +99,7 @@ class FusedCall:
         known, device = list(given), given[0].device
         for kernel, one in zip(self._kernels, made, strict=True):
             written = [output.empty(device) for output in kernel.outputs]
-            launch(one.kernel, [*(tensor.of(known) for tensor in kernel.inputs), *written])  # type: ignore[arg-type]
+            launch(one.kernel, [*(read(known) for read in kernel.inputs), *written])  # type: ignore[arg-type]
             for output, tensor in zip(kernel.outputs, written, strict=True):
                 if output.is_intermediate:
                     known.append(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,19 +90,16 @@ class GroupRegion:
         """Return how to obtain a tensor that a kernel reads."""
         derived = self._translation.derived.get(value)
         if derived is not None:
-            return _DerivedInput(tuple(self.inputs.index(node) for node in derived.parts), derived)
+            return _derived(tuple(map(self.inputs.index, derived.parts)), derived)
         if value in self._between:
-            return _Intermediate(self._between[value])
-        node = self._translation.sources[value]
-        place = self.inputs.index(node)
-        if node.meta["val"].dtype != stored_type(spec.dtype):
-            return _ConvertedInput(place, stored_type(spec.dtype))
-        if (
-            has_workload_layout(workload, node.meta["val"])
-            or not self._translation.graph.values[value].memory
-        ):
-            return _GraphInput(place, tuple(node.meta["val"].stride()))
-        return _CopiedInput(place, workload)
+            return operator.itemgetter(self._between[value])
+        node, dtype = self._translation.sources[value], stored_type(spec.dtype)
+        place, traced = self.inputs.index(node), node.meta["val"]
+        if traced.dtype != dtype:
+            return lambda tensors: tensors[place].to(dtype)
+        if has_workload_layout(workload, traced) or not self._translation.graph.values[value].memory:
+            return _as_traced(place, tuple(traced.stride()))
+        return _copied(place, workload)
 
     def output(self, workload: Workload, spec: Specification, value: str) -> KernelOutput:
         """Return how to allocate and return a tensor that a kernel writes."""
@@ -118,77 +115,55 @@ class GroupRegion:
         return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, traced.dtype, is_intermediate)
 
 
-@dataclass(frozen=True, slots=True)
-class _GraphInput:
-    """An input of the group, copied only if its strides differ from those in the trace.
+KernelInput = Callable[[Sequence[Tensor]], Tensor]
+"""Returns a tensor that a kernel reads, from the group's inputs and the results that kernels pass on."""
+
+
+def _as_traced(place: int, stride: tuple[int, ...]) -> KernelInput:
+    """Read an input of the group, copied only if its strides differ from those in the trace.
 
     Some operators of torch return another layout than they trace, such as hardtanh's gradient for operands of
     different layouts.
     """
 
-    place: int
-    stride: tuple[int, ...]
-
-    def of(self, given: Sequence[Tensor]) -> Tensor:
-        tensor = given[self.place]
-        return tensor if tensor.stride() == self.stride else self._relaid(tensor)
-
-    def _relaid(self, tensor: Tensor) -> Tensor:
-        steps = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
+    def read(tensors: Sequence[Tensor]) -> Tensor:
+        tensor = tensors[place]
+        if tensor.stride() == stride:
+            return tensor
+        steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
         if all(extent == 1 or step == traced for extent, step, traced in steps):
             return tensor
-        wanted = torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
-        return wanted.copy_(tensor)
+        copied = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+        return copied.copy_(tensor)
+
+    return read
 
 
-class _Intermediate:
-    """A result that a kernel of the group passes to the next."""
+def _copied(place: int, workload: Workload) -> KernelInput:
+    """Read an input of the group, copied to the workload's layout."""
 
-    def __init__(self, place: int) -> None:
-        self.of = operator.itemgetter(place)
-
-
-@dataclass(frozen=True, slots=True)
-class _CopiedInput:
-    """An input that is copied to the workload's layout."""
-
-    place: int
-    workload: Workload
-
-    def of(self, given: Sequence[Tensor]) -> Tensor:
-        tensor = given[self.place]
-        if self.workload.operator == "gemm" and tensor.stride(-1) != 1 and tensor.stride(-2) == 1:
+    def read(tensors: Sequence[Tensor]) -> Tensor:
+        tensor = tensors[place]
+        if workload.operator == "gemm" and tensor.stride(-1) != 1 and tensor.stride(-2) == 1:
             return tensor.mT.contiguous().mT  # the workload reads it column by column
-        return tensor.contiguous(memory_format=memory_format(self.workload, tensor))
+        return tensor.contiguous(memory_format=memory_format(workload, tensor))
+
+    return read
 
 
-@dataclass(frozen=True, slots=True)
-class _ConvertedInput:
-    """An input that is converted to another type."""
+def _derived(places: tuple[int, ...], derived: DerivedTensor) -> KernelInput:
+    """Read a derived tensor, computed again when one of its parts changes."""
+    known: dict[tuple[Any, ...], Tensor] = {}
 
-    place: int
-    dtype: torch.dtype
+    def read(tensors: Sequence[Tensor]) -> Tensor:
+        parts = [tensors[place] for place in places]
+        key = tuple((part.data_ptr(), part._version) for part in parts)
+        if key not in known:
+            known.clear()
+            known[key] = derived.compute(*(part.detach() for part in parts))
+        return known[key]
 
-    def of(self, given: Sequence[Tensor]) -> Tensor:
-        return given[self.place].to(self.dtype)
-
-
-class _DerivedInput:
-    """A derived tensor, computed again when one of its parts changes."""
-
-    def __init__(self, places: tuple[int, ...], derived: DerivedTensor) -> None:
-        self._places, self._derived = places, derived
-        self._known: tuple[Any, Tensor] | None = None
-
-    def of(self, given: Sequence[Tensor]) -> Tensor:
-        parts = [given[place] for place in self._places]
-        key = [(part.data_ptr(), part._version) for part in parts]
-        if self._known is None or self._known[0] != key:
-            self._known = (key, self._derived.of(*(part.detach() for part in parts)))
-        return self._known[1]
-
-
-KernelInput = _GraphInput | _Intermediate | _CopiedInput | _ConvertedInput | _DerivedInput
+    return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,13 @@ from tunebench.torch._layout import (
 from tunebench.torch._tensor import DTYPES
 from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
 from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
-from tunebench.torch.compiler._derived_tensor import DerivedTensor, FilterSlice, FoldedBatchNorm, ZeroBias
+from tunebench.torch.compiler._derived_tensor import (
+    DerivedTensor,
+    batch_norm_scale,
+    batch_norm_shift,
+    filter_slice,
+    zero_bias,
+)
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
@@ -282,11 +288,12 @@ class _Translator:
             end = first + self._values[value].shape[1]
             name = channels_of(roles["w"], first, end)
             self._add_value(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
-            self._derived[name] = FilterSlice((filters,), first, end)
+            part_of = functools.partial(filter_slice, first=first, end=end)
+            self._derived[name] = DerivedTensor((filters,), part_of)
             self._add_value(None, sum_of(node.name, part), _tensor(node))
             first = end
         self._add_value(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
-        self._derived[zeros_of(node.name)] = ZeroBias((filters,))
+        self._derived[zeros_of(node.name)] = DerivedTensor((filters,), zero_bias)
 
     def _with_bias(
         self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
@@ -377,23 +384,17 @@ class _Translator:
         """Return the fields of a batch normalisation by running statistics: a scale and shift per channel."""
         x = _tensor(given["input"])
         statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
-        folded = all(isinstance(one, fx.Node) and self._is_constant(one) for one in statistics)
-        if not folded or x.dtype not in DTYPES or not is_dense(x):
+        is_constant = all(isinstance(one, fx.Node) and self._is_constant(one) for one in statistics)
+        if not is_constant or x.dtype not in DTYPES or not is_dense(x):
             return {"reason": "statistics that change from step to step"}
-        weight = given["weight"]
-        names = []
-        whats: tuple[Literal["scale", "shift"], ...] = ("scale", "shift")
-        for what in whats:
-            name = f"{self._value_of[given['input']]}~{weight.name}.{what}"
+        weight, images = given["weight"], self._value_of[given["input"]]
+        operands = {"x0": NodeOperand(images, "whole")}
+        for key, part, compute in (("x1", "scale", batch_norm_scale), ("x2", "shift", batch_norm_shift)):
+            name = f"{images}~{weight.name}.{part}"
             self._add_value(None, name, _tensor(weight).to(x.dtype), constant=True)
-            self._derived[name] = FoldedBatchNorm(tuple(statistics), what, given["eps"], x.dtype)
-            names.append(name)
-        where = channel_broadcast(x)
-        operands = {
-            "x0": NodeOperand(self._value_of[given["input"]], "whole"),
-            "x1": NodeOperand(names[0], where),
-            "x2": NodeOperand(names[1], where),
-        }
+            folded = functools.partial(compute, eps=given["eps"], dtype=x.dtype)
+            self._derived[name] = DerivedTensor(tuple(statistics), folded)
+            operands[key] = NodeOperand(name, channel_broadcast(x))
         return {"expression": "x0*x1+x2", "operands": operands}
 
     def _is_constant(self, node: fx.Node) -> bool:
