@@ -16,39 +16,22 @@ from tunebench.torch.compiler._torch_comparison import TorchComparison
 from tunebench.torch.compiler._translation import Translation
 from tunebench.workloads import parse
 
-__all__ = ["rewrite_groups"]
+__all__ = ["GraphRewriter"]
 
 
-def rewrite_groups(
-    module: fx.GraphModule,
-    translation: Translation,
-    groups: Iterable[tuple[FusedGroup, bool]],
-    device: Device,
-    ordinal: int,
-    *,
-    benchmark: bool = False,
-) -> tuple[fx.GraphModule, list[FusedCall]]:
-    """Return a module that runs groups by kernels and everything else as before, and the calls of the groups.
+class GraphRewriter:
+    """Writes a new FX graph in which some groups are calls of kernels.
 
     Args:
         module: The traced module.
         translation: Its graph.
-        groups: All groups in an order in which they can run, and whether tuned kernels may run each of them.
         device: Device of the module.
         ordinal: Ordinal of the device among this machine's GPUs.
         benchmark: Whether to time groups against torch at their first calls.
+
+    Attributes:
+        calls: The calls of the fused groups.
     """
-    writer = _GraphRewriter(module, translation, device, ordinal, benchmark=benchmark)
-    for group, is_ours in groups:
-        if is_ours:
-            writer.fuse(group)
-        else:
-            writer.keep(group)
-    return writer.finished(), writer.rewrite_groups
-
-
-class _GraphRewriter:
-    """Writes a new FX graph, group by group."""
 
     def __init__(
         self,
@@ -57,44 +40,48 @@ class _GraphRewriter:
         device: Device,
         ordinal: int,
         *,
-        benchmark: bool,
+        benchmark: bool = False,
     ) -> None:
         self._module, self._translation = module, translation
         self._device, self._ordinal, self._benchmark = device, ordinal, benchmark
         self._graph = fx.Graph()
-        self.rewrite_groups: list[FusedCall] = []
+        self.calls: list[FusedCall] = []
         self._written: dict[fx.Node, fx.Node] = {}
-        for node in module.graph.nodes:
+
+    def rewrite(self, groups: Iterable[tuple[FusedGroup, bool]]) -> fx.GraphModule:
+        """Return a module that runs groups by kernels and everything else as before.
+
+        Args:
+            groups: All groups in an order in which they can run, and whether tuned kernels may run each.
+        """
+        for node in self._module.graph.nodes:
             if node.op == "placeholder":
                 self._copy(node)
-
-    def keep(self, group: FusedGroup) -> None:
-        """Copy the nodes of a group, so that torch runs them."""
-        for index in group.nodes:
-            self._write(self._call(index))
-
-    def fuse(self, group: FusedGroup) -> None:
-        """Replace the nodes of a group by one call."""
-        region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
-        comparison = TorchComparison() if self._benchmark else None
-        run = FusedCall(
-            group, f"group_{len(self.rewrite_groups)}", self._kernels(group, region), region, comparison
-        )
-        self.rewrite_groups.append(run)
-        made = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
-        if len(region.outputs) == 1:
-            self._written[region.outputs[0]] = made
-            return
-        for place, node in enumerate(region.outputs):
-            self._written[node] = self._graph.call_function(operator.getitem, (made, place))
-
-    def finished(self) -> fx.GraphModule:
-        """Return the module of the new graph."""
+        for group, is_tuned in groups:
+            if is_tuned:
+                self._fuse(group)
+                continue
+            for index in group.nodes:  # torch runs them
+                self._write(self._call(index))
         for node in self._module.graph.nodes:
             if node.op == "output":
                 self._write(node)
         self._graph.lint()
         return fx.GraphModule(self._module, self._graph)
+
+    def _fuse(self, group: FusedGroup) -> None:
+        """Replace the nodes of a group by one call."""
+        region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
+        comparison = TorchComparison() if self._benchmark else None
+        kernels = self._kernels(group, region)
+        run = FusedCall(group, f"group_{len(self.calls)}", kernels, region, comparison)
+        self.calls.append(run)
+        call = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
+        if len(region.outputs) == 1:
+            self._written[region.outputs[0]] = call
+            return
+        for place, node in enumerate(region.outputs):
+            self._written[node] = self._graph.call_function(operator.getitem, (call, place))
 
     def _call(self, index: int) -> fx.Node:
         return self._translation.calls[self._translation.graph.nodes[index].name]
@@ -111,20 +98,16 @@ class _GraphRewriter:
         self._written[node] = self._graph.node_copy(node, lambda one: self._written[one])
 
     def _kernels(self, group: FusedGroup, region: GroupRegion) -> list[GroupKernel]:
-        found = []
+        kernels = []
         for index, text in enumerate(group.workloads):
             workload = parse(text)
-            found.append(
+            inputs = [(spec, group.role(index, spec.name)) for spec in workload.inputs()]
+            outputs = [(spec, group.role(index, spec.name)) for spec in workload.outputs()]
+            kernels.append(
                 GroupKernel(
                     dispatcher(workload, self._device, self._ordinal),
-                    tuple(
-                        region.input(workload, spec, group.role(index, spec.name))
-                        for spec in workload.inputs()
-                    ),
-                    tuple(
-                        region.output(workload, spec, group.role(index, spec.name))
-                        for spec in workload.outputs()
-                    ),
+                    tuple(region.input(workload, spec, value) for spec, value in inputs),
+                    tuple(region.output(workload, spec, value) for spec, value in outputs),
                 )
             )
-        return found
+        return kernels

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tunebench.device import Device
 from tunebench.dispatch import preference
 from tunebench.errors import InputError
 from tunebench.graph.plan import PartitionPlan, plan
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._fused_call import FusedCall
-from tunebench.torch.compiler._graph_rewriter import rewrite_groups
+from tunebench.torch.compiler._graph_rewriter import GraphRewriter
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import Phase, constant_inputs, tracing_backend
 
@@ -52,37 +53,29 @@ class Backend:
         return compiled
 
     def _compiled(self, module: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        tensors = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-        reason = _refusal(tensors)
-        if reason is not None:
-            self.skipped.append(reason)
+        inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+        found = _device(inputs)
+        if isinstance(found, str):
+            self.skipped.append(found)
             return module.forward  # type: ignore[no-any-return]
-        found = device_of(next(t for t in tensors if isinstance(t, torch.Tensor)).device)
-        assert not isinstance(found, str)
         device, ordinal = found
         translation = translate(module.graph, self._name, phase, constant_inputs(module, phase))
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
-        made = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
-        self.plans.append(made)
-        chosen = [(offer.group, offer.price.by == "tunebench") for offer in made.chosen]
-        written, ours = rewrite_groups(
-            module, translation, chosen, device, ordinal, benchmark=self._benchmark
-        )
-        self.fused.append(ours)
-        return written.forward  # type: ignore[no-any-return]
+        partition = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
+        self.plans.append(partition)
+        rewriter = GraphRewriter(module, translation, device, ordinal, benchmark=self._benchmark)
+        rewritten = rewriter.rewrite((o.group, o.price.by == "tunebench") for o in partition.chosen)
+        self.fused.append(rewriter.calls)
+        return rewritten.forward  # type: ignore[no-any-return]
 
 
-def _refusal(tensors: list[Any]) -> str | None:
-    """Return why a graph with these inputs is left to torch, or None."""
-    there = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    if any(isinstance(tensor, torch.SymInt) for tensor in tensors):
+def _device(inputs: list[Any]) -> tuple[Device, int] | str:
+    """Return the device of a graph's inputs and its ordinal, or why the graph is left to torch."""
+    if any(isinstance(value, torch.SymInt) for value in inputs):
         return "sizes that change between calls; compile with dynamic=False"
-    devices = {tensor.device for tensor in there}
-    if len(devices) != 1:
-        return f"tensors on {len(devices)} devices"
-    found = device_of(devices.pop())
-    return found if isinstance(found, str) else None
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+    return device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
 
 
 def backend(
