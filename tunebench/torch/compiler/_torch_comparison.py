@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["CALLS", "TorchComparison"]
+__all__ = ["CALLS", "TorchComparison", "timed"]
 
 WARM_UP = 2
 """Untimed calls of each implementation."""
@@ -58,7 +58,7 @@ class TorchComparison:
         with self._lock:
             way, is_timed = _WAYS[self._calls % 2], self._calls >= 2 * WARM_UP
             self._calls += 1
-        result, took_us = (_on_stream if device.type == "cuda" else _by_clock)(runs[way])
+        result, took_us = timed(device, runs[way])
         if is_timed:
             self._add_time(way, took_us)
         return result
@@ -78,20 +78,18 @@ class TorchComparison:
             self._times = {way: [] for way in _WAYS}
 
 
-def _by_clock(call: Callable[[], Any]) -> tuple[Any, Callable[[], float | None]]:
-    began = time.perf_counter_ns()
+def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, Callable[[], float | None]]:
+    """Run a call; return its result and a function that returns its microseconds.
+
+    On a CPU it is wall time; on a GPU it is time on the current stream, or None until the call has finished.
+    """
+    if device.type != "cuda":
+        began = time.perf_counter_ns()
+        result = call()
+        wall_us = (time.perf_counter_ns() - began) / 1e3
+        return result, lambda: wall_us
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
     result = call()
-    took_us = (time.perf_counter_ns() - began) / 1e3
-    return result, lambda: took_us
-
-
-def _on_stream(call: Callable[[], Any]) -> tuple[Any, Callable[[], float | None]]:
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    result = call()
-    ended.record()
-
-    def took_us() -> float | None:
-        return float(began.elapsed_time(ended)) * 1e3 if ended.query() else None
-
-    return result, took_us
+    end.record()
+    return result, lambda: float(start.elapsed_time(end)) * 1e3 if end.query() else None

@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from tunebench.errors import InputError
 from tunebench.torch.compiler._translation import Translation, translate
 
-__all__ = ["capture", "constant_inputs", "in_training_mode", "tracing_backend"]
+__all__ = ["capture", "constant_inputs", "differentiable_results", "in_training_mode", "tracing_backend"]
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
@@ -141,11 +141,16 @@ def _memory(node: Any) -> Any:
 
 
 def _differentiate(result: Any) -> None:
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    if not wanted:
+    results = differentiable_results(result)
+    if not results:
         raise ValueError("the model returns nothing that requires a gradient")
-    torch.autograd.grad(wanted, _inputs_of(wanted), [torch.zeros_like(one) for one in wanted])
+    torch.autograd.grad(results, _inputs_of(results), [torch.zeros_like(one) for one in results])
+
+
+def differentiable_results(result: Any) -> list[Tensor]:
+    """Return the tensors that require a gradient in what a model returned."""
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _inputs_of(results: Sequence[Tensor]) -> list[Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from tunebench._deprecation import warn_renamed
 from tunebench.errors import InputError
-from tunebench.torch.compiler._torch_comparison import CALLS
+from tunebench.torch.compiler._torch_comparison import CALLS, timed
 from tunebench.torch.compiler.backend import backend_of
 from tunebench.torch.compiler.backend import compile as compile_ours
-from tunebench.torch.compiler.capture import in_training_mode
+from tunebench.torch.compiler.capture import differentiable_results, in_training_mode
 
 __all__ = ["GroupTime", "ModelTimes", "time_model"]
 
@@ -63,21 +63,7 @@ class ModelTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Return the times as plain data."""
-        return {
-            "us": dict(self.us),
-            "ratios": dict(self.ratios),
-            "rounds": self.rounds,
-            "groups": [
-                {
-                    "workloads": list(g.workloads),
-                    "planned_us": g.planned_us,
-                    "by": g.by,
-                    "us": g.us,
-                    "torch_us": g.torch_us,
-                }
-                for g in self.groups
-            ],
-        }
+        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         """Return one line per implementation, then one per group."""
@@ -144,11 +130,10 @@ def _infer(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
 
 
 def _train(parameters: Sequence[Tensor], run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
-    leaves = torch.utils._pytree.tree_leaves(run(*inputs))
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    results = differentiable_results(run(*inputs))
     for parameter in parameters:
         parameter.grad = None
-    torch.autograd.backward(found, [torch.ones_like(leaf) for leaf in found])
+    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
 
 def _timed(
@@ -165,11 +150,11 @@ def _timed(
     if torch_compile:
         ways["torch.compile"] = torch.compile(model, dynamic=False)
     ways["tunebench"] = ours
-    clock = _clock_of(inputs[0].device)
+    device = inputs[0].device
     calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
     for _ in range(CALLS if benchmark else 0):
         calls["tunebench"]()
-    times = _in_turn(calls, rounds, clock)
+    times = _in_turn(calls, rounds, device)
     return ModelTimes(
         us={way: statistics.median(found) for way, found in times.items()},
         ratios={
@@ -177,71 +162,51 @@ def _timed(
             for way, found in times.items()
             if way != "tunebench"
         },
-        groups=_groups(ours, calls["tunebench"], rounds, clock),
+        groups=_groups(ours, calls["tunebench"], rounds, device),
         rounds=rounds,
     )
 
 
-Clock = Callable[[Callable[[], Any]], float]
+def _time_us(device: torch.device, call: Callable[[], Any]) -> float:
+    """Run a call and return its microseconds: GPU time, or wall time on a CPU."""
+    _, took_us = timed(device, call)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    us = took_us()
+    assert us is not None
+    return us
 
 
-def _clock_of(device: torch.device) -> Clock:
-    """Return a function that runs a call and returns its microseconds: GPU time, or wall time on a CPU."""
-    if device.type != "cuda":
-        return _on_processor
-
-    def on_gpu(call: Callable[[], Any]) -> float:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        call()
-        ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) * 1e3
-
-    return on_gpu
-
-
-def _on_processor(call: Callable[[], Any]) -> float:
-    began = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - began) / 1e3
-
-
-def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, list[float]]:
+def _in_turn(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name].append(clock(call))
+            times[name].append(_time_us(device, call))
     return times
 
 
-def _groups(compiled: Any, call: Callable[[], None], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
+def _groups(
+    compiled: Any, call: Callable[[], None], rounds: int, device: torch.device
+) -> tuple[GroupTime, ...]:
     """Time each group on the tensors that it receives in the model."""
-    made = backend_of(compiled)
-    fused = [run for runs in made.fused for run in runs]
-    planned = [
-        offer.price.us for plan in made.plans for offer in plan.chosen if offer.price.by == "tunebench"
-    ]
+    plans, fused = backend_of(compiled).plans, [run for runs in backend_of(compiled).fused for run in runs]
+    chosen = [offer.price for plan in plans for offer in plan.chosen if offer.price.by == "tunebench"]
     for run in fused:
         run.keeps_inputs = True
     call()
-    found = []
-    for run, us in zip(fused, planned, strict=True):
-        given, run.keeps_inputs, run.last_inputs = run.last_inputs, False, ()
-        calls = {"ours": functools.partial(run, *given), "torch": functools.partial(run.by_torch, *given)}
+    groups = []
+    for run, price in zip(fused, chosen, strict=True):
+        inputs, run.keeps_inputs, run.last_inputs = run.last_inputs, False, ()
+        ways = {"us": run, "torch_us": run.by_torch}
+        calls = {name: functools.partial(way, *inputs) for name, way in ways.items()}
         with torch.no_grad():
-            times = _in_turn(calls, rounds, clock)
-        medians = {name: statistics.median(each) for name, each in times.items()}
-        found.append(
-            GroupTime(
-                workloads=run.group.workloads,
-                planned_us=us,
-                by=run.by,
-                us=medians["ours"],
-                torch_us=medians["torch"],
-            )
-        )
-    return tuple(found)
+            times = _in_turn(calls, rounds, device)
+        medians = {name: statistics.median(samples) for name, samples in times.items()}
+        workloads = run.group.workloads
+        groups.append(GroupTime(workloads=workloads, planned_us=price.us, by=run.by, **medians))
+    return tuple(groups)
