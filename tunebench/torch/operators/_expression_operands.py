@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,24 @@ from torch.nn import functional
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, Number, canonical, names, parse
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.operators._custom_op import OperandView
+from tunebench.torch.operators._custom_op import (
+    CustomOp,
+    OpCall,
+    OperandView,
+    dispatch,
+    is_differentiated,
+    run_by_torch,
+)
 
 __all__ = [
     "MOST_TENSORS",
     "SCHEMA",
     "ExpressionOperands",
-    "MatrixOperands",
     "dimensions",
+    "dispatch_expression",
     "element",
     "evaluate",
-    "matrix_operands",
+    "matrix_call",
     "order",
     "shape_of",
     "whole",
@@ -122,46 +129,49 @@ class ExpressionOperands:
             tuple((name, value) for name, value in given if not isinstance(value, Tensor)),
         )
 
-    @property
-    def padded(self) -> tuple[Tensor | None, ...]:
-        """The tensors, followed by None up to the number that the operator takes."""
-        return (*self.tensors, *[None] * (MOST_TENSORS - len(self.tensors)))
+
+def dispatch_expression(
+    op: CustomOp,
+    function: str,
+    given: ExpressionOperands,
+    attributes: tuple[Any, ...],
+    call_of: Callable[..., OpCall | str],
+    fallback: Callable[[], Tensor],
+    pick: Callable[[Any], Any] | None = None,
+) -> Tensor:
+    """Run an expression by a tuned kernel or by torch; see `dispatch` for the arguments."""
+    count = len(given.tensors)
+    if not 0 < count <= MOST_TENSORS:
+        return run_by_torch(function, f"no tensors, or more than {MOST_TENSORS}", fallback)
+    if is_differentiated(given.tensors):
+        return run_by_torch(function, "gradients of expressions are computed by torch", fallback)
+    operands = (*given.tensors, *[None] * (MOST_TENSORS - count))
+    attributes = (given.text, given.numbers, *attributes)
+    return dispatch(op, function, operands, attributes, call_of, fallback, pick)
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixOperands:
-    """Operands viewed as a matrix with vectors, columns and numbers.
+def matrix_call(
+    padded: Sequence[Any],
+    text: str,
+    numbers: Sequence[tuple[str, float]],
+    inner: int,
+    result: tuple[int, ...],
+    *attributes: str,
+) -> OpCall | str:
+    """Return the operator call of an expression of a matrix, or why its operands do not form one.
 
-    Attributes:
-        outer: Extents of the axes that are rows.
-        inner: Extents of the axes that are columns.
-        views: View of each tensor.
-        attributes: The operator's arguments after its tensors.
-        copy_reason: Why operands would be copied, or None.
-    """
-
-    outer: tuple[int, ...]
-    inner: tuple[int, ...]
-    views: tuple[OperandView | None, ...]
-    attributes: tuple[Any, ...]
-    copy_reason: str | None
-
-
-def matrix_operands(
-    given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], inner: int
-) -> MatrixOperands | str:
-    """View tensors as a matrix whose columns are the last `inner` axes, or return why that is not possible.
-
-    A tensor with the shape of those axes is a vector. A tensor with extents of 1 in their place is a column,
-    with one element per row.
+    The last `inner` axes are the matrix's columns. A tensor with the shape of those axes is a vector. A
+    tensor with extents of 1 in their place is a column, with one element per row.
 
     Args:
-        given: Tensors, or None for those that are absent.
+        padded: Tensors, or None for those that are absent.
         text: Canonical text of the expression.
         numbers: Numbers of the expression with their names.
         inner: Number of axes that are columns.
+        result: Shape of the result.
+        attributes: The operator's arguments after those of the expression.
     """
-    tensors = [tensor for tensor in given if tensor is not None]
+    tensors = [tensor for tensor in padded if tensor is not None]
     shape = shape_of(tensors)
     outer, last = shape[: len(shape) - inner], shape[len(shape) - inner :]
     numbered = {name for name, _ in numbers}
@@ -179,14 +189,12 @@ def matrix_operands(
             views.append(OperandView((math.prod(outer),)))
         else:
             return "shapes that are neither equal nor those of a vector or a column"
-    copy_reason = None
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        copy_reason = "elements that are not contiguous"
+    is_dense = all(tensor.is_contiguous() for tensor in tensors)
     values = [float(value) for _, value in numbers]
-    attributes = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
-    return MatrixOperands(
-        outer, last, (*views, *[None] * (MOST_TENSORS - len(tensors))), attributes, copy_reason
-    )
+    described = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
+    views += [None] * (MOST_TENSORS - len(tensors))
+    copy_reason = None if is_dense else "elements that are not contiguous"
+    return OpCall(tuple(views), (*described, *attributes), result, copy_reason)
 
 
 def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:
@@ -195,7 +203,7 @@ def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:
     return tuple(max(there, key=lambda tensor: (tensor.numel(), tensor.ndim)).shape)
 
 
-def dimensions(arguments: tuple[Any, ...]) -> dict[str, Any]:
+def dimensions(*arguments: Any) -> dict[str, Any]:
     """Return the workload dimensions of an operator call from its arguments."""
     *padded, text, vectors, columns, scalars, _ = arguments
     first = whole(padded)
@@ -216,7 +224,7 @@ def whole(tensors: Any) -> Tensor:
     return next(tensor for tensor in tensors if tensor is not None and tensor.ndim == 2)
 
 
-def order(arguments: tuple[Any, ...]) -> list[Any]:
+def order(*arguments: Any) -> list[Any]:
     """Return the kernel's inputs, in the order in which their names first appear."""
     *padded, text, _, _, scalars, values = arguments
     tensors = iter([tensor for tensor in padded if tensor is not None])
@@ -225,11 +233,11 @@ def order(arguments: tuple[Any, ...]) -> list[Any]:
     return [next(numbers) if name in listed else next(tensors) for name in _names(text)]
 
 
-def element(arguments: tuple[Any, ...]) -> Tensor:
+def element(*arguments: Any) -> Tensor:
     """Evaluate the expression by torch, from the operator's arguments."""
     *_, text, _, columns, _, _ = arguments
     listed = set(filter(None, columns.split("+")))
-    values = dict(zip(_names(text), order(arguments), strict=True))
+    values = dict(zip(_names(text), order(*arguments), strict=True))
     spread = {name: value[:, None] if name in listed else value for name, value in values.items()}
     result: Tensor = evaluate(parse(text), spread)
     return result

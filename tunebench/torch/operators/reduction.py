@@ -11,19 +11,9 @@ from torch import Tensor
 from tunebench.errors import InputError, UnknownName
 from tunebench.expression import canonical, names, parse
 from tunebench.torch._tensor import unsupported_reason
-from tunebench.torch.operators._custom_op import CustomOp, OpCall, dispatch, is_differentiated, run_by_torch
-from tunebench.torch.operators._expression_operands import (
-    MOST_TENSORS,
-    SCHEMA,
-    ExpressionOperands,
-    dimensions,
-    element,
-    evaluate,
-    matrix_operands,
-    order,
-    shape_of,
-    whole,
-)
+from tunebench.torch.operators import _expression_operands as expressions
+from tunebench.torch.operators._custom_op import CustomOp, OpCall
+from tunebench.workload import Workload
 from tunebench.workloads.operators.reduction import Reduction
 
 __all__ = ["reduce"]
@@ -59,7 +49,7 @@ def reduce(
             expression is invalid.
         UnknownName: if the reduction is unknown.
     """
-    given, end = ExpressionOperands.of(expression, operands), canonical(then)
+    matched, end = expressions.ExpressionOperands.of(expression, operands), canonical(then)
     if reduce not in LIBRARY:
         raise UnknownName("reduction", str(reduce), LIBRARY)
     if len(names(parse(end))) != 1:
@@ -67,21 +57,19 @@ def reduce(
     axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
 
     def fallback() -> Tensor:
-        return _by_torch(evaluate(parse(given.text), operands), reduce, axes, end)
+        return _by_torch(expressions.evaluate(parse(matched.text), operands), reduce, axes, end)
 
-    if not 0 < len(given.tensors) <= MOST_TENSORS:
-        return run_by_torch("reduce", f"no tensors, or more than {MOST_TENSORS}", fallback)
-    if is_differentiated(given.tensors):
-        return run_by_torch("reduce", "gradients of expressions are computed by torch", fallback)
-    attributes = (given.text, given.numbers, reduce, axes, end)
-    pick = _single if axes is None or len(axes) == len(shape_of(given.tensors)) else None
-    return dispatch(REDUCTION, "reduce", given.padded, attributes, _call_of, fallback, pick)
+    is_single = axes is None or len(axes) == max((tensor.ndim for tensor in matched.tensors), default=0)
+    pick = _single if is_single else None
+    return expressions.dispatch_expression(
+        REDUCTION, "reduce", matched, (reduce, axes, end), _call_of, fallback, pick
+    )
 
 
 def _by_torch(elements: Tensor, reduce: str, axes: tuple[int, ...] | None, end: str) -> Tensor:
     over = tuple(range(elements.ndim)) if axes is None else axes
     reduced = LIBRARY[reduce](elements, dim=over)
-    result: Tensor = evaluate(parse(end), {names(parse(end))[0]: reduced})
+    result: Tensor = expressions.evaluate(parse(end), {names(parse(end))[0]: reduced})
     return result
 
 
@@ -89,50 +77,48 @@ def _single(result: Tensor) -> Tensor:
     return result.reshape(())
 
 
-def _call_of(*given: Any) -> OpCall | str:
-    *padded, text, numbers, reduce, axes, end = given
+def _call_of(*arguments: Any) -> OpCall | str:
+    *padded, text, numbers, reduce, axes, end = arguments
     reason = unsupported_reason(padded)
     if reason is not None:
         return reason
-    extents = len(shape_of(padded))
+    shape = expressions.shape_of(padded)
+    extents = len(shape)
     if not extents or any(not -extents <= axis < extents for axis in axes or ()):
         return "axes that do not exist"
     over = tuple(range(extents)) if axes is None else tuple(sorted({axis % extents for axis in axes}))
     is_last = over == tuple(range(extents - len(over), extents))
     if not is_last and over != tuple(range(len(over))):
         return "axes that are neither the first nor the last"
-    found = matrix_operands(padded, text, numbers, inner=len(over) if is_last else extents - len(over))
-    if isinstance(found, str):
-        return found
-    attributes = (*found.attributes, reduce, "cols" if is_last else "rows", end)
-    return OpCall(found.views, attributes, found.outer if is_last else found.inner, found.copy_reason)
+    inner, kept = len(over), shape[: extents - len(over)]
+    if not is_last:
+        inner, kept = extents - len(over), shape[len(over) :]
+    side = "cols" if is_last else "rows"
+    return expressions.matrix_call(padded, text, numbers, inner, kept, reduce, side, end)
 
 
-def _workload(*arguments: Any) -> Reduction:
+def _workload(*arguments: Any) -> Workload:
     *elements, reduce, axis, end = arguments
-    found = Reduction.from_dimensions(
-        {**dimensions(tuple(elements)), "reduce": reduce, "axis": axis, "then": end}
-    )
-    assert isinstance(found, Reduction)
-    return found
+    sizes = expressions.dimensions(*elements)
+    return Reduction.from_dimensions({**sizes, "reduce": reduce, "axis": axis, "then": end})
 
 
 def _fallback(*arguments: Any) -> Tensor:
     *elements, reduce, axis, end = arguments
-    return _by_torch(element(tuple(elements)), reduce, (1,) if axis == "cols" else (0,), end)
+    return _by_torch(expressions.element(*elements), reduce, (1,) if axis == "cols" else (0,), end)
 
 
 def _fake(*arguments: Any) -> Tensor:
-    first = whole(arguments[:MOST_TENSORS])
+    first = expressions.whole(arguments[: expressions.MOST_TENSORS])
     return first.new_empty(first.shape[0 if arguments[-2] == "cols" else 1])
 
 
 REDUCTION = CustomOp(
-    f"reduction({SCHEMA}, str reduce, str axis, str then) -> Tensor",
-    MOST_TENSORS,
+    f"reduction({expressions.SCHEMA}, str reduce, str axis, str then) -> Tensor",
+    expressions.MOST_TENSORS,
     _workload,
     _fallback,
     _fake,
-    order=lambda *arguments: order(arguments[:-3]),
+    order=lambda *arguments: expressions.order(*arguments[:-3]),
     key=lambda *attributes: (*attributes[:4], len(attributes[4]), *attributes[5:]),
 )
