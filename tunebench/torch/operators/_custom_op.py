@@ -79,11 +79,6 @@ class OpCall:
     shape: Shape | None = None
     copy_reason: str | None = None
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether a kernel can read the operands' memory without a copy."""
-        return self.copy_reason is None and not any(v is not None and v.is_copied for v in self.views)
-
     def arguments(self, operands: Operands) -> tuple[Any, ...]:
         """Return the operator's arguments."""
         pairs = zip(self.views, operands, strict=True)
@@ -99,23 +94,28 @@ class OpCall:
 
 
 class CachedDispatch:
-    """The operator call of one kind of function call, its workload, and the workloads of its gradients."""
+    """The operator call of one kind of function call, its workload, and the workloads of its gradients.
 
-    __slots__ = ("_gradients", "_op", "call", "dispatcher")
+    Attributes:
+        call: The operator call.
+        dispatcher: Dispatcher of its workload.
+        is_direct: Whether a kernel can read the operands' memory without a copy.
+    """
+
+    __slots__ = ("_gradients", "_op", "call", "dispatcher", "is_direct")
 
     def __init__(self, op: CustomOp, call: OpCall, found: Dispatcher) -> None:
         self.call, self.dispatcher, self._op = call, found, op
+        is_copied = any(view is not None and view.is_copied for view in call.views)
+        self.is_direct = call.copy_reason is None and not is_copied
         self._gradients: tuple[Dispatcher, ...] | None = None
 
     def has_tuned_gradient(self) -> bool:
         """Return whether a tuned kernel computes one of the gradients."""
         if self._gradients is None:
-            workload, device, ordinal = (
-                self.dispatcher.workload,
-                self.dispatcher.device,
-                self.dispatcher.ordinal,
-            )
-            self._gradients = tuple(dispatcher(one, device, ordinal) for one in self._op.gradients(workload))
+            where = self.dispatcher.device, self.dispatcher.ordinal
+            workloads = self._op.gradients(self.dispatcher.workload)
+            self._gradients = tuple(dispatcher(workload, *where) for workload in workloads)
         return any(gradient.bound_choice().kernel is not None for gradient in self._gradients)
 
 
@@ -248,8 +248,7 @@ class CustomOp:
         """Run the operator by the chosen implementation: a tuned kernel or torch."""
         found = self.find_dispatcher(arguments)
         if isinstance(found, str):
-            _report_torch_call(self.name, found)
-            return self.fallback(*arguments)
+            return run_by_torch(self.name, found, lambda: self.fallback(*arguments))
         made = found.bound_choice()
         if is_watched():
             found.notify(made)
@@ -318,7 +317,7 @@ def dispatch(
         if is_watched():
             route.dispatcher.notify(made)
         return fallback()
-    if made.kernel is None or differentiated or not route.call.is_direct:
+    if made.kernel is None or differentiated or not route.is_direct:
         result = route.call.result(op(*route.call.arguments(operands)))
     else:
         if is_watched():
@@ -344,21 +343,14 @@ def _cached_dispatch(
     if route is None:
         if len(_dispatch_cache) >= _CACHE_SIZE:
             _dispatch_cache.clear()
-        route = _dispatch_cache[key] = _find_dispatch(op, operands, attributes, call_of)
+        call = call_of(*operands, *attributes)
+        if isinstance(call, str):
+            route = call
+        else:
+            found = op.find_dispatcher(call.arguments(operands))
+            route = found if isinstance(found, str) else CachedDispatch(op, call, found)
+        _dispatch_cache[key] = route
     return route
-
-
-def _find_dispatch(
-    op: CustomOp,
-    operands: Operands,
-    attributes: tuple[Any, ...],
-    call_of: Callable[..., OpCall | str],
-) -> CachedDispatch | str:
-    found = call_of(*operands, *attributes)
-    if isinstance(found, str):
-        return found
-    chosen = op.find_dispatcher(found.arguments(operands))
-    return chosen if isinstance(chosen, str) else CachedDispatch(op, found, chosen)
 
 
 def _is_traced() -> bool:
@@ -382,22 +374,19 @@ def _special_tensor_reason(operands: Operands) -> str | None:
     if peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
     for operand in operands:
-        if isinstance(operand, torch.Tensor) and type(operand) not in _PLAIN:
+        if type(operand) in _PLAIN:
+            if operand.is_neg():
+                return "a tensor with the negative bit set"
+        elif isinstance(operand, torch.Tensor):
             return f"expected a torch.Tensor or torch.nn.Parameter, got {type(operand).__name__}"
-        if isinstance(operand, torch.Tensor) and operand.is_neg():
-            return "a tensor with the negative bit set"
     return None
 
 
 def run_by_torch(function: str, reason: str, fallback: Callable[[], Any]) -> Any:
     """Run a call by torch, and report the reason to watchers."""
-    _report_torch_call(function, reason)
-    return fallback()
-
-
-def _report_torch_call(function: str, reason: str) -> None:
     if not torch.compiler.is_compiling() and is_watched():
         notify(DispatchedCall(function=function, workload=None, by="torch", reason=reason))
+    return fallback()
 
 
 def not_twice(function: str) -> Callable[..., Any]:
