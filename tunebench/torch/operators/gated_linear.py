@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from tunebench.torch._layout import matrix_order
 from tunebench.torch._tensor import compute_type, unsupported_reason
+from tunebench.torch.operators._activation import activation_gradient
 from tunebench.torch.operators._autocast import cast_to_autocast
 from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch
-from tunebench.torch.operators.linear import FLIPPED, GEMM
+from tunebench.torch.operators.linear import FLIPPED, product
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["gated_linear"]
@@ -111,18 +112,14 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
 
 
 def _product(a: Tensor, b: Tensor, trans: str) -> Any:
-    made = GEMM(a.contiguous()[None], b.contiguous()[None], None, None, trans, "none")
-    return made.squeeze(0)
+    return product(a[None], b[None], trans).squeeze(0)
 
 
 def _through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient before the activation."""
-    aten = torch.ops.aten
-    if activation == "relu":
-        return dy * (z > 0)
     if activation == "sigmoid":
-        return aten.sigmoid_backward(dy, torch.sigmoid(z))
-    return aten.gelu_backward(dy, z) if activation == "gelu" else aten.silu_backward(dy, z)
+        return torch.ops.aten.sigmoid_backward(dy, torch.sigmoid(z))
+    return activation_gradient(activation, z, dy)
 
 
 GATED = CustomOp(

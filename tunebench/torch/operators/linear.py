@@ -21,7 +21,7 @@ from tunebench.torch.operators._autocast import cast_to_autocast
 from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["linear", "matmul"]
+__all__ = ["FLIPPED", "linear", "matmul", "product"]
 
 FLIPPED = {"n": "t", "t": "n"}
 
@@ -136,7 +136,7 @@ def _linear_call(x: Tensor, w: Tensor, bias: Any, residual: Any, activation: str
 def _workload(a: Tensor, b: Tensor, bias: Any, residual: Any, trans: str, activation: str) -> Gemm:
     m, k = a.shape[1:] if trans[0] == "n" else reversed(a.shape[1:])
     n = b.shape[2] if trans[1] == "n" else b.shape[1]
-    parts = [name for name, given in (("bias", bias), ("residual", residual)) if given is not None]
+    parts = [name for name, value in (("bias", bias), ("residual", residual)) if value is not None]
     sizes: dict[str, Any] = {"m": m, "n": n, "k": k, "batch": a.shape[0], "dtype": compute_type(a)}
     epilogue: Any = "+".join(parts) or "none"
     return Gemm(**sizes, trans=trans, epilogue=epilogue, act=expression(activation))  # type: ignore[arg-type]
@@ -171,14 +171,10 @@ def _gradients(workload: Gemm) -> tuple[Gemm, ...]:
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    a, b, bias, _, ctx.trans, ctx.activation = inputs
-    if ctx.activation == "none":
-        ctx.save_for_backward(a, b)
-    elif ctx.activation == "relu" and inputs[3] is None:
-        ctx.save_for_backward(a, b, output)
-    else:
-        ctx.save_for_backward(a, b, bias)
-    ctx.keeps_output = ctx.activation == "relu" and inputs[3] is None
+    a, b, bias, residual, ctx.trans, ctx.activation = inputs
+    ctx.keeps_output = ctx.activation == "relu" and residual is None
+    kept = () if ctx.activation == "none" else (output,) if ctx.keeps_output else (bias,)
+    ctx.save_for_backward(a, b, *kept)
 
 
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
@@ -193,17 +189,16 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
     first, second = ctx.trans
     da = db = dbias = None
     if needs_a:
-        pair = (dz, b, "n" + FLIPPED[second]) if first == "n" else (b, dz, second + "t")
-        da = _product(*pair)
+        da = product(dz, b, "n" + FLIPPED[second]) if first == "n" else product(b, dz, second + "t")
     if needs_b:
-        pair = (a, dz, FLIPPED[first] + "n") if second == "n" else (dz, a, "t" + first)
-        db = _product(*pair)
+        db = product(a, dz, FLIPPED[first] + "n") if second == "n" else product(dz, a, "t" + first)
     if needs_bias:
         dbias = dz.sum((0, 1))
     return da, db, dbias, dc if needs_residual else None, None, None
 
 
-def _product(a: Tensor, b: Tensor, trans: str) -> Any:
+def product(a: Tensor, b: Tensor, trans: str) -> Any:
+    """Return a batch of matrix products in the given memory orders, by an operator with gradients."""
     return GEMM(a.contiguous(), b.contiguous(), None, None, trans, "none")
 
 

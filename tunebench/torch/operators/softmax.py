@@ -60,20 +60,23 @@ def log_softmax(
 
 
 def _softmax(
-    name: str, given: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float | None, mask: Any
+    name: str, x: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float | None, mask: Any
 ) -> Tensor:
-    x, added = cast_to_float32(given if dtype is None else given.to(dtype), mask)
+    x, mask = cast_to_float32(x if dtype is None else x.to(dtype), mask)
 
     def fallback() -> Tensor:
-        z = x if scale is None else x * scale
-        z = z if added is None else z + added
-        y: Tensor = getattr(functional, name)(z, dim, _stacklevel=6)
+        y: Tensor = getattr(functional, name)(_with_prologue(x, mask, scale), dim, _stacklevel=6)
         return y
 
     if dim is None:
         return run_by_torch(name, "no axis given", fallback)
     attributes = (dim, scale, name == "log_softmax")
-    return dispatch(SOFTMAX, name, (x, added), attributes, _call_of, fallback)
+    return dispatch(SOFTMAX, name, (x, mask), attributes, _call_of, fallback)
+
+
+def _with_prologue(x: Tensor, mask: Any, scale: float | None) -> Tensor:
+    z = x if scale is None else x * scale
+    return z if mask is None else z + mask
 
 
 def _call_of(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> OpCall | str:
@@ -98,7 +101,7 @@ def _call_of(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> 
 
 
 def _workload(x: Tensor, mask: Any, scale: float | None, log: bool) -> Softmax:
-    parts = [name for name, given in (("scale", scale), ("mask", mask)) if given is not None]
+    parts = [name for name, value in (("scale", scale), ("mask", mask)) if value is not None]
     rows, cols = x.shape
     return Softmax(
         rows=rows,
@@ -115,14 +118,16 @@ def _gradients(workload: Softmax) -> tuple[Any, ...]:
 
 
 def _workload_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Softmax:
-    forward = _workload(y, None, scale, log)
-    return forward.changed(direction="backward")  # type: ignore[return-value]
+    return _workload(y, None, scale, log).changed(direction="backward")  # type: ignore[return-value]
 
 
 def _fallback(x: Tensor, mask: Any, scale: float | None, log: bool) -> Tensor:
-    z = x if scale is None else x * scale
-    z = z if mask is None else z + mask
+    z = _with_prologue(x, mask, scale)
     return functional.log_softmax(z, -1) if log else functional.softmax(z, -1)
+
+
+def _fake(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _fallback_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Tensor:
@@ -177,7 +182,7 @@ SOFTMAX = CustomOp(
     2,
     _workload,
     _fallback,
-    lambda x, mask, scale, log: torch.empty_like(x, memory_format=torch.contiguous_format),
+    _fake,
     gradients=_gradients,
     order=_operands,
     backward=_backward,
@@ -188,7 +193,7 @@ SOFTMAX_BACKWARD = CustomOp(
     3,
     _workload_backward,
     _fallback_backward,
-    lambda y, dy, scale, log: torch.empty_like(y, memory_format=torch.contiguous_format),
+    _fake,
     backward=_backward_backward,
     save=_save_backward,
 )
