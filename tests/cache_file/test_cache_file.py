@@ -25,6 +25,7 @@ from tunebench.outcome import (
     Verification,
     WrongResult,
 )
+from tunebench.search.optimality_proof import ConfigStatus, config_status
 from tunebench.space import Config
 
 
@@ -341,6 +342,19 @@ def test_each_failure_has_its_name_in_t4(tmp_path: Path) -> None:
         "recorded as no such type here",
         "recorded as too many threads",
     ]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_exported_failure_is_closed_in_a_proof_only_if_it_was_closed(tmp_path: Path, form: str) -> None:
+    outcomes: list[Outcome] = [outcome for outcome, _, _ in OUTCOMES.values()]
+    outcomes += [kind(reason="x", refused=r) for kind in (CompileFailed, LaunchFailed) for r in (False, True)]
+    rows = [RecordedTrial(config=Config({"b": b}), result=Result(outcome=o)) for b, o in enumerate(outcomes)]
+    write(TuningLog(names=("b",), rows=tuple(rows)), tmp_path / "out.json", form)
+    log, _ = scan(tmp_path / "out.json")
+    statuses = [config_status(row.result.outcome) for row in log.rows]
+    impossible = [config_status(outcome) is ConfigStatus.IMPOSSIBLE for outcome in outcomes]
+    assert [status is ConfigStatus.IMPOSSIBLE for status in statuses] == impossible
+    assert sum(impossible) == 4
 
 
 def test_failed_write_keeps_the_existing_file(tmp_path: Path) -> None:

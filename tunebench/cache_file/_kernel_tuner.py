@@ -18,6 +18,7 @@ from tunebench.cache_file._row import (
     TuningLog,
     printable,
     problem_size_of,
+    refused_field,
     value_of,
 )
 from tunebench.cache_file._stream import as_object
@@ -80,6 +81,7 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
         values=entry,
         time=entry.get("__error__", entry.get("time")),  # version 1.5 stores the failure next to the time
         samples=entry.get("times"),
+        refused=None if "refused" in names else entry.get("refused"),
         compiling=entry.get("compile_time"),
         verifying=entry.get("verification_time"),
         measuring=entry.get("benchmark_time"),
@@ -117,6 +119,7 @@ def _entry(row: RecordedTrial) -> dict[str, Any]:
     reason = getattr(outcome, "reason", "").removeprefix(RECORDED_AS)
     word = reason if reason == "InvalidConfig" else _FAILURE_NAMES.get(outcome.kind, "RuntimeFailedConfig")
     return {
+        **refused_field(outcome),
         **row.config,
         "time": row.time_us / 1e3 if timed else word,
         "times": [us / 1e3 for us in outcome.samples_us] if isinstance(outcome, Measured) else [],

@@ -42,6 +42,7 @@ __all__ = [
     "TuningLog",
     "printable",
     "problem_size_of",
+    "refused_field",
     "value_of",
 ]
 
@@ -283,6 +284,7 @@ class RawTrial:
         unit_us: Microseconds per unit of `time`.
         samples: All samples.
         reason: Further text on a failure.
+        refused: False for a failure of tunebench's own that may be temporary; other tuners do not write it.
         compiling, verifying, measuring, framework, search: Wall times of the phases.
         others_unit_us: Microseconds per unit of all other times.
         timestamp: Time of the measurement.
@@ -293,6 +295,7 @@ class RawTrial:
     unit_us: float = 1e3
     samples: Any = ()
     reason: Any = None
+    refused: Any = None
     compiling: Any = None
     verifying: Any = None
     measuring: Any = None
@@ -320,7 +323,10 @@ class RawTrial:
         if isinstance(self.time, str):
             reason = self.reason if isinstance(self.reason, str) and self.reason else self.time
             kind = _FAILURE_OUTCOMES.get(self.time, LaunchFailed)
-            return kind(reason=RECORDED_AS + printable(reason.removeprefix(RECORDED_AS)))
+            outcome = kind(reason=RECORDED_AS + printable(reason.removeprefix(RECORDED_AS)))
+            if self.refused is False and isinstance(outcome, CompileFailed | LaunchFailed):
+                return dataclasses.replace(outcome, refused=False)
+            return outcome
         samples = self.samples if isinstance(self.samples, list) else ()
         average_us = _microseconds(self.time, self.unit_us)
         samples_us = [_microseconds(sample, self.others_unit_us) for sample in samples]
@@ -351,6 +357,16 @@ class RawTrial:
         stamp = self.timestamp if isinstance(self.timestamp, str) and self.timestamp.isprintable() else None
         found = {**seconds, "timestamp": stamp[:MAX_TEXT] if stamp else None}
         return {name: value for name, value in found.items() if value is not None}
+
+
+def refused_field(outcome: Outcome) -> dict[str, bool]:
+    """Return the field that marks a failure as possibly temporary; empty for all other outcomes.
+
+    The formats have no names for crashes and time limits of the compiler. Without this field such a failure
+    would be read back as refused, which closes the configuration in an optimality proof.
+    """
+    closed = isinstance(outcome, Measured | WrongResult) or getattr(outcome, "refused", False)
+    return {} if closed else {"refused": False}
 
 
 def _is_number(value: Any) -> bool:

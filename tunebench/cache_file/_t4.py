@@ -16,6 +16,7 @@ from tunebench.cache_file._row import (
     TuningLog,
     printable,
     problem_size_of,
+    refused_field,
 )
 from tunebench.cache_file._stream import as_object
 from tunebench.errors import InputError
@@ -102,6 +103,7 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
         others_unit_us=_UNITS_US[unit],
         samples=times.get("runtimes"),
         reason=measured.get("value"),
+        refused=result.get("refused"),
         compiling=times.get("compilation", times.get("compilation_time")),
         verifying=times.get("validation"),
         measuring=times.get("benchmark"),
@@ -166,6 +168,7 @@ def _result(row: RecordedTrial) -> dict[str, Any]:
             "runtimes": [us / 1e3 for us in getattr(outcome, "samples_us", ())],
         },
         "invalidity": "correct" if timed else word,
+        **refused_field(outcome),
         "correctness": int(timed or isinstance(outcome, Aborted)),
         "measurements": [{"name": "time", "value": row.time_us / 1e3 if timed else reason, "unit": "ms"}],
         "objectives": ["time"],
