@@ -49,31 +49,21 @@ class _TrialMeasurements:
     newest: datetime | None = None
 
 
+@dataclass(slots=True)
 class BulkInsert:
     """State of one bulk insert.
 
     Attributes:
         count: Number of measurements inserted.
         spaces: Id and description of the device of each search space.
+        runs: Start and id of the last run of each device and workload.
+        run_ids: Ids of the runs that this insert started.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.spaces: dict[SpaceKey, tuple[int, Device]] = {}
-        self._runs: dict[tuple[str, str], tuple[RunStart, str]] = {}
-        self.run_ids: set[str] = set()
-        """Ids of the runs that this insert started."""
-
-    def run_of(self, start: RunStart) -> str | None:
-        """Return the id of this workload and device's last run if it started with equal values, else None."""
-        begun = self._runs.get((start.device.key, start.workload))
-        return begun[1] if begun is not None and begun[0] == start else None
-
-    def begun(self, start: RunStart, run_id: str) -> str:
-        """Remember a run that was started."""
-        self._runs[start.device.key, start.workload] = (start, run_id)
-        self.run_ids.add(run_id)
-        return run_id
+    count: int = 0
+    spaces: dict[SpaceKey, tuple[int, Device]] = field(default_factory=dict)
+    runs: dict[tuple[str, str], tuple[RunStart, str]] = field(default_factory=dict)
+    run_ids: set[str] = field(default_factory=set)
 
 
 CLOCK_TOLERANCE = timedelta(days=1)
@@ -90,8 +80,7 @@ def new_measurements(
     """Return the measurements that their trials do not have yet, each once.
 
     A measurement that is older than the newest one of its trial is skipped: the newest measurement counts.
-        Stored times
-    in the future are ignored.
+    Stored times in the future are ignored.
 
     Args:
         connection: Open transaction.

@@ -1,20 +1,25 @@
-"""One open database: its engine, read transactions, and retry of queries while the server is unavailable."""
+"""One open database: its engine, its clock, transactions, and their retry while the server is unavailable."""
 
 from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench._deprecation import warn_renamed
-from tunebench.db.engine import create_engine, translate_decode_errors, translate_errors
+from tunebench.db.engine import create_engine, translate_decode_errors, translate_errors, write
 from tunebench.db.location import Location
+from tunebench.db.migrate import prepare
 from tunebench.db.retry import RetryPolicy, retry
+from tunebench.db.write_count import count_write
 
 __all__ = ["Database", "retrying"]
 
@@ -32,20 +37,36 @@ _RENAMED = {
 
 
 class Database:
-    """Connection pool of one database; base of `Reader` and `Store`.
+    """Connection pool and transactions of one database; base of `Reader` and `Store`.
 
     Attributes:
         location: Path or URL.
-        retry_policy: How long queries of a search wait for a database that becomes unavailable; None raises
-            at once.
+        retry_policy: How long transactions of a search wait for a database that becomes unavailable; None
+            raises at once.
     """
 
     def __init__(
-        self, location: Location, *, read_only: bool, retry_policy: RetryPolicy | None = None
+        self,
+        location: Location,
+        *,
+        read_only: bool = False,
+        clock: Callable[[], datetime] | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
         self.location, self.retry_policy = location, retry_policy
         self._engine = create_engine(location, read_only=read_only)
         self._pid = os.getpid()
+        self._clock = clock or (_system_time if location.url is None else _time_since_boot)
+        self._clock_is_behind = timedelta()
+        self._device_ids: dict[str, int] = {}
+        try:
+            with translate_errors(location):
+                prepare(self._engine, location, read_only=read_only)
+                self._engine.dispose()  # a new file has its tables now: open it again, with a write-ahead log
+                self._compare_clocks()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connections."""
@@ -87,6 +108,43 @@ class Database:
         ):
             yield connection
 
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        try:
+            with translate_errors(self.location), write(self._own_engine()) as connection:
+                yield connection
+        finally:
+            count_write()
+
+    def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
+        """Run `work` in a write transaction, and retry it as `retry_policy` allows.
+
+        Args:
+            work: Receives the connection, and whether an earlier attempt may have been committed.
+        """
+
+        def attempt(again: bool) -> T:
+            with self._write() as connection:
+                return work(connection, again)
+
+        return retry(self.retry_policy, self.location, attempt)
+
+    def _now(self) -> datetime:
+        return self._clock() + self._clock_is_behind
+
+    def _compare_clocks(self) -> None:
+        """Use the server's time, if there is a server: claims of all machines must agree on it."""
+        if self.location.url is not None:
+            with self._engine.connect() as connection:
+                theirs = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+            self._clock_is_behind = theirs - self._clock()
+
+    def _insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+        """Return an INSERT of the dialect, with its `on_conflict_do_update`."""
+        if self._engine.dialect.name == "postgresql":
+            return postgresql.insert(table)
+        return sqlite.insert(table)
+
 
 def retrying(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
     """Retry a read method while the database is unavailable, as `Database.retry_policy` allows."""
@@ -96,3 +154,14 @@ def retrying(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, 
 
     functools.update_wrapper(outlasting, method)
     return outlasting
+
+
+def _system_time() -> datetime:
+    return datetime.now(UTC)
+
+
+def _time_since_boot() -> datetime:
+    """Return the time of a clock that cannot be set, so that its offset to the server's stays constant."""
+    steady = getattr(time, "CLOCK_BOOTTIME", None)  # also counts while the machine sleeps
+    seconds = time.monotonic() if steady is None else time.clock_gettime(steady)
+    return datetime.fromtimestamp(seconds, UTC)

@@ -126,8 +126,7 @@ def _configure_durability(connection: FileConnection) -> str | None:
     """Make commits survive a power cut; return a warning if the file cannot have a write-ahead log."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurement'").fetchone():
         # A new file: readers must not see it before it has its tables. Or another program's file, whose
-        # journal mode
-        # is not changed.
+        # journal mode is not changed.
         connection.execute("PRAGMA synchronous = EXTRA")
         return None
     system = disk.network_file_system(connection.path)
@@ -165,8 +164,7 @@ def _set_journal_mode(connection: sqlite3.Connection, wanted: str) -> str:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     # A transaction that reads before it writes fails at once if another connection wrote in between, whatever
-    # the
-    # timeout. One that takes the write lock first waits.
+    # the timeout. One that takes the write lock first waits.
     writes = connection.get_execution_options().get("tunebench_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
     opened = connection.connection.dbapi_connection

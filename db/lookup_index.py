@@ -2,8 +2,7 @@
 
 `lookup` must not import SQLAlchemy. It reads an SQLite database directly, through the view `answer_v1`. For a
 server, an SQLite file in the cache folder contains a table of that name, and the columns of `measurement`,
-`trial` and
-`device` that a lookup reads.
+`trial` and `device` that a lookup reads.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tunebench import _environment
 from tunebench.db.location import Location
@@ -109,7 +108,7 @@ def export_index(store: Store, path: Path) -> None:
         if _fingerprint(path) == fingerprint:
             os.utime(path)
         else:
-            replace_index(path, fingerprint, store)
+            replace_index(path, fingerprint, store.answers(), store.descriptors())
     except (sqlite3.Error, OSError) as error:
         raise DatabaseError(explain_sqlite(path, error)) from error
 
@@ -124,28 +123,19 @@ def _fingerprint(path: Path) -> str | None:
     return str(row[0]) if row else None
 
 
-class AnswerSource(Protocol):
-    """Source of an index: a `Reader`, or bundled records."""
-
-    def answers(self) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of `answer_v1`."""
-
-    def answer_details(
-        self, measurements: Sequence[int], /
-    ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
-        """Return detail and comparison of measurements of `answers`, by id."""
-
-    def descriptors(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the fields of every device, by key."""
-
-
-def replace_index(path: Path, fingerprint: str, source: AnswerSource) -> None:
+def replace_index(
+    path: Path,
+    fingerprint: str,
+    answers: Iterable[Mapping[str, Any]],
+    devices: Mapping[str, Mapping[str, Any]],
+) -> None:
     """Write an index to a temporary file, then rename it: readers see the old index or the new one.
 
     Args:
         path: The index file; its folder is created if it is missing.
         fingerprint: Fingerprint of the records (see `Reader.fingerprint`).
-        source: The records.
+        answers: Rows of `answer_v1` with detail and comparison, as `Reader.answers` returns them.
+        devices: Fields of each device, by key.
 
     Raises:
         sqlite3.Error, OSError: if the file cannot be written.
@@ -155,24 +145,31 @@ def replace_index(path: Path, fingerprint: str, source: AnswerSource) -> None:
     os.close(handle)
     fresh = Path(name)
     try:
-        _write_index(fresh, fingerprint, source)
+        _write_index(fresh, fingerprint, list(answers), devices)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
 
 
-def _write_index(path: Path, fingerprint: str, store: AnswerSource) -> None:
+def _write_index(
+    path: Path,
+    fingerprint: str,
+    answers: Sequence[Mapping[str, Any]],
+    devices: Mapping[str, Mapping[str, Any]],
+) -> None:
     """Write an index into an empty file."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("CREATE TABLE source (fingerprint TEXT NOT NULL)")
         connection.execute("INSERT INTO source VALUES (?)", (fingerprint,))
-        answers = list(store.answers())
-        said = store.answer_details([row["measurement_id"] for row in answers])
+        details = [
+            (row["measurement_id"], *map(_to_json, (row["detail"], row["comparison"]))) for row in answers
+        ]
+        device_rows = [(number, key, _to_json(devices[key])) for number, key in enumerate(devices, start=1)]
         _fill(connection, "answer_v1", ", ".join(COLUMNS), map(_answer_row, answers))
-        _fill(connection, "measurement", "id INTEGER PRIMARY KEY, detail, comparison", map(_detail_row, said))
-        _fill(connection, "device", "id INTEGER PRIMARY KEY, key, descriptor", _device_rows(store))
+        _fill(connection, "measurement", "id INTEGER PRIMARY KEY, detail, comparison", details)
+        _fill(connection, "device", "id INTEGER PRIMARY KEY, key, descriptor", device_rows)
         connection.execute(
             "CREATE TABLE trial AS SELECT DISTINCT d.id AS device_id, a.workload "
             "FROM answer_v1 AS a JOIN device AS d ON d.key = a.device"
@@ -196,11 +193,5 @@ def _answer_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(values[name] for name in COLUMNS)
 
 
-def _detail_row(row: tuple[int, Mapping[str, Any], Mapping[str, Any] | None]) -> tuple[int, str, str | None]:
-    id_, detail, comparison = row
-    return id_, json.dumps(detail), json.dumps(comparison) if comparison else None
-
-
-def _device_rows(store: AnswerSource) -> Iterable[tuple[int, str, str]]:
-    found = enumerate(store.descriptors().items(), start=1)
-    return ((number, key, json.dumps(dict(descriptor))) for number, (key, descriptor) in found)
+def _to_json(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(dict(value))

@@ -299,11 +299,10 @@ WHERE place = 1
 
 Measured and predicted times are ranked separately. A trial is represented by its newest success in a cache
 state, unless a later measurement failed or any measurement had a wrong result. Once finalists were measured,
-earlier search measurements do not count: the
-minimum of many single measurements is biased low. A configuration that does not beat its variant's default
-significantly is left out: by the stored comparison, or without one where the confidence intervals overlap. A
-time without verification never counts as measured, and a prediction of an unverified kernel ranks after
-verified ones.
+earlier search measurements do not count: the minimum of many single measurements is biased low. A
+configuration that does not beat its variant's default significantly is left out: by the stored comparison, or
+without one where the confidence intervals overlap. A time without verification never counts as measured, and
+a prediction of an unverified kernel ranks after verified ones.
 """
 
 answer_v1 = sa.Table(

@@ -22,6 +22,7 @@ from tunebench.db.bulk import CHUNK, BulkInsert, ProgressCallback, insert_trials
 from tunebench.db.claim import CLAIM_S, claimable, lock_configs, release_dead, take_over_dead
 from tunebench.db.demand import add_demand
 from tunebench.db.location import locate
+from tunebench.db.reader import Reader
 from tunebench.db.record import (
     Demand,
     MeasurementBatch,
@@ -35,15 +36,15 @@ from tunebench.db.record import (
     measurement_row,
 )
 from tunebench.db.retry import RetryPolicy, retry
-from tunebench.db.schema import TRIAL_KEY
+from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import demand_table as _demand
+from tunebench.db.schema import device_table as _device
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import run_table as _run
 from tunebench.db.schema import trial_table as _trial
 from tunebench.db.staleness import StoredTrial, mark_stale, staleness_changes, stored_trials, update_staleness
-from tunebench.db.writer import Writer
 from tunebench.device import Device
-from tunebench.errors import DatabaseError
+from tunebench.errors import DatabaseError, InputError
 from tunebench.outcome import Result
 from tunebench.space import Config
 
@@ -75,7 +76,7 @@ def open_store(
     return Store(location, read_only=read_only, retry_policy=retry_policy)
 
 
-class Store(Writer):
+class Store(Reader):
     """One open database; thread-safe; a context manager.
 
     Methods raise `DatabaseError` with one line that says what to do; records committed before are kept.
@@ -268,9 +269,8 @@ class Store(Writer):
         """Store many measurements from elsewhere in one transaction.
 
         A measurement is skipped if its trial has one with the same purpose, outcome, times and samples:
-            adding the same
-        ones again adds nothing. Batches may be generated lazily; consecutive batches with equal `start` share
-        a run.
+        adding the same ones again adds nothing. Batches may be generated lazily; consecutive batches with
+        equal `start` share a run.
 
         Args:
             batches: The measurements.
@@ -310,9 +310,11 @@ class Store(Writer):
         fresh = new_measurements(connection, device_id, measurements, self._now(), adding.run_ids)
         if not fresh:
             return
-        run_id = adding.run_of(start) or adding.begun(
-            start, self._begin(connection, device_id, start, uuid.uuid4().hex)
-        )
+        begun, run_id = adding.runs.get((start.device.key, start.workload), (None, ""))
+        if begun != start:
+            run_id = self._begin(connection, device_id, start, uuid.uuid4().hex)
+            adding.runs[start.device.key, start.workload] = (start, run_id)
+            adding.run_ids.add(run_id)
         trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
         rows = [
             {
@@ -324,8 +326,7 @@ class Store(Writer):
         ]
         connection.execute(_measurement.insert(), rows)
         adding.count += len(fresh)
-        on = (device_id, start.device)
-        adding.spaces.update(dict.fromkeys((each.key.space for each in fresh), on))
+        adding.spaces |= dict.fromkeys((each.key.space for each in fresh), (device_id, start.device))
 
     def add_demand(self, device: Device, demands: Iterable[Demand]) -> None:
         """Add to the time that programs spent on workloads; several programs may add at the same time.
@@ -338,6 +339,75 @@ class Store(Writer):
             # The upsert locks the device's row, so that two writers cannot deadlock.
             device_id = self._describe(connection, device, again=False)
             add_demand(connection, self._insert(_demand), device_id, demands, self._now())
+
+    # -- rows that several methods write -------------------------------------------------------------
+
+    def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
+        """Store a device and return its id; `again` updates an existing description. Locks its row."""
+        described: dict[str, Any] = {
+            "kind": device.kind,
+            "architecture": device.architecture,
+            "product": device.name,
+            "sm_count": device.sm_count,
+            "power_limit_w": device.power_limit_w,
+            "descriptor": dataclasses.asdict(device),
+        }
+        insert = self._insert(_device).values(key=device.key, **described)
+        changes = described if again else {"key": device.key}
+        insert = insert.on_conflict_do_update(index_elements=["key"], set_=changes)
+        return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
+
+    def _begin(self, connection: sa.Connection, device_id: int, start: RunStart, run_id: str) -> str:
+        row = {
+            "id": run_id,
+            "device_id": device_id,
+            "workload": start.workload,
+            "sampler": start.sampler,
+            "seed": start.seed,
+            "host": start.host,
+            "versions": dict(start.versions),
+            "started_at": self._now(),
+        }
+        connection.execute(_run.insert(), row)
+        return run_id
+
+    def _end(self, connection: sa.Connection, key: TrialKey) -> int:
+        """Mark a trial as measured and its other revisions as stale, and return its id."""
+        done = {**DONE, "stale": False}
+        columns = self._columns(connection, key)
+        insert = self._insert(_trial).values(**columns | done)
+        insert = insert.on_conflict_do_update(index_elements=TRIAL_KEY, set_=done)
+        trial_id = int(connection.execute(insert.returning(_trial.c.id)).scalar_one())
+        others = (
+            *(_trial.c[name] == columns[name] for name in TRIAL_KEY[:-1]),
+            _trial.c.revision != key.revision,
+        )
+        connection.execute(_trial.update().where(*others).values(stale=True))
+        return trial_id
+
+    def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
+        """Return the columns that identify a trial.
+
+        Raises:
+            InputError: if `begin_run` was never called for its device.
+        """
+        if key.device not in self._device_ids:
+            found = connection.execute(sa.select(_device.c.id).where(_device.c.key == key.device)).scalar()
+            if found is None:
+                raise InputError(
+                    f"device {key.device!r} is not in database {self.location}: call begin_run for it first"
+                )
+            self._device_ids[key.device] = found
+        return {
+            "device_id": self._device_ids[key.device],
+            "workload": key.workload,
+            "variant": key.variant,
+            "config": str(key.config),
+            "revision": key.revision,
+        }
+
+    def _columns(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
+        return {**self._identity(connection, key), "config_values": dict(key.config), "stale": False}
 
 
 def _insert(connection: sa.Connection, row: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,26 +59,11 @@ class BundledRecords:
         if before is None or before["recorded_at"] <= record["recorded_at"]:
             self.records[key] = record
 
-    # The three methods of an `AnswerSource`.
-
-    def answers(self) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of `answer_v1`."""
+    def answers(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows of a lookup index (see `Reader.answers`)."""
         for number, (_, record) in enumerate(sorted(self.records.items()), start=1):
             moment = datetime.fromisoformat(record["recorded_at"]).astimezone(UTC)
             yield {**record, "measurement_id": number, "stale": False, "recorded_at": moment}
-
-    def answer_details(
-        self, measurements: Sequence[int]
-    ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
-        """Return id, detail and comparison of answers."""
-        records = [record for _, record in sorted(self.records.items())]
-        for number in measurements:
-            record = records[number - 1]
-            yield number, record["detail"], record["comparison"]
-
-    def descriptors(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the fields of every device, by key."""
-        return dict(sorted(self.devices.items()))
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -130,7 +115,8 @@ def index_of(path: Path) -> Path:
             _environment.cache_folder() / "answers" / f"bundled-{path.stem}-{digest}.{lookup_index.FORMAT}.db"
         )
         if not found.exists():
-            lookup_index.replace_index(found, digest, read(path))
+            bundle = read(path)
+            lookup_index.replace_index(found, digest, bundle.answers(), dict(sorted(bundle.devices.items())))
     except (OSError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
         raise DatabaseError(f"{path} is skipped: {error!r}") from error
     return found
@@ -160,12 +146,6 @@ def _digest(path: Path, modified_ns: int, size: int) -> str:
 
 # -- writing ---------------------------------------------------------------------------------------
 
-_FIELDS = (
-    *("device", "device_kind", "architecture", "product", "sm_count", "workload", "variant", "revision"),
-    *("config", "config_values", "kind", "cache", "verification", "time_us", "ci_low_us", "ci_high_us"),
-    *("bound_us", "recorded_at"),
-)
-
 
 def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     """Write the records that may be bundled: measured answers, verified against the reference.
@@ -184,27 +164,16 @@ def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
         DatabaseError: if an existing file cannot be read, or a file cannot be written.
     """
     bundle: dict[str, BundledRecords] = {}
-    answers = store.answers()
-    said = {
-        id_: (detail, comparison)
-        for id_, detail, comparison in store.answer_details([answer["measurement_id"] for answer in answers])
-    }
     descriptors = store.descriptors()
-    for answer in answers:
+    for answer in store.answers():
         if not _may_be_bundled(answer):
             continue
         architecture = answer["architecture"]
         path = folder / f"{architecture}.jsonl"
         if architecture not in bundle:
             bundle[architecture] = read(path) if path.exists() else BundledRecords(architecture)
-        detail, comparison = said[answer["measurement_id"]]
-        record = {name: answer[name] for name in _FIELDS}
-        record |= {
-            "recorded_at": answer["recorded_at"].isoformat(),
-            "detail": detail,
-            "comparison": comparison,
-        }
-        bundle[architecture].add(record)
+        record = {name: value for name, value in answer.items() if name not in ("measurement_id", "stale")}
+        bundle[architecture].add(record | {"recorded_at": answer["recorded_at"].isoformat()})
         bundle[architecture].devices[answer["device"]] = dict(descriptors[answer["device"]])
     return [(_write(each, folder), len(each.records)) for each in bundle.values()]
 

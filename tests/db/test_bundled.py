@@ -94,7 +94,7 @@ def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, 
     assert (folder / "sm_90.jsonl").read_text() == text
     found = bundled.read(folder / "sm_90.jsonl")
     assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
-    assert set(found.descriptors()) == {DEVICE.key, OTHER.key}
+    assert set(found.devices) == {DEVICE.key, OTHER.key}
 
 
 def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from tunebench.db import (
     NewMeasurement,
     RunStart,
     RunSummary,
+    database,
     locate,
     lookup_index,
     new_owner,
     open_store,
     sqlite_file,
-    writer,
 )
 from tunebench.db.owner import is_dead
 from tunebench.db.retry import RetryPolicy
@@ -149,7 +149,7 @@ def test_server_time_is_used_whatever_the_local_clock(server: Any, monkeypatch: 
             return datetime(2099, 1, 1, tzinfo=tz)
 
     with open_store(server.new_database()) as store:
-        monkeypatch.setattr(writer, "datetime", Ahead)
+        monkeypatch.setattr(database, "datetime", Ahead)
         begin(store)
         store.record(key(1), result())
         recorded_at = store.history(WORKLOAD)[0].recorded_at

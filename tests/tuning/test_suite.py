@@ -227,7 +227,7 @@ def test_error_ends_one_workload_and_a_lost_database_ends_all(
 def test_interrupted_run_keeps_its_trials_and_the_same_call_continues(
     stop: int, tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     first = use(interrupt_at=stop)
     report = run(THREE, 40, tmp_path / "a.db")  # finalists are timed after the fortieth trial
     assert report.interrupted
@@ -256,7 +256,7 @@ def test_interrupted_run_keeps_its_trials_and_the_same_call_continues(
 def test_time_limit_ends_the_search_and_the_same_call_continues(
     tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     now = time.monotonic()
     moments = iter([now, *[now + 30] * 3, *[now + 61] * 100])
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(moments)))
@@ -267,7 +267,7 @@ def test_time_limit_ends_the_search_and_the_same_call_continues(
     assert report.trials == first.searched.total() < 40
     assert any(task.thorough for task in first.tasks)  # finalists are timed although the search was stopped
     monkeypatch.undo()
-    monkeypatch.setattr("tunebench.db.search_reader.is_dead", lambda owner: True)
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     second = use()
     assert run(THREE, 40, tmp_path / "a.db").trials == 40
     assert (first.searched + second.searched).total() == 40
