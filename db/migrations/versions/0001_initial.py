@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from tunebench.db.migrations.answer_view import ANSWER_VIEWS
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -13,38 +15,6 @@ depends_on = None
 _BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _TIME = sa.DateTime(timezone=True)
 _FAILED = "'compile_failed', 'launch_failed', 'wrong_result', 'timed_out', 'crashed'"
-
-
-_VIEW = """
-CREATE VIEW answer_v1 AS
-SELECT device, device_kind, architecture, product, sm_count, workload, variant, revision, config,
-       config_values, stale, measurement_id, kind, cache, verification, time_us, ci_low_us, ci_high_us,
-       bound_us, recorded_at
-FROM (
-    SELECT d.key AS device, d.kind AS device_kind, d.architecture, d.product, d.sm_count, t.workload,
-           t.variant, t.revision, t.config, t.config_values, t.stale, m.id AS measurement_id, m.kind,
-           m.cache, m.verification, COALESCE(m.median_us, m.predicted_us) AS time_us, m.ci_low_us,
-           m.ci_high_us, m.bound_us, m.recorded_at,
-           ROW_NUMBER() OVER (
-               PARTITION BY t.workload, t.device_id, t.variant, t.stale, m.kind, m.cache
-               ORDER BY CASE m.verification WHEN 'not verified' THEN 1 ELSE 0 END,
-                        COALESCE(m.median_us, m.predicted_us), m.id
-           ) AS place
-    FROM measurement AS m
-    JOIN trial AS t ON t.id = m.trial_id
-    JOIN device AS d ON d.id = t.device_id
-    WHERE (m.kind = 'predicted' OR (m.kind = 'measured' AND m.verification <> 'not verified'))
-      AND NOT EXISTS (
-          SELECT 1 FROM measurement AS other
-          WHERE other.trial_id = m.trial_id
-            AND (other.kind = 'wrong_result'
-                 OR (other.id > m.id
-                     AND (other.kind IN ('compile_failed', 'launch_failed', 'timed_out', 'crashed')
-                          OR (other.kind = m.kind AND COALESCE(other.cache, '') = COALESCE(m.cache, '')))))
-      )
-) AS speaking
-WHERE place = 1
-"""
 
 
 def upgrade() -> None:
@@ -66,7 +36,7 @@ def upgrade() -> None:
     _create_run()
     _create_trial()
     _create_measurement()
-    op.execute(_VIEW)
+    op.execute(ANSWER_VIEWS["0001"])
 
 
 def _create_run() -> None:
