@@ -23,6 +23,7 @@ import random
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from benchmarks._matrix_workloads import WORKLOADS
 from tunebench import kernels
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import launch_refusal
@@ -42,6 +42,11 @@ from tunebench.device import representative
 from tunebench.variant import CudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
+
+WORKLOADS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+"""Workloads by operator."""
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -103,16 +108,14 @@ def items(
                 yield from _items(variant, workload, architecture, max(1, share), seed)
 
 
-def workloads_of(operator: str) -> tuple[str, ...]:
+def workloads_of(operator: str) -> list[str]:
     """Return the workloads of an operator.
 
     Raises:
-        SystemExit: if `WORKLOADS` has no entry for the operator.
+        SystemExit: if compile_matrix.toml has no entry for the operator.
     """
     if operator not in WORKLOADS:
-        raise SystemExit(
-            f"operator {operator} has no workloads: add some to WORKLOADS in _matrix_workloads.py"
-        )
+        raise SystemExit(f"operator {operator} has no workloads: add some to benchmarks/compile_matrix.toml")
     return WORKLOADS[operator]
 
 

@@ -45,7 +45,6 @@ from tests.gpu.acceptance_run import (
     run_gpu_process,
     run_items,
     shuffled,
-    texts,
 )
 from tests.gpu.acceptance_workloads import RECORDED, SANITIZED, VERIFIED, measured
 from tests.gpu.speedups import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_comparing
@@ -134,7 +133,7 @@ def _output(command: list[str]) -> str:
 
 def verify(session: AcceptanceRun) -> None:
     """Run every variant on every workload and compare each result with the reference."""
-    listed = [text for text in texts(VERIFIED) if session.match in text]
+    listed = [text for text in VERIFIED if session.match in text]
     items, refused = items_to_verify(listed, CONFIGURATIONS, session.device)
     tell = OutcomeTally(session, "verify", len(items), refused)
     with executor(session.device, ONCE) as on:
@@ -151,7 +150,7 @@ def sanitize(session: AcceptanceRun) -> None:
         session.report.say("sanitize: compute-sanitizer is not on the PATH")
         return
     small: dict[str, list[str]] = {}
-    listed = [text for text in texts(SANITIZED) if session.match in text]
+    listed = [text for text in SANITIZED if session.match in text]
     for variant in variants():
         mine = [text for text in listed if variant.refuses(parse(text), session.device) is None]
         if isinstance(variant, GpuVariant) and mine:
@@ -187,7 +186,7 @@ def _check(tool: str, checker: str, key: str, problems: list[str], until: float)
 
 def measure(session: AcceptanceRun) -> None:
     """Tune each workload with an equal part of the time that is left."""
-    listed = [(text, trials) for text, trials in measured() if session.match in text]
+    listed = [(text, trials) for text, trials in measured().items() if session.match in text]
     rows = session.report.rows_of_others("measure", dict(listed))
     problems: list[str] = []
     undone: list[str] = []
@@ -308,8 +307,7 @@ def record(session: AcceptanceRun) -> None:
     """Measure whole search spaces in turns and compare each time with its lower bound."""
     spaces: list[list[AcceptanceItem]] = []
     missing: list[str] = []
-    listed = ((text.format(dtype="f16"), key, most) for text, key, most in RECORDED)
-    for text, key, most in listed:
+    for text, key, most in RECORDED:
         if session.match not in text:
             continue
         found = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]

@@ -48,7 +48,6 @@ __all__ = [
     "run_gpu_process",
     "run_items",
     "shuffled",
-    "texts",
 ]
 
 COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
@@ -109,11 +108,6 @@ class AcceptanceItem:
 
 
 # -- selection----------------------------------------------------------------------------------------------
-
-
-def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
-    """Return the workload texts of a list of (dtypes, text)."""
-    return [text.format(dtype=dtype) for types, text in listed for dtype in types]
 
 
 def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str | None]:
