@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
+import timeit
 from collections.abc import Callable
 
 import numpy as np
@@ -33,12 +33,7 @@ REPEATS = 7
 
 def fastest_s(work: Callable[[], object]) -> float:
     """Return the shortest time of `REPEATS` runs, in seconds."""
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(timeit.repeat(work, number=1, repeat=REPEATS))
 
 
 def made_up(rows: int, least_threads: int) -> Costs:

@@ -37,8 +37,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks import sampler_replays
 from benchmarks.replay_traces import SearchTrace, Subspace, TraceFile
-from benchmarks.sampler_replays import Data
+from benchmarks.sampler_replays import DATA, Data, markdown
 from tunebench import Plan, parse, tune_all, tune_suite
 from tunebench.answer import recorded
 from tunebench.device import local_cpu
@@ -53,9 +54,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
-"""Default folder of the recorded spaces: next to the checkout."""
 
 SUBSPACES = (
     *(
@@ -94,8 +92,6 @@ SIZES = (6, 12)
 
 WEIGHTS = 30.0
 """Largest over smallest share of a workload in the model's time, at the optimum."""
-
-RESAMPLES = 10_000
 
 SUITE = {
     "gemm:m=256,n=512,k=256,dtype=f32": 12,
@@ -260,8 +256,7 @@ def geometric(values: Array) -> float:
 
 def interval(values: Array) -> tuple[float, float]:
     """Return the 95 % interval of the geometric mean of `(seeds, models)` values, by bootstrap over seeds."""
-    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.exp(np.percentile(np.log(values).mean(axis=1)[drawn].mean(axis=1), (2.5, 97.5)))
+    low, high = np.exp(sampler_replays.interval(np.log(values)))
     return float(low), float(high)
 
 
@@ -276,7 +271,7 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
         "middle 80 %",
         "models > 1 % slower",
     )
-    rows = [head, ("---",) * len(head)]
+    rows = []
     for each in BUDGETS:
         found, off = ratios(models, traces, each)
         for way, values in found.items():
@@ -289,17 +284,13 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
                     *(f"{low:.3f} to {high:.3f}", spread, f"{100 * (values > 1.01).mean():.0f} %"),
                 )
             )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(head, rows)
 
 
 def replayed(asked: argparse.Namespace) -> int:
     """Run the missing searches and print the table; return the exit status."""
     data = Data(asked.data)
-    if absent := {one.space for one in SUBSPACES if not data.path(one.space).exists()}:
-        print(
-            f"no recorded space {', '.join(sorted(absent))} in {asked.data}; name another folder with --data",
-            file=sys.stderr,
-        )
+    if not data.has_all(one.space for one in SUBSPACES):
         return 6
     traces, console = TraceFile(asked.out, data), Console(stderr=True)
     seeds = range(asked.first, asked.first + asked.seeds)
@@ -370,7 +361,8 @@ def _served(text: str, db: Path) -> Task:
 
 
 def _compared(given: Mapping[str, int], equal_us: Times, saving_us: Times) -> str:
-    rows = [("workload", "calls", "trials", "equal, us", "saving, us", "saving / equal"), ("---",) * 6]
+    head = ("workload", "calls", "trials", "equal, us", "saving, us", "saving / equal")
+    rows = []
     for text, count in SUITE.items():
         one, other = np.array(equal_us[text]), np.array(saving_us[text])
         cells = (f"{np.median(one):.1f}", f"{np.median(other):.1f}", f"{np.median(other / one):.3f}")
@@ -379,8 +371,8 @@ def _compared(given: Mapping[str, int], equal_us: Times, saving_us: Times) -> st
     each = models[1] / models[0]
     cells = (*(f"{np.median(model):.0f}" for model in models), f"{np.median(each):.3f}")
     rows.append(("all", "", str(sum(given.values())), *cells))
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{lines}\n\nratio of all workloads in the {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
+    turns = f"ratio of all workloads in the {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
+    return f"{markdown(head, rows)}\n\n{turns}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.sampler_replays import DATA
 from tunebench.measure.timing import Protocol
-
-RECORDED = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 
 Array = NDArray[np.float64]
 
@@ -92,9 +91,9 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    files = given.files or sorted(p for p in RECORDED.glob("*/*.json.gz") if "_T4" not in p.name)
+    files = given.files or sorted(p for p in DATA.glob("*/*.json.gz") if "_T4" not in p.name)
     if not files:
-        print(f"no recorded spaces in {RECORDED}; name cache files of Kernel Tuner")
+        print(f"no recorded spaces in {DATA}; name cache files of Kernel Tuner")
         return
     rows = []
     for path in files:

@@ -27,10 +27,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tunebench.cache_file import read
-from tunebench.tuning.replay import PostponedCheck, Space, replay
+from benchmarks.sampler_replays import DATA, space_at
+from tunebench.tuning.replay import PostponedCheck, replay
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 SAMPLERS = ("surrogate", "random")
 BY = ("devices", "bound")
 """Evidence for the pruner: times on the kernel's other devices, or lower bounds only."""
@@ -107,7 +106,7 @@ def main() -> None:
 def _cases(folder: Path, samplers: Sequence[str], by: Sequence[str]) -> Iterator[Case]:
     """Yield a case per sampler for every space with lower bounds, with and without the other devices."""
     for path in sorted(folder.glob("*/*.json.gz")):
-        if path.stem.endswith("_T4.json") or _space(path).bounds is None:
+        if path.stem.endswith("_T4.json") or space_at(path).bounds is None:
             continue
         others = tuple(other for other in sorted(path.parent.glob("*.json.gz")) if other != path)
         others = tuple(other for other in others if not other.stem.endswith("_T4.json"))
@@ -116,18 +115,13 @@ def _cases(folder: Path, samplers: Sequence[str], by: Sequence[str]) -> Iterator
             yield Case(path=path, elsewhere=elsewhere, sampler=sampler)
 
 
-@functools.cache
-def _space(path: Path) -> Space:
-    return Space.of(read(path))
-
-
 def _name(path: Path) -> str:
     return path.name.removesuffix(".json.gz").replace("_", " ")
 
 
 def run(case: Case, seed: int) -> Pair:
     """Run a case: `EARLY` and `LATE` trials with the pruner, and `LATE` trials without."""
-    space, elsewhere = _space(case.path), [_space(other).recording for other in case.elsewhere]
+    space, elsewhere = space_at(case.path), [space_at(other).recording for other in case.elsewhere]
     search = functools.partial(replay, space, seed=seed, sampler=case.sampler, elsewhere=elsewhere)
     early, late = (search(trials=trials, learned_pruner=True) for trials in (EARLY, LATE))
     without = search(trials=LATE)

@@ -6,35 +6,19 @@ import time
 from typing import Any
 
 from tunebench.binary.compiled import Binary
-from tunebench.device import Device
 from tunebench.outcome import Effort, Measured, Result, Verification
-from tunebench.space import Config, Parameter, Space, Table
+from tunebench.space import Parameter, Space
 from tunebench.task import Task
-from tunebench.variant import Costs, Variant
-from tunebench.workloads.operators.softmax import Softmax
+from tunebench.testing.journaled_tuning import StandInVariant
 
 
-class Null(Variant[Softmax]):
+class Null(StandInVariant):
     """Variant with ten thousand configurations of a kernel that does nothing."""
 
     name = "null"
-    operator = Softmax
-    language = "numba-cpu"
     space = Space(
         (Parameter("a", tuple(range(100)), "nothing"), Parameter("b", tuple(range(100)), "nothing"))
     )
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return the first configuration."""
-        return Config({"a": 0, "b": 0})
-
-    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Return the costs of no work."""
-        return Costs(blocks=1, full_blocks=0, threads=1)
-
-    def revision(self, workload: Softmax, config: Config) -> str:
-        """Return a constant revision."""
-        return "null"
 
 
 VARIANT = Null()

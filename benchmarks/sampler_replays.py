@@ -10,12 +10,14 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optuna
 from pebble import ProcessPool
 
@@ -23,6 +25,14 @@ import tunebench
 from benchmarks import kernel_tuner_search
 from tunebench.cache_file import read
 from tunebench.tuning.replay import CHECKPOINTS, Space, replay
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
+"""Default folder of the recorded spaces: next to the checkout."""
 
 BLIND = "surrogate-blind"
 """The default sampler without bounds and without quantities derived from the parameters."""
@@ -32,6 +42,9 @@ OURS = ("surrogate", BLIND, "bound", "random", "tpe")
 
 WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
 """Checkpoints of a warm search, in which other devices matter early or not at all."""
+
+RESAMPLES = 10_000
+"""Number of bootstrap samples."""
 
 SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "cache_file/*.py")
 """Source files of tunebench that determine the result of a search."""
@@ -94,11 +107,22 @@ class Data:
 
     def space(self, name: str) -> Space:
         """Return a recorded space, with costs and bounds if its kernel and device are described."""
-        return _space(self.path(name))
+        return space_at(self.path(name))
+
+    def has_all(self, spaces: Iterable[str]) -> bool:
+        """Return whether the folder has all of these spaces; name the missing ones on stderr."""
+        missing = sorted({space for space in spaces if not self.path(space).exists()})
+        if missing:
+            print(
+                f"no recorded space {', '.join(missing)} in {self.folder}; name another folder with --data",
+                file=sys.stderr,
+            )
+        return not missing
 
 
 @functools.cache
-def _space(path: Path) -> Space:
+def space_at(path: Path) -> Space:
+    """Return the recorded space of a file."""
     return Space.of(read(path))
 
 
@@ -111,6 +135,27 @@ def elsewhere(space: str, among: Iterable[str]) -> tuple[str, ...]:
     """
     family = Path(space).parent
     return tuple(sorted({other for other in among if other != space and Path(other).parent == family}))
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def interval(samples: Array) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of samples, by bootstrap over seeds.
+
+    Seeds are drawn for all columns jointly, because searches with one seed may start alike in similar spaces.
+
+    Args:
+        samples: A row per seed.
+    """
+    drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
+    low, high = np.percentile(samples.mean(axis=1)[drawn].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 # -- running searches ----------------------------------------------------------------------------------------

@@ -34,12 +34,15 @@ from rich.progress import track
 
 from benchmarks import kernel_tuner_search, sampler_overhead
 from benchmarks.sampler_replays import (
+    DATA,
     OURS,
     WARM_CHECKPOINTS,
     Data,
     Results,
     Search,
     elsewhere,
+    interval,
+    markdown,
     run_all,
     version,
 )
@@ -61,17 +64,11 @@ SPACES = (
 )
 """Default recorded spaces, as kernel and device. The devices of one kernel share a folder."""
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
-"""Default folder of the recorded spaces: next to the checkout."""
-
 PROPOSALS = 100
 """Proposals over which the overhead of a sampler is measured."""
 
-TOLD_EVERY = 10
+PROGRESS_EVERY = 10
 """Searches between two progress lines in a log; a terminal shows a progress bar."""
-
-RESAMPLES = 10_000
-"""Number of bootstrap samples."""
 
 
 def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) -> int:
@@ -96,7 +93,7 @@ def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) 
     try:
         for number, found in enumerate(bar(run_all(todo, data, jobs), "searching"), start=1):
             results.add(found)
-            if not console.is_terminal and (number % TOLD_EVERY == 0 or number == len(todo)):
+            if not console.is_terminal and (number % PROGRESS_EVERY == 0 or number == len(todo)):
                 print(f"{number}/{len(todo)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         return 130
@@ -104,16 +101,6 @@ def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) 
 
 
 # -- report --------------------------------------------------------------------------------------------------
-
-
-def interval(samples: Array) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of `(seeds, spaces)` samples, by bootstrap over seeds.
-
-    Seeds are drawn for all spaces jointly, because searches with one seed may start alike in similar spaces.
-    """
-    drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
-    low, high = np.percentile(samples.mean(axis=1)[drawn].mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
 
 
 def figure(samples: Array) -> str:
@@ -152,11 +139,6 @@ def figures(
 def groups(spaces: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return the row groups of a table: each space, and all spaces together."""
     return {space: [space] for space in spaces} | ({"all": spaces} if len(spaces) > 1 else {})
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str], seeds: int) -> str:
@@ -271,11 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(overhead(asked.samplers))
         return 0
     data, results = Data(asked.data), Results(asked.out)
-    if absent := [space for space in asked.spaces if not data.path(space).exists()]:
-        print(
-            f"no recorded space {', '.join(absent)} in {asked.data}; name another folder with --data",
-            file=sys.stderr,
-        )
+    if not data.has_all(asked.spaces):
         return 6
     each = [Search(space=space, sampler=sampler) for space in asked.spaces for sampler in asked.samplers]
     if asked.part == "warm":

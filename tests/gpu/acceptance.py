@@ -1,5 +1,4 @@
-"""Acceptance of the GPU kernels on a real GPU: conformance, correctness, checkers, tuning, comparison,
-bounds.
+"""Acceptance test of the GPU kernels on a real GPU.
 
     python -m tests.gpu.acceptance [--arch sm_90] [--out DIR] [--minutes 25] [--only verify,measure]
 
@@ -9,7 +8,7 @@ conformance  runs every PTX wrapper and compares it with its emulation, by lane 
 facts        records the device, the driver and the packages; measures copy bandwidth and a matrix product
 verify       runs every CUDA and Numba-CUDA variant on many sizes and all dtypes, in separate processes
 sanitize     runs small sizes under compute-sanitizer, if that is on the PATH
-measure      tunes a list of workloads into DIR/acceptance.db; writes records to bundle into DIR/shipped
+measure      tunes a list of workloads into DIR/acceptance.db; writes records to bundle into DIR/bundled
 compare      times the best configurations and torch, torch.compile and Triton in turn
 record       measures whole search spaces, a line per configuration; no time may be below its lower bound
 
@@ -62,7 +61,7 @@ from tunebench.tuning import Plan, Progress, tune
 from tunebench.variant import GpuVariant
 from tunebench.workloads import parse
 
-# -- what is done --------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------------------------------
 
 STEPS = {
     "conformance": 0.04,
@@ -109,16 +108,16 @@ def facts(session: AcceptanceRun) -> None:
         "pebble",
     )
     asked = "name,driver_version,memory.total,clocks.max.sm,clocks.sm,power.limit,temperature.gpu"
-    told = {
+    gathered = {
         "python": sys.version.split()[0],
         "device": dataclasses.asdict(session.device),
         "packages": versions(*packages, *more),
-        "compilers": {name: unavailable(name) or "there" for name in ("cuda", "numba-cuda")},
+        "compilers": {name: unavailable(name) or "available" for name in ("cuda", "numba-cuda")},
         "nvidia-smi": _output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]),
         "compute-sanitizer": shutil.which("compute-sanitizer"),
     }
-    session.report.put("facts", **told)
-    session.report.say(f"{session.device.name}: {told['nvidia-smi']}; packages {told['packages']}")
+    session.report.put("facts", **gathered)
+    session.report.say(f"{session.device.name}: {gathered['nvidia-smi']}; packages {gathered['packages']}")
     answer = run_gpu_process(["ceilings"], timeout_s=min(120.0, max(10.0, session.left_s)))
     session.report.put("facts", ceilings=answer, complete=True)
     session.report.say(f"measured {answer}")
@@ -135,11 +134,11 @@ def verify(session: AcceptanceRun) -> None:
     """Run every variant on every workload and compare each result with the reference."""
     listed = [text for text in VERIFIED if session.match in text]
     items, refused = items_to_verify(listed, CONFIGURATIONS, session.device)
-    tell = OutcomeTally(session, "verify", len(items), refused)
+    tally = OutcomeTally(session, "verify", len(items), refused)
     with executor(session.device, ONCE) as on:
         for item, result in run_items(items, on, session.device, session.until):
-            tell.add(item, result)
-    tell.end()
+            tally.add(item, result)
+    tally.end()
 
 
 def sanitize(session: AcceptanceRun) -> None:
@@ -169,14 +168,14 @@ def sanitize(session: AcceptanceRun) -> None:
     session.report.put("sanitize", complete=not undone)
 
 
-def _check(tool: str, checker: str, key: str, problems: list[str], until: float) -> tuple[bool, str]:
+def _check(tool: str, checker: str, key: str, workloads: list[str], until: float) -> tuple[bool, str]:
     """Run one checker on one variant; return whether it finished, and its findings."""
     left_s = until - time.monotonic()
     if left_s < 10:
         return False, "no time left"
     command = [tool, "--tool", checker, "--error-exitcode", "99", "--print-limit", "3"]
     answer = run_gpu_process(
-        ["small", key, *problems], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s)
+        ["small", key, *workloads], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s)
     )
     if "problem" in answer:
         return "timed_out" not in answer, str(answer["problem"])
@@ -225,17 +224,17 @@ def measure(session: AcceptanceRun) -> None:
         session.report.say(f"measure: {text}: speedup of fusing {gain['gain']:.2f}")
     for text, share in shares.items():
         session.report.say(f"measure: {text}: {100 * share:.1f} % of copy bandwidth")
-    facts = {"fusion": fused, "of_copy_bandwidth": shares, "shipped": _shipped(session)}
+    facts = {"fusion": fused, "of_copy_bandwidth": shares, "bundled": _export_bundled(session)}
     session.report.put("measure", complete=not undone, undone=undone, **facts)
 
 
-def _shipped(session: AcceptanceRun) -> dict[str, int]:
-    """Write the records to bundle into DIR/shipped and return their number by file name."""
+def _export_bundled(session: AcceptanceRun) -> dict[str, int]:
+    """Write the records to bundle into DIR/bundled and return their number by file name."""
     database = session.folder / DATABASE
     if not database.exists():
         return {}
     with open_store(database, read_only=True) as store:
-        written = export_bundled(store, session.folder / "shipped")
+        written = export_bundled(store, session.folder / "bundled")
     for path, count in written:
         session.report.say(f"measure: {count} records in {path}")
     return {path.name: count for path, count in written}
@@ -286,8 +285,8 @@ def compare(session: AcceptanceRun) -> None:
         session.report.put("compare", rows=rows, problems=problems[:MOST_QUOTED], ratios=ratios(rows))
     means = ratios(rows)["geometric_means"]
     for path, compared in means.items():
-        told = ", ".join(f"{name} {m['ratio']:.3f} ({m['workloads']})" for name, m in compared.items())
-        session.report.say(f"compare: {path}: geometric mean speedup over (workloads): {told}")
+        listed = ", ".join(f"{name} {m['ratio']:.3f} ({m['workloads']})" for name, m in compared.items())
+        session.report.say(f"compare: {path}: geometric mean speedup over (workloads): {listed}")
     if not best:
         problems.append("nothing to compare: run the step `measure` first, with the same --out")
     session.report.put("compare", complete=not undone, undone=undone, problems=problems[:MOST_QUOTED])
@@ -314,19 +313,19 @@ def record(session: AcceptanceRun) -> None:
         missing += [] if found else [f"{key} does not support {text}"]
         spaces += [shuffled(text, c)[:most] for c in found]
     items = in_turns(spaces, TURN)
-    tell = OutcomeTally(session, "record", len(items), missing)
+    tally = OutcomeTally(session, "record", len(items), missing)
     closest: dict[str, float] = {}
     with executor(session.device, BRIEFLY) as on:
         for item, result in run_items(items, on, session.device, session.until):
-            tell.add(item, result)
+            tally.add(item, result)
             if isinstance(result, Result) and isinstance(result.outcome, Measured) and item.bound_us:
                 place = f"{item.text} {item.candidate.variant.key}"
                 ratio = result.outcome.median_us / item.bound_us
                 closest[place] = min(ratio, closest.get(place, ratio))
-    tell.end(closest_to_bound=closest)
+    tally.end(closest_to_bound=closest)
 
 
-# -- the whole -----------------------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------
 
 
 STEP_FUNCTIONS: dict[str, Callable[[AcceptanceRun], None]] = {

@@ -107,7 +107,7 @@ class AcceptanceItem:
         return f"{self.text} {self.candidate.variant.key} {config}"
 
 
-# -- selection----------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------
 
 
 def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str | None]:
@@ -121,26 +121,26 @@ def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str
 
 
 def items_to_verify(
-    problems: Iterable[str], count: int, device: Device
+    workloads: Iterable[str], count: int, device: Device
 ) -> tuple[list[AcceptanceItem], list[str]]:
     """Return `count` configurations of each workload and variant, defaults first, and the problems found.
 
-    An interrupted run thus has verified each variant once before any of them twice.
+    Thus an interrupted run has verified every variant once before it verifies one twice.
     """
     turns: list[list[AcceptanceItem]] = [[] for _ in range(count)]
-    amiss = []
-    for text in problems:
+    problems = []
+    for text in workloads:
         found, reason = gpu_candidates(text, device)
-        amiss += [reason] if reason else []
+        problems += [reason] if reason else []
         for candidate in found:
             default = candidate.table.row(candidate.variant.default(parse(text), device))
             if default is None:
-                amiss.append(f"{candidate.variant.key}: the default for {text} is not in its space")
+                problems.append(f"{candidate.variant.key}: the default for {text} is not in its space")
             others = [item for item in shuffled(text, candidate) if item.row != default]
             first = [] if default is None else [AcceptanceItem(text, candidate, default)]
             for turn, item in zip(turns, [*first, *others], strict=False):
                 turn.append(item)
-    return [item for turn in turns for item in turn], amiss
+    return [item for turn in turns for item in turn], problems
 
 
 def shuffled(text: str, candidate: TunableVariant) -> list[AcceptanceItem]:
@@ -250,7 +250,7 @@ class OutcomeTally:
         self._session, self._step, self._total = session, step, total
         self.problems = list(problems)
         self.outcomes: Counter[str] = Counter()
-        self._told = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def add(self, item: AcceptanceItem, result: Result | BaseException) -> None:
         """Count one result; report a problem at once, and progress every 5 seconds."""
@@ -263,8 +263,8 @@ class OutcomeTally:
         if problem is not None:
             self.problems.append(problem[:600])
             self._session.report.say(f"{self._step}: WRONG: {problem[:300]}")
-        if time.monotonic() - self._told > 5.0:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported_s > 5.0:
+            self._reported_s = time.monotonic()
             self._write()
 
     def _write(self, **facts: Any) -> None:
@@ -306,17 +306,19 @@ def run_gpu_process(arguments: list[str], *, before: Iterable[str] = (), timeout
         start_new_session=True,  # so that its children can be killed with it
     ) as process:
         try:
-            said, complaint = process.communicate(timeout=timeout_s)
+            output, errors = process.communicate(timeout=timeout_s)
             late = False
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said, complaint = process.communicate()
+            output, errors = process.communicate()
             late = True
-    answers = [json.loads(line) for line in said.splitlines() if line.startswith("{") and line.endswith("}")]
+    answers = [
+        json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")
+    ]
     answer: dict[str, Any] = answers[-1] if answers else {}
     if late:
         return {**answer, "problem": f"no answer within {timeout_s:.0f} s", "timed_out": True}
     if process.returncode != 0:
-        told = [line for line in (said + complaint).splitlines() if line.strip()]
-        return {**answer, "problem": f"exit status {process.returncode}: {' | '.join(told[-12:])}"[:2000]}
+        lines = [line for line in (output + errors).splitlines() if line.strip()]
+        return {**answer, "problem": f"exit status {process.returncode}: {' | '.join(lines[-12:])}"[:2000]}
     return answer or {"problem": "the process printed no answer"}

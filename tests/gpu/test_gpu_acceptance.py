@@ -116,23 +116,23 @@ def test_recorded_variants_exist() -> None:
 
 
 def test_defaults_are_verified_first_and_nothing_twice() -> None:
-    problems = [SOFTMAX, "layernorm:rows=64,cols=100,dtype=f16"]
-    items, amiss = acceptance_run.items_to_verify(problems, 4, H100)
-    assert not amiss
+    workloads = [SOFTMAX, "layernorm:rows=64,cols=100,dtype=f16"]
+    items, problems = acceptance_run.items_to_verify(workloads, 4, H100)
+    assert not problems
     candidates = len({(item.text, item.candidate.variant.key) for item in items})
     for item in items[:candidates]:
         variant = item.candidate.variant
         assert item.candidate.table.config(item.row) == variant.default(parse(item.text), H100)
     assert len(items) == 4 * candidates
     assert len(set(map(str, items))) == len(items)
-    again, _ = acceptance_run.items_to_verify(problems, 4, H100)
+    again, _ = acceptance_run.items_to_verify(workloads, 4, H100)
     assert list(map(str, items)) == list(map(str, again))
 
 
 def test_workload_without_variant_is_reported() -> None:
-    items, amiss = acceptance_run.items_to_verify([SOFTMAX], 1, device.find("cpu"))
+    items, problems = acceptance_run.items_to_verify([SOFTMAX], 1, device.find("cpu"))
     assert items == []
-    assert "no GPU variant supports softmax" in amiss[0]
+    assert "no GPU variant supports softmax" in problems[0]
 
 
 def test_spaces_are_measured_in_turns() -> None:
@@ -205,14 +205,14 @@ def test_unmeasured_outcome_is_a_problem() -> None:
     assert found.endswith("launch_failed: for no reason")
 
 
-def session(folder: Path, said: list[str] | None = None) -> acceptance_run.AcceptanceRun:
-    report = AcceptanceReport(folder, say=(said if said is not None else []).append)
+def session(folder: Path, lines_said: list[str] | None = None) -> acceptance_run.AcceptanceRun:
+    report = AcceptanceReport(folder, say=(lines_said if lines_said is not None else []).append)
     return acceptance_run.AcceptanceRun(H100, report, folder, until=float("inf"))
 
 
 def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
-    said: list[str] = []
-    here = session(tmp_path, said)
+    lines_said: list[str] = []
+    here = session(tmp_path, lines_said)
     tally = acceptance_run.OutcomeTally(here, "verify", 4, ["something is amiss"])
     tally.add(item(0), result(1000.0))
     tally.add(item(1), Result(outcome=LaunchFailed(reason="no")))
@@ -225,7 +225,7 @@ def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "verify.jsonl").read_text().splitlines()]
     assert [line["outcome"]["kind"] for line in lines] == ["measured", "launch_failed"]
     assert lines[0]["config"] == dict(item(0).candidate.table.config(0))
-    assert sum("WRONG" in text for text in said) == 2
+    assert sum("WRONG" in text for text in lines_said) == 2
 
 
 def test_failed_process_is_a_problem_with_its_last_lines() -> None:
@@ -296,7 +296,7 @@ def test_search_stops_at_its_time_limit() -> None:
 # -- report ------------------------------------------------------------------------------------------
 
 
-def test_the_report_is_whole_after_every_fact(tmp_path: Path) -> None:
+def test_report_is_complete_after_every_fact(tmp_path: Path) -> None:
     report = AcceptanceReport(tmp_path / "new", say=lambda text: None)
     report.begin("verify")
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == {"verify": {"complete": False}}
@@ -321,10 +321,10 @@ def test_report_is_continued_and_a_repeated_step_replaced(tmp_path: Path) -> Non
 
 
 def test_progress_shows_seconds_since_start(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines_said: list[str] = []
     clock = iter([100.0, 112.34])
-    AcceptanceReport(tmp_path, say=said.append, now=lambda: next(clock)).say("half way")
-    assert said == ["[  12.3 s] half way"]
+    AcceptanceReport(tmp_path, say=lines_said.append, now=lambda: next(clock)).say("half way")
+    assert lines_said == ["[  12.3 s] half way"]
 
 
 # -- comparison --------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_programs_run_in_turn_and_are_ranked() -> None:
 
 def test_failing_program_is_dropped() -> None:
     def refuses() -> Callable[[], Sequence[float]]:
-        raise RuntimeError("not for this problem")
+        raise RuntimeError("not for this workload")
 
     log: list[str] = []
     late = call("late", [[5.0], ValueError("lost"), [5.0]], log)
@@ -368,7 +368,7 @@ def test_failing_program_is_dropped() -> None:
     rows = interleaved.compare([TimedCall("never", refuses), late, ours], rounds=3, ours="ours")
     assert rows[0]["name"] == "ours"
     assert rows[1:] == [
-        {"name": "never", "problem": "RuntimeError: not for this problem"},
+        {"name": "never", "problem": "RuntimeError: not for this workload"},
         {"name": "late", "problem": "ValueError: lost"},
     ]
     assert log == ["late", "ours", "late", "ours", "ours"]

@@ -92,7 +92,7 @@ def test_a_wrapper_without_a_case_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 # -- running -------------------------------------------------------------------------------------------------
 
 
-def faulty(old: str, new: str) -> conformance.Run:
+def faulty(old: str, new: str) -> conformance.RunCase:
     """Return an emulator with faulty wrappers, in place of a GPU."""
 
     class Faulty(WrapperVariant):
@@ -137,13 +137,13 @@ FAULTS = {
 @needs_compiler
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_with_lane_and_register(name: str) -> None:
-    old, new, told = FAULTS[name]
+    old, new, reported = FAULTS[name]
     found = conform(by_name()[name], faulty(old, new))
     assert found is not None
     assert found.startswith(", ".join(by_name()[name].wrappers))
     assert "lane " in found
     assert ", expected 0x" in found
-    for part in told:
+    for part in reported:
         assert part in found
 
 
@@ -171,13 +171,11 @@ def test_any_nan_equals_nan_and_zeros_have_signs() -> None:
 def test_operands_are_repeatable_and_of_their_kind() -> None:
     for case in CASES:
         one, other = draw(case), draw(case)
-        assert np.array_equal(one["taken"], other["taken"])
-        assert one["taken"].shape == (
-            WrapperVariant(case).workload.threads,
-            WrapperVariant(case).workload.takes,
-        )
-    taken = draw(by_name()["mma_m16n8k16_f16"])["taken"]
-    halves = np.ascontiguousarray(taken[:, 4:]).view(np.float16)
+        assert np.array_equal(one["inputs"], other["inputs"])
+        workload = WrapperVariant(case).workload
+        assert one["inputs"].shape == (workload.threads, workload.in_words)
+    inputs = draw(by_name()["mma_m16n8k16_f16"])["inputs"]
+    halves = np.ascontiguousarray(inputs[:, 4:]).view(np.float16)
     assert set(np.unique(halves)) == set(range(-8, 9))
 
 
@@ -187,12 +185,12 @@ def test_wgmma_cases_compute_matrix_products(case: WrapperCase) -> None:
     """Compare the case with a product computed without descriptors and fragments."""
     variant = WrapperVariant(case)
     inputs = draw(case)
-    given = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["given"]
-    element = numpy_dtype(case.takes[0].kind)  # type: ignore[arg-type]
-    blocks = inputs["taken"].view(element).astype(np.float32)
+    words = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
+    element = numpy_dtype(case.inputs[0].kind)  # type: ignore[arg-type]
+    blocks = inputs["inputs"].view(element).astype(np.float32)
     blocks = blocks.reshape(-1, case.threads, 128 // element.itemsize)
     n, a_along_m, b_along_n = case.threads - 64, "true, " in case.name, "true>" in case.name
-    fragments = given.view(np.float32).reshape(-1, case.threads, n // 8, 2, 2)[:, :128]
+    fragments = words.view(np.float32).reshape(-1, case.threads, n // 8, 2, 2)[:, :128]
     # Thread (warp, g, t) has rows g and g + 8 of its warp, and columns 2 t and 2 t + 1 of each 8.
     parts = fragments.reshape(-1, 4, 8, 4, n // 8, 2, 2).transpose(0, 1, 5, 2, 4, 3, 6)
     for lines, product in zip(blocks, parts.reshape(-1, 64, n), strict=True):
@@ -248,12 +246,12 @@ class Host:
         return launch, arguments
 
     def launch(self, launches: Any) -> None:
-        ((_, (taken, given)),) = launches
+        ((_, (inputs, outputs)),) = launches
         workload = self._variant.workload
-        words = np.empty((workload.threads, workload.takes), np.int32)
-        self.download(taken, words)
-        outputs = emulate(self._variant, workload, Config({"unused": 0}), {"taken": words})
-        self.upload(given, outputs["given"])
+        words = np.empty((workload.threads, workload.in_words), np.int32)
+        self.download(inputs, words)
+        result = emulate(self._variant, workload, Config({"unused": 0}), {"inputs": words})
+        self.upload(outputs, result["outputs"])
 
     def synchronize(self) -> None: ...
 
@@ -266,7 +264,7 @@ def test_data_is_copied_to_the_gpu_and_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert conform(case, conformance.on_device(H100)) is None
     # A GPU that runs something else:
     assert "mma_m16n8k8_tf32: " in str(
-        conform(case, lambda *a: {"given": conformance.on_host(*a)["given"][::-1]})
+        conform(case, lambda *a: {"outputs": conformance.on_host(*a)["outputs"][::-1]})
     )
 
 
@@ -310,9 +308,9 @@ def test_process_that_does_not_start_is_not_retried(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         conformance, "run_gpu_process", lambda *_, **__: {"problem": "exit status 1: no driver"}
     )
-    here = session(tmp_path)
-    conformance.conformance(here)
-    step = here.report.steps["conformance"]
+    run = session(tmp_path)
+    conformance.conformance(run)
+    step = run.report.steps["conformance"]
     assert step["problems"] == ["before any case: exit status 1: no driver"]
     assert not step["complete"]
     assert len(step["undone"]) > 10
@@ -321,6 +319,6 @@ def test_process_that_does_not_start_is_not_retried(monkeypatch: pytest.MonkeyPa
 @needs_compiler
 def test_answers_name_the_running_case_and_results() -> None:
     names = ["fast_exp2", "fast_rsqrt"]
-    said = [dict(answer) for answer in conformance.answers(names, conformance.on_host)]
-    assert [answer.get("running") for answer in said] == [*names, None]
-    assert said[-1]["found"] == dict.fromkeys(names)
+    answers = [dict(answer) for answer in conformance.answers(names, conformance.on_host)]
+    assert [answer.get("running") for answer in answers] == [*names, None]
+    assert answers[-1]["found"] == dict.fromkeys(names)

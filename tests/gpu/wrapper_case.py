@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from tunebench.device import Device
+from tunebench.dtype import numpy_dtype
 from tunebench.kernels.common.cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, PixelBox, TensorMap
@@ -31,9 +32,8 @@ Kind = Literal[
 """How operand words are drawn and result words are compared.
 
 random bits                     u32, i32
-integers, exact in the dtype    f32, tf32 (as bits), f16, bf16, e4m3, i8, packed into words; their products
-and
-                                sums are exact in any order. Any two NaN results are equal.
+integers, exact in the dtype    f32, tf32 (as bits), f16, bf16, e4m3, i8, packed into words; their
+                                products and sums are exact in any order. Any two NaN results are equal.
 f32                             floats: any, special values included; numbers: between -125 and 125; approx:
                                 results within `APPROXIMATE`
 integers used by the body       rows: a permutation of the block's threads; bytes: 0 to 16
@@ -71,18 +71,16 @@ class WrapperCase:
 
     Attributes:
         name: Unique name, usually that of the wrapper.
-        takes: Input arrays, drawn for each thread; `body` may change them.
+        inputs: Input arrays, drawn for each thread; `body` may change them.
         body: C++ code between loading the inputs and storing the results.
-        gives: Result arrays: inputs or new arrays.
+        outputs: Result arrays: inputs or new arrays.
         covers: Names of the wrappers called, as in `ptx_wrappers.wrappers`; default: `name`.
         before: C++ code before the kernel.
         boxes: Box height of each tensor map argument (`map0`, ...), in lines. A line is the input of one
-            thread:
-            64 elements of 16 bits. The dimensions of a map are element, thread and block.
+            thread: 64 elements of 16 bits. The dimensions of a map are element, thread and block.
         rank: Dimensions of the maps: 3, or 2 if the threads of all blocks form one dimension.
         pixel_box: Set if the maps are im2col maps: a line is a pixel, the threads of a block are an image
-            with
-            rows of 8 pixels, and `boxes` counts pixels.
+            with rows of 8 pixels, and `boxes` counts pixels.
         threads: Threads per block.
         blocks_per_sm: Second argument of `__launch_bounds__`, which limits registers.
         cluster: Blocks per cluster.
@@ -93,9 +91,9 @@ class WrapperCase:
     """
 
     name: str
-    takes: tuple[Operand, ...]
+    inputs: tuple[Operand, ...]
     body: str
-    gives: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
     covers: tuple[str, ...] = ()
     before: str = ""
     boxes: tuple[int, ...] = ()
@@ -129,17 +127,17 @@ class WrapperWorkload(Workload):
     operator: ClassVar[str] = "conformance"
 
     threads: Size
-    takes: Size
-    gives: Size
+    in_words: Size
+    out_words: Size
     dtype: Literal["i32"] = "i32"
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the input words of all threads."""
-        return (Tensor(name="taken", shape=(self.threads, self.takes), dtype="i32"),)
+        return (Tensor(name="inputs", shape=(self.threads, self.in_words), dtype="i32"),)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return the output words of all threads."""
-        return (Tensor(name="given", shape=(self.threads, self.gives), dtype="i32"),)
+        return (Tensor(name="outputs", shape=(self.threads, self.out_words), dtype="i32"),)
 
     def flops(self) -> int:
         """Return 0; the case has no cost model."""
@@ -156,7 +154,7 @@ class WrapperWorkload(Workload):
 
 SOURCE = """
 #define EACH(n) for (int i = 0; i < n; ++i)
-static constexpr int IN_WORDS = {takes}, OUT_WORDS = {gives};
+static constexpr int IN_WORDS = {in_words}, OUT_WORDS = {out_words};
 {before}
 __global__ void __launch_bounds__({threads}, {blocks_per_sm}) conform({parameters}) {{
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -196,29 +194,29 @@ class WrapperVariant(CudaVariant[WrapperWorkload]):
     def source(self, workload: WrapperWorkload, config: Config) -> str:
         """Return the kernel source: load inputs, run the body, store results."""
         case = self.case
-        taken = {operand.name for operand in case.takes}
+        loaded = {operand.name for operand in case.inputs}
         new = [
             f"  {operand.ctype} {operand.name}[{operand.count}];"
-            for operand in case.gives
-            if operand.name not in taken
+            for operand in case.outputs
+            if operand.name not in loaded
         ]
         maps = [f"const __grid_constant__ TensorMap map{i}" for i in range(len(case.boxes))]
         text = SOURCE.format(
-            takes=workload.takes,
-            gives=workload.gives,
+            in_words=workload.in_words,
+            out_words=workload.out_words,
             threads=case.threads,
             blocks_per_sm=case.blocks_per_sm,
-            parameters=", ".join(["const u32* taken", "u32* given", *maps]),
+            parameters=", ".join(["const u32* inputs", "u32* outputs", *maps]),
             before=case.before,
             body=case.body,
-            load="\n".join([*_moves(case.takes, load=True), *new]),
-            store="\n".join(_moves(case.gives, load=False)),
+            load="\n".join([*_moves(case.inputs, load=True), *new]),
+            store="\n".join(_moves(case.outputs, load=False)),
         )
         return helpers(*case.files) + text
 
     def launches(self, workload: WrapperWorkload, config: Config) -> tuple[Launch, ...]:
         """Return one launch with a block per draw."""
-        arguments: tuple[Argument, ...] = ("taken", "given", *self._maps())
+        arguments: tuple[Argument, ...] = ("inputs", "outputs", *self._maps())
         shape: dict[str, Any] = {"grid": (DRAWS, 1, 1), "block": (self.case.threads, 1, 1)}
         shape["smem_bytes"] = self.case.smem_bytes
         if self.case.cluster > 1:
@@ -236,7 +234,7 @@ class WrapperVariant(CudaVariant[WrapperWorkload]):
             extents, strides, rank = (64, 8, threads // 8, DRAWS), (128, 1024, 128 * threads), 2
         return tuple(
             TensorMap(
-                tensor="taken",
+                tensor="inputs",
                 dtype="f16",
                 extents=extents,
                 strides_bytes=strides,
@@ -249,8 +247,9 @@ class WrapperVariant(CudaVariant[WrapperWorkload]):
     @property
     def workload(self) -> WrapperWorkload:
         """Return the workload with the word counts of the case."""
-        takes, gives = (sum(operand.count for operand in side) for side in (self.case.takes, self.case.gives))
-        return WrapperWorkload(threads=DRAWS * self.case.threads, takes=takes, gives=gives)
+        case = self.case
+        in_words, out_words = (sum(o.count for o in side) for side in (case.inputs, case.outputs))
+        return WrapperWorkload(threads=DRAWS * case.threads, in_words=in_words, out_words=out_words)
 
 
 def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
@@ -259,13 +258,13 @@ def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
     for operand in operands:
         name, floats = operand.name, operand.ctype == "float"
         if load:
-            word = f"taken[at * IN_WORDS + {first} + i]"
+            word = f"inputs[at * IN_WORDS + {first} + i]"
             value = f"__uint_as_float({word})" if floats else f"{operand.ctype}({word})"
             yield f"  {operand.ctype} {name}[{operand.count}];"
             yield f"  EACH({operand.count}) {name}[i] = {value};"
         else:
             value = f"__float_as_uint({name}[i])" if floats else f"u32({name}[i])"
-            yield f"  EACH({operand.count}) given[at * OUT_WORDS + {first} + i] = {value};"
+            yield f"  EACH({operand.count}) outputs[at * OUT_WORDS + {first} + i] = {value};"
         first += operand.count
 
 
@@ -275,8 +274,8 @@ def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
 def draw(case: WrapperCase, seed: int = SEED) -> dict[str, Any]:
     """Return random inputs of all threads of all blocks."""
     rng = np.random.default_rng(seed)
-    parts = [_drawn(operand, case.threads, rng) for operand in case.takes]
-    return {"taken": np.ascontiguousarray(np.concatenate(parts, axis=1)).view(np.int32)}
+    parts = [_drawn(operand, case.threads, rng) for operand in case.inputs]
+    return {"inputs": np.ascontiguousarray(np.concatenate(parts, axis=1)).view(np.int32)}
 
 
 def _drawn(operand: Operand, threads: int, rng: np.random.Generator) -> Any:
@@ -284,8 +283,8 @@ def _drawn(operand: Operand, threads: int, rng: np.random.Generator) -> Any:
     if operand.kind in PER_WORD:
         per_word = PER_WORD[operand.kind]
         least, beyond = (-128, 128) if operand.kind == "i8" else (-8, 9)
-        whole = rng.integers(least, beyond, (shape[0], shape[1] * per_word)).astype(np.float32)
-        return np.ascontiguousarray(whole.astype(_numpy(operand.kind))).view(np.uint32)
+        values = rng.integers(least, beyond, (shape[0], shape[1] * per_word)).astype(np.float32)
+        return np.ascontiguousarray(values.astype(numpy_dtype(operand.kind))).view(np.uint32)
     if operand.kind == "rows":
         return np.concatenate([rng.permutation(threads) for _ in range(DRAWS)]).astype(np.uint32)[:, None]
     if operand.kind == "bytes":
@@ -294,19 +293,6 @@ def _drawn(operand: Operand, threads: int, rng: np.random.Generator) -> Any:
         return rng.uniform(-125, 125, shape).astype(np.float32).view(np.uint32)
     bits = rng.integers(0, 2**32, shape, dtype=np.uint32)
     return _special(bits, rng) if operand.kind == "floats" else bits
-
-
-def _numpy(kind: str) -> Any:
-    import ml_dtypes
-
-    types = {
-        "f32": np.float32,
-        "tf32": np.float32,
-        "f16": np.float16,
-        "bf16": ml_dtypes.bfloat16,
-        "i8": np.int8,
-    }
-    return np.dtype(types.get(kind, ml_dtypes.float8_e4m3fn))
 
 
 def _special(bits: Any, rng: np.random.Generator) -> Any:
@@ -330,7 +316,7 @@ def differences(case: WrapperCase, got: Any, right: Any) -> str | None:
     """Return the differing registers by wrapper and lane, or None."""
     wrong: list[str] = []
     first = 0
-    for operand in case.gives:
+    for operand in case.outputs:
         part = slice(first, first + operand.count)
         unlike = ~_same(got[:, part].view(np.uint32), right[:, part].view(np.uint32), operand.kind)
         wrong += [
@@ -342,8 +328,8 @@ def differences(case: WrapperCase, got: Any, right: Any) -> str | None:
         first += operand.count
     if not wrong:
         return None
-    told = "; ".join(wrong[:MOST_QUOTED])
-    return f"{', '.join(case.wrappers)}: {len(wrong)} of {right.size} registers differ: {told}"
+    quoted = "; ".join(wrong[:MOST_QUOTED])
+    return f"{', '.join(case.wrappers)}: {len(wrong)} of {right.size} registers differ: {quoted}"
 
 
 def _same(got: Any, right: Any, kind: Kind) -> Any:
@@ -360,7 +346,7 @@ def _same(got: Any, right: Any, kind: Kind) -> Any:
 
 
 def _element(kind: Kind) -> Any:
-    return _numpy("f32" if kind in FLOATS else kind)
+    return numpy_dtype("f32" if kind in FLOATS else kind)
 
 
 def _word(word: Any, kind: Kind) -> str:

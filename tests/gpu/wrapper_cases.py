@@ -8,6 +8,8 @@ from tests.gpu.wrapper_case import Kind, Operand, WrapperCase
 
 __all__ = ["CASES"]
 
+FLOATS_8 = Operand("x", 8, "floats")
+
 
 def _mma(name: str, kind: Kind, sums: Kind = "f32", **more: Any) -> WrapperCase:
     d, a, b = Operand("d", 4, sums), Operand("a", 4, kind), Operand("b", 2, kind)
@@ -21,14 +23,14 @@ def _ldmatrix(name: str, registers: int) -> WrapperCase:
   for (int i = 0; i < 4; ++i) rows[4 * threadIdx.x + i] = m[i];
   __syncthreads();
   {name}(d, rows + 4 * row[0]);"""
-    takes = (Operand("m", 4), Operand("row", 1, "rows"))
-    return WrapperCase(name, takes, body, (Operand("d", registers),), minimum_cc=(7, 5))
+    inputs = (Operand("m", 4), Operand("row", 1, "rows"))
+    return WrapperCase(name, inputs, body, (Operand("d", registers),), minimum_cc=(7, 5))
 
 
 def _cp_async(call: str, name: str, size: int) -> WrapperCase:
     """Copy the thread's operands, zero-filling the rest, in two groups awaited in turn."""
     body = f"""__shared__ __align__(16) u32 copied[2][32][4];
-  const u32* const here = taken + at * IN_WORDS;
+  const u32* const here = inputs + at * IN_WORDS;
   const int asked = min(int(bytes[0]), {size});
   for (int i = 0; i < 4; ++i) copied[0][threadIdx.x][i] = copied[1][threadIdx.x][i] = ~0u;
   {call}(copied[0][threadIdx.x], here, asked);
@@ -42,37 +44,32 @@ def _cp_async(call: str, name: str, size: int) -> WrapperCase:
   __syncthreads();
   for (int i = 0; i < 4; ++i) second[i] = copied[1][31 - threadIdx.x][i];"""
     # Padded to a multiple of 16 bytes a thread, which the copies are aligned to.
-    takes = (Operand("m", 4), Operand("n", 4), Operand("bytes", 1, "bytes"), Operand("unused", 3))
+    inputs = (Operand("m", 4), Operand("n", 4), Operand("bytes", 1, "bytes"), Operand("unused", 3))
     covers = (name, "cp_async_commit", "cp_async_wait")
     return WrapperCase(
-        f"{call}, {size} bytes", takes, body, (Operand("first", 4), Operand("second", 4)), covers
+        f"{call}, {size} bytes", inputs, body, (Operand("first", 4), Operand("second", 4)), covers
     )
 
 
-def _convert(name: str, takes: Operand, body: str, gives: Operand, **more: Any) -> WrapperCase:
-    return WrapperCase(name, (takes,), body, (gives,), files=("types",), **more)
+def _convert(name: str, inputs: Operand, body: str, outputs: Operand, **more: Any) -> WrapperCase:
+    return WrapperCase(name, (inputs,), body, (outputs,), files=("types",), **more)
 
 
 def _from_float(element: str, kind: Kind, **more: Any) -> WrapperCase:
     name = f"from_float<{element}>"
-    return _convert(
-        name, Operand("x", 8, "floats"), f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more
-    )
+    return _convert(name, FLOATS_8, f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more)
 
 
 def _pack2(element: str, kind: Kind) -> WrapperCase:
     name = f"pack2<{element}>"
     body = f"EACH(4) r[i] = {name}(x[2 * i], x[2 * i + 1]);"
-    return _convert(name, Operand("x", 8, "floats"), body, Operand("r", 4, kind))
+    return _convert(name, FLOATS_8, body, Operand("r", 4, kind))
 
 
 def _approximate(name: str, argument: str, file: str = "reduce") -> WrapperCase:
     body = f"EACH(8) r[i] = {name}({argument});"
-    takes, gives = (Operand("x", 8, "numbers"),), (Operand("r", 8, "approx"),)
-    return WrapperCase(name, takes, body, gives, minimum_cc=(7, 5), files=("types", file))
-
-
-FLOATS_8 = Operand("x", 8, "floats")
+    inputs, outputs = (Operand("x", 8, "numbers"),), (Operand("r", 8, "approx"),)
+    return WrapperCase(name, inputs, body, outputs, minimum_cc=(7, 5), files=("types", file))
 
 
 CASES: tuple[WrapperCase, ...] = (

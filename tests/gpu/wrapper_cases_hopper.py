@@ -7,7 +7,7 @@ the cause.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tests.gpu.wrapper_case import Kind, Operand, WrapperCase
 from tunebench.variant import PixelBox
@@ -47,24 +47,32 @@ def _barrier() -> WrapperCase:
     return WrapperCase("mbarrier", (Operand("m", 2),), body, (Operand("r", 2),), covers, threads=64, **HOPPER)
 
 
-def _copy(rank: int, x: int, y: int) -> WrapperCase:
-    """Copy a box that starts at (x, y), possibly outside the tensor, and compare every byte."""
-    at = {2: f"{x}, {y}", 3: f"{x}, {y}, int(blockIdx.x)"}[rank]
-    body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
-  if (threadIdx.x == 0) {{
-    prefetch_tensor_map(map0);
+def _expect(nbytes: int, *copies: str) -> str:
+    """Return the code by which one thread prepares the barrier for copies, and starts them."""
+    calls = "".join(f"    {call};\n" for call in (f"mbarrier_arrive_expect_tx(barrier, {nbytes})", *copies))
+    return f"""  if (threadIdx.x == 0) {{
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, 64 * 128);
-    copy_box_{rank}d(shared_address(box), map0, {at}, barrier);
-  }}
-  __syncthreads();
+{calls}  }}
+"""
+
+
+def _copied(name: str, copy: str, covers: tuple[str, ...], **shape: Any) -> WrapperCase:
+    """Copy 64 lines to shared memory, and compare every byte."""
+    body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
+{_expect(64 * 128, copy)}  __syncthreads();
   mbarrier_wait(barrier, 0);
   for (int i = 0; i < 32; ++i) r[i] = box[32 * threadIdx.x + i];"""
+    outputs = (Operand("r", 32),)
+    return WrapperCase(name, (LINE,), body, outputs, covers, boxes=(64,), threads=64, **shape, **HOPPER)
+
+
+def _copy(rank: Literal[2, 3], x: int, y: int) -> WrapperCase:
+    """Copy a box that starts at (x, y), possibly outside the tensor."""
+    at = {2: f"{x}, {y}", 3: f"{x}, {y}, int(blockIdx.x)"}[rank]
+    copy = f"prefetch_tensor_map(map0); copy_box_{rank}d(shared_address(box), map0, {at}, barrier)"
     covers = (f"copy_box_{rank}d", "prefetch_tensor_map", "mbarrier_arrive_expect_tx")
-    name = f"copy_box_{rank}d at ({x}, {y})"
-    boxes = {"boxes": (64,)} if rank == 3 else {"boxes": (64,), "rank": 2}
-    return WrapperCase(name, (LINE,), body, (Operand("r", 32),), covers, threads=64, **boxes, **HOPPER)
+    return _copied(f"copy_box_{rank}d at ({x}, {y})", copy, covers, rank=rank)
 
 
 def _pixels(
@@ -77,21 +85,10 @@ def _pixels(
 ) -> WrapperCase:
     """Copy 64 pixels of a filter tap, from pixel `start` of the block's image; pairs are (x, y)."""
     at = f"{channel}, {start[0]}, {start[1]}, int(blockIdx.x), {tap[0]}, {tap[1]}"
-    body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
-  if (threadIdx.x == 0) {{
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, 64 * 128);
-    copy_pixels_4d(shared_address(box), map0, {at}, barrier);
-  }}
-  __syncthreads();
-  mbarrier_wait(barrier, 0);
-  for (int i = 0; i < 32; ++i) r[i] = box[32 * threadIdx.x + i];"""
     name = f"copy_pixels_4d from {start} on, {lower} to {upper} by {stride}, tap {tap}"
-    shape = {"boxes": (64,), "pixel_box": PixelBox(lower=lower, upper=upper, strides=(stride, stride))}
-    return WrapperCase(
-        name, (LINE,), body, (Operand("r", 32),), ("copy_pixels_4d",), threads=64, **shape, **HOPPER
-    )
+    pixels = PixelBox(lower=lower, upper=upper, strides=(stride, stride))
+    copy = f"copy_pixels_4d(shared_address(box), map0, {at}, barrier)"
+    return _copied(name, copy, ("copy_pixels_4d",), pixel_box=pixels)
 
 
 def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> WrapperCase:
@@ -104,16 +101,11 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
     else:
         element, flags = ELEMENT[kind], f"{str(a_along_m).lower()}, {str(b_along_n).lower()}"
         call, wrapper = f"wgmma_m64k16<{element}, {n}, {flags}>", "wgmma_m64k16"
+    at = "int(blockIdx.x), barrier"
+    copies = (f"copy_box_3d(of_a, map0, 0, 0, {at})", f"copy_box_3d(of_b, map1, 0, 64, {at})")
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{(64 + n) * 128}];
   const u32 of_a = shared_address(lines), of_b = of_a + 64 * 128;
-  if (threadIdx.x == 0) {{
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, {(64 + n) * 128});
-    copy_box_3d(of_a, map0, 0, 0, int(blockIdx.x), barrier);
-    copy_box_3d(of_b, map1, 0, 64, int(blockIdx.x), barrier);
-  }}
-  __syncthreads();
+{_expect((64 + n) * 128, *copies)}  __syncthreads();
   float sums[{n // 8}][4] = {{}};
   if (threadIdx.x < 128) {{
     mbarrier_wait(barrier, 0);
@@ -129,24 +121,19 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
   }}
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
     covers = (wrapper, "wgmma_fence", "wgmma_commit", "wgmma_wait", "settle")
-    takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
-    return WrapperCase(call, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
+    inputs, outputs = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
+    return WrapperCase(call, inputs, body, outputs, covers, boxes=(64, n), threads=64 + n, **HOPPER)
 
 
 def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> WrapperCase:
     """As `_product`, with A in registers."""
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
     call = f"wgmma_m64k16_registers<{ELEMENT[kind]}, {n}, {str(b_along_n).lower()}>"
+    copy = "copy_box_3d(of_b, map0, 0, 64, int(blockIdx.x), barrier)"
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{n} * 128];
   __shared__ u32 pairs[64][33];
   const u32 of_b = shared_address(lines), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  if (threadIdx.x == 0) {{
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, {n} * 128);
-    copy_box_3d(of_b, map0, 0, 64, int(blockIdx.x), barrier);
-  }}
-  if (threadIdx.x < 64) EACH(32) pairs[threadIdx.x][i] = m[i];
+{_expect(n * 128, copy)}  if (threadIdx.x < 64) EACH(32) pairs[threadIdx.x][i] = m[i];
   __syncthreads();
   float sums[{n // 8}][4] = {{}};
   if (threadIdx.x < 128) {{
@@ -166,8 +153,8 @@ def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> Wra
   }}
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
     covers = ("wgmma_m64k16_registers", "computed_by_now")
-    takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
-    return WrapperCase(call, takes, body, gives, covers, boxes=(n,), threads=64 + n, **HOPPER)
+    inputs, outputs = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
+    return WrapperCase(call, inputs, body, outputs, covers, boxes=(n,), threads=64 + n, **HOPPER)
 
 
 def _registers() -> WrapperCase:
@@ -178,8 +165,8 @@ def _registers() -> WrapperCase:
     take_registers<208>();
   }
   EACH(8) r[i] = m[i] * 3u + 1u;"""
-    covers, takes, gives = ("give_registers", "take_registers"), (Operand("m", 8),), (Operand("r", 8),)
-    return WrapperCase("setmaxnreg", takes, body, gives, covers, threads=256, blocks_per_sm=2, **HOPPER)
+    covers, inputs, outputs = ("give_registers", "take_registers"), (Operand("m", 8),), (Operand("r", 8),)
+    return WrapperCase("setmaxnreg", inputs, body, outputs, covers, threads=256, blocks_per_sm=2, **HOPPER)
 
 
 # Dynamic shared memory, visible to all blocks of the cluster: 64 lines and a barrier after them.
@@ -208,46 +195,18 @@ def _cluster_barrier() -> WrapperCase:
     return WrapperCase("cluster", (Operand("m", 1),), body, (Operand("r", 2),), covers, **IN_A_CLUSTER)
 
 
-def _multicast() -> WrapperCase:
-    """In a cluster of two, each block multicasts one half of a box to both blocks."""
-    half = "shared_address(shared) + rank * 4096, map0, 0, int(rank) * 32, int(blockIdx.x / 2)"
-    body = f"""{SHARED}  if (threadIdx.x == 0) {{
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, 64 * 128);
-  }}
-  __syncthreads();
+def _multicast(name: str, at: str, **shape: Any) -> WrapperCase:
+    """In a cluster of two, each block multicasts one half of 64 lines to both blocks."""
+    body = f"""{SHARED}{_expect(64 * 128)}  __syncthreads();
   cluster_arrive();
   cluster_wait();
-  if (threadIdx.x == 0) copy_box_3d_multicast({half}, barrier, 3);
+  if (threadIdx.x == 0) {name}(shared_address(shared) + rank * 4096, map0, {at}, barrier, 3);
   mbarrier_wait(barrier, 0);
   for (int i = 0; i < 32; ++i) r[i] = lines[32 * threadIdx.x + i];
   cluster_arrive();
   cluster_wait();"""
-    name, gives = "copy_box_3d_multicast", (Operand("r", 32),)
-    return WrapperCase(name, (LINE,), body, gives, boxes=(32,), threads=64, **IN_A_CLUSTER)
-
-
-def _multicast_of_pixels() -> WrapperCase:
-    """In a cluster of two, each block multicasts one half of an im2col column to both blocks."""
-
-    half = "shared_address(shared) + rank * 4096, map0, 0, -1, int(rank) * 4 - 1, int(blockIdx.x / 2), 2, 1"
-    body = f"""{SHARED}  if (threadIdx.x == 0) {{
-    mbarrier_init(barrier, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(barrier, 64 * 128);
-  }}
-  __syncthreads();
-  cluster_arrive();
-  cluster_wait();
-  if (threadIdx.x == 0) copy_pixels_4d_multicast({half}, barrier, 3);
-  mbarrier_wait(barrier, 0);
-  for (int i = 0; i < 32; ++i) r[i] = lines[32 * threadIdx.x + i];
-  cluster_arrive();
-  cluster_wait();"""
-    shape = {"boxes": (32,), "pixel_box": PixelBox(lower=(-1, -1), upper=(-1, -1), strides=(1, 1))}
-    name, gives = "copy_pixels_4d_multicast", (Operand("r", 32),)
-    return WrapperCase(name, (LINE,), body, gives, threads=64, **shape, **IN_A_CLUSTER)
+    outputs = (Operand("r", 32),)
+    return WrapperCase(name, (LINE,), body, outputs, boxes=(32,), threads=64, **shape, **IN_A_CLUSTER)
 
 
 CASES: tuple[WrapperCase, ...] = (
@@ -274,6 +233,10 @@ CASES: tuple[WrapperCase, ...] = (
     *(_product("e4m3", n) for n in (64, 128, 192, 256)),
     _registers(),
     _cluster_barrier(),
-    _multicast(),
-    _multicast_of_pixels(),
+    _multicast("copy_box_3d_multicast", "0, int(rank) * 32, int(blockIdx.x / 2)"),
+    _multicast(
+        "copy_pixels_4d_multicast",
+        "0, -1, int(rank) * 4 - 1, int(blockIdx.x / 2), 2, 1",
+        pixel_box=PixelBox(lower=(-1, -1), upper=(-1, -1), strides=(1, 1)),
+    ),
 )

@@ -39,9 +39,9 @@ CASES: tuple[WrapperCase, ...] = tuple(
 
 def uncovered() -> list[str]:
     """Return a message for each wrapper without a case, and for each case of an unknown wrapper."""
-    there, called = set(wrappers()), {name for case in CASES for name in case.wrappers}
-    missing = [f"{name} has no case" for name in sorted(there - called)]
-    return [*missing, *(f"{name} has a case but is no wrapper" for name in sorted(called - there))]
+    wrapped, called = set(wrappers()), {name for case in CASES for name in case.wrappers}
+    missing = [f"{name} has no case" for name in sorted(wrapped - called)]
+    return [*missing, *(f"{name} has a case but is no wrapper" for name in sorted(called - wrapped))]
 
 
 # -- one case ------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def conform(case: WrapperCase, run: RunCase) -> str | None:
     """Run a case, compare it with its emulation, and return the differences, or None."""
     variant = WrapperVariant(case)
     workload, config, inputs = variant.workload, Config({"unused": 0}), draw(case)
-    right = on_host(variant, workload, config, inputs)["given"]
-    return differences(case, run(variant, workload, config, inputs)["given"], right)
+    right = on_host(variant, workload, config, inputs)["outputs"]
+    return differences(case, run(variant, workload, config, inputs)["outputs"], right)
 
 
 def by_name() -> dict[str, WrapperCase]:
