@@ -1,4 +1,4 @@
-"""Requirements of tests (`needs_*`), measured outcomes, and waiting without a fixed delay."""
+"""Requirements of tests (`needs_*`), stand-in outcomes and executors, and waiting without a fixed delay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +21,13 @@ from tunebench.compile import unavailable
 from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.device import Device
 from tunebench.emulate.host_compiler import find_compiler
-from tunebench.outcome import CacheState, Measured, Outcome, Result, Verification, median_interval
+from tunebench.executor import WorkerExecutor
+from tunebench.outcome import CacheState, Measured, Outcome, Resources, Result, Verification, median_interval
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
+T = TypeVar("T")
 V = TypeVar("V", bound=Variant[Any])
 
 # -- requirements ------------------------------------------------------------------------------------
@@ -160,6 +163,33 @@ def record_outcome(
             config=config,
         )
         store.record(key, Result(outcome=outcome), bound_us=1.0)
+
+
+class InstantExecutor(WorkerExecutor[T]):
+    """Executor that answers at once, without a process.
+
+    Args:
+        answer: Returns the outcome of a task; an exception is raised by `submit`.
+        capacity: Number of tasks in flight.
+
+    Attributes:
+        tasks: The answered tasks.
+    """
+
+    busy_s = 0.0
+
+    def __init__(self, answer: Callable[[T], Outcome], capacity: int = 1) -> None:
+        self._answer, self.capacity = answer, capacity
+        self.tasks: list[T] = []
+
+    def submit(self, task: T) -> Future[Result]:
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=self._answer(task), resources=Resources(code_bytes=8)))
+        self.tasks.append(task)
+        return future
+
+    def close(self) -> None:
+        """Do nothing: no task is running."""
 
 
 # -- waiting -----------------------------------------------------------------------------------------

@@ -15,21 +15,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support import InstantExecutor, measured, until
 from tunebench import tune
 from tunebench.db.store import open_store
 from tunebench.device import find
 from tunebench.errors import ClusterLost
-from tunebench.executor import WorkerExecutor, WorkerLost
+from tunebench.executor import WorkerLost
 from tunebench.executor.ray import Cluster, RayExecutor, WorkerRequest, worker_setup
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Crashed, Measured, Result
+from tunebench.outcome import Crashed, Measured, Outcome
 from tunebench.task import Task
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
@@ -53,15 +52,6 @@ def left() -> dict[int, str]:
         with contextlib.suppress(OSError):
             if MARK.encode() in (folder / "environ").read_bytes():
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().decode().strip("\0 ")
-    return found
-
-
-def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Wait until a condition holds, and return its value."""
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
     return found
 
 
@@ -292,31 +282,22 @@ def test_a_lost_cluster_is_an_error_in_a_bounded_time(cluster: TestCluster) -> N
             executor.submit(task())
 
 
-class _Losing(WorkerExecutor[Task]):
-    """Measures twice, then loses its cluster."""
+def losing() -> InstantExecutor[Task]:
+    """Return an executor that measures twice, then loses its cluster."""
 
-    capacity = 1
-    busy_s = 0.0
-
-    def __init__(self) -> None:
-        self.left = 2
-
-    def submit(self, task: Task) -> Future[Result]:
-        if not self.left:
+    def answer(_task: Task) -> Outcome:
+        if len(executor.tasks) == 2:
             raise ClusterLost("somewhere: there has been no worker for 60 s")
-        self.left -= 1
-        future: Future[Result] = Future()
-        future.set_result(stages.stand_in_result(5.0))
-        return future
+        return measured(5.0)
 
-    def close(self) -> None:
-        """Nothing is open."""
+    executor = InstantExecutor(answer)
+    return executor
 
 
 def test_a_run_that_loses_its_cluster_keeps_what_was_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: _Losing())
+    monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: losing())
     database = tmp_path / "lost.db"
     given = Plan(trials=9, variant_files=(FORTY,))
     report = tune(WORKLOAD, device="cpu", db=database, plan=given)
@@ -324,7 +305,7 @@ def test_a_run_that_loses_its_cluster_keeps_what_was_found(
     assert report.stopped == "somewhere: there has been no worker for 60 s"
     assert report.median_us == 5.0
     assert list(recorded(database).values()) == [1, 1]
-    monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: _Losing())
+    monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: losing())
     again = tune(WORKLOAD, device="cpu", db=database, plan=given)
     assert again.cached == 2
     assert list(recorded(database).values()) == [1] * 4, "claims of what was not measured are free"

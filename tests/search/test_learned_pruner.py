@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Pruned, Verification
+from tests.support import measured
+from tunebench.outcome import Aborted, CompileFailed, Outcome, Pruned
 from tunebench.search.learned_pruner import (
     LEAST_MEASURED,
     MISSED,
@@ -195,11 +196,6 @@ def test_least_likely_open_rows_are_skipped(chance: np.ndarray, open_rows: np.nd
 # -- learned pruner in a search ----------------------------------------------------------------------
 
 TABLE = Space((Parameter("a", tuple(range(16)), ""), Parameter("b", tuple(range(8)), ""))).enumerate()
-
-
-def measured(us: float) -> Measured:
-    proof = Verification(how="reference", detail="")
-    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=proof)
 
 
 def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 
-from tunebench.executor import WorkerExecutor
-from tunebench.outcome import Measured, Outcome, Pruned, Result, Verification
+from tests.support import InstantExecutor, measured
+from tunebench.outcome import Pruned, Result
 from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import violates
 from tunebench.search.sampler import Prospects
@@ -19,46 +16,15 @@ from tunebench.space import Parameter, Space
 TABLE = Space((Parameter("a", tuple(range(100)), "nothing"),)).enumerate()
 TIMES = 10.0 + np.abs(TABLE["a"] - 17.0)
 SOUND = 0.95 * TIMES
+CAPACITY = 4
 WRONG = np.where(TABLE["a"] == 40, 50.0, SOUND)  # bound of 50 us for a configuration that takes 33 us
-
-
-def measured(us: float) -> Measured:
-    return Measured(
-        median_us=us,
-        ci_us=(us, us),
-        samples_us=(us,),
-        cache="cold",
-        verification=Verification(how="reference", detail="", worst=0.0),
-    )
-
-
-class Ready(WorkerExecutor[Proposal]):
-    """Executor that answers at once and accepts several proposals."""
-
-    capacity = 4
-    busy_s = 0.0
-
-    def __init__(self, answer: Callable[[Proposal], Outcome]) -> None:
-        self._answer = answer
-
-    def submit(self, task: Proposal) -> Future[Result]:
-        future: Future[Result] = Future()
-        future.set_result(Result(outcome=self._answer(task)))
-        return future
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def search(bounds_us: np.ndarray = SOUND, sampler: str = "random") -> VariantSearch:
     return VariantSearch("v", Prospects(table=TABLE, bounds_us=bounds_us), sampler=sampler, seed=0)
 
 
-def go(
-    searches: list[VariantSearch],
-    budget: Budget,
-    stop_at_gap: float | None = None,
-) -> list[Proposal]:
+def go(searches: list[VariantSearch], budget: Budget, stop_at_gap: float | None = None) -> list[Proposal]:
     asked: list[Proposal] = []
 
     def on_result(proposal: Proposal, result: Result) -> None:
@@ -68,7 +34,7 @@ def go(
 
     run_search(
         searches,
-        Ready(lambda proposal: measured(float(TIMES[proposal.row]))),
+        InstantExecutor(lambda proposal: measured(float(TIMES[proposal.row])), CAPACITY),
         budget,
         make_task=lambda proposal: proposal,
         claim=lambda proposal: True,
@@ -106,7 +72,7 @@ def test_search_ends_at_the_requested_optimality_gap(gap: float) -> None:
     assert reached is not None
     assert reached <= gap
     if gap == 1.6:
-        assert len(asked) <= Ready.capacity
+        assert len(asked) <= CAPACITY
 
 
 def test_audits_are_a_share_of_the_trials_and_of_what_is_pruned() -> None:

@@ -9,38 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import VERIFIED, measured
 from tunebench.outcome import (
     Aborted,
     CompileFailed,
     Crashed,
     LaunchFailed,
-    Measured,
     Outcome,
     Predicted,
     Pruned,
     TimedOut,
-    Verification,
     WrongResult,
 )
 from tunebench.search.optimality_proof import ConfigStatus, certify, config_status, violates
 
-RIGHT = Verification(how="reference", detail="", worst=0.0)
-
-
-def measured(*samples_us: float) -> Measured:
-    return Measured(
-        median_us=float(np.median(samples_us)),
-        ci_us=(min(samples_us), max(samples_us)),
-        samples_us=samples_us,
-        cache="cold",
-        verification=RIGHT,
-    )
-
-
 OUTCOMES: list[tuple[Outcome | None, str | None]] = [
     (None, "untried"),
     (measured(5.0), None),
-    (Predicted(predicted_us=1.0, verification=RIGHT), "untried"),
+    (Predicted(predicted_us=1.0, verification=VERIFIED), "untried"),
     (Aborted(samples_us=(50.0,), above_us=10.0), "aborted"),
     (Pruned(bound_us=11.0, incumbent_us=10.0), "untried"),
     (CompileFailed(reason="no"), None),
@@ -106,5 +92,5 @@ def test_the_fastest_sample_violates_a_bound_not_the_median() -> None:
     assert violates(measured(9.0, 3.9, 8.0), 4.0)
     assert not violates(measured(9.0, 4.0, 8.0), 4.0)
     assert violates(Aborted(samples_us=(3.0, 9.0), above_us=1.0), 4.0)
-    assert not violates(Predicted(predicted_us=1.0, verification=RIGHT), 4.0)
+    assert not violates(Predicted(predicted_us=1.0, verification=VERIFIED), 4.0)
     assert not violates(Crashed(reason="x"), 4.0)

@@ -6,8 +6,9 @@ import numpy as np
 import optuna
 import pytest
 
+from tests.support import measured
 from tunebench.errors import UnknownName
-from tunebench.outcome import CompileFailed, Measured, Verification
+from tunebench.outcome import CompileFailed
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
 from tunebench.search.variant_search import SAMPLERS, VariantSearch
@@ -25,16 +26,6 @@ TABLE = SPACE.enumerate()
 TIMES = np.array([10.0 + TABLE["a"][i] + 3 * TABLE["b"][i] for i in range(len(TABLE))])
 BOUNDS = 0.9 * TIMES
 PROSPECTS = Prospects(table=TABLE, bounds_us=BOUNDS)
-
-
-def measured(us: float) -> Measured:
-    return Measured(
-        median_us=us,
-        ci_us=(us, us),
-        samples_us=(us,),
-        cache="cold",
-        verification=Verification(how="reference", detail="", worst=0.0),
-    )
 
 
 def search(

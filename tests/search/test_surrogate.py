@@ -8,7 +8,8 @@ import numpy as np
 import optuna
 import pytest
 
-from tunebench.outcome import Aborted, CompileFailed, Measured, Verification
+from tests.support import measured
+from tunebench.outcome import Aborted, CompileFailed
 from tunebench.search.sampler import Prospects
 from tunebench.search.study_space import StudySpace
 from tunebench.search.surrogate import Coordinates, GaussianProcess, Posterior, _Scales, expected_improvement
@@ -35,11 +36,6 @@ def times(table: Table = TABLE) -> np.ndarray:
 
 def prospects(table: Table = TABLE, **more: object) -> Prospects:
     return Prospects(table=table, bounds_us=np.zeros(len(table)), **more)  # type: ignore[arg-type]
-
-
-def measured(us: float) -> Measured:
-    proof = Verification(how="reference", detail="")
-    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=proof)
 
 
 def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> float:

@@ -7,43 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import VERIFIED, measured, needs_cuda, record_outcome
 from tunebench import kernels
-from tunebench.compile import unavailable
-from tunebench.db.record import RunStart, TrialKey
-from tunebench.db.store import open_store
 from tunebench.device import Device, local_cpu, representative
 from tunebench.errors import ConfigError, InputError, UnknownName
-from tunebench.outcome import Measured, Outcome, Predicted, Result, Verification
+from tunebench.outcome import Predicted
 from tunebench.space import Config
 from tunebench.tuning.choice import choose_config
 from tunebench.workloads import parse
 
 WORKLOAD = parse("softmax:rows=64,cols=128,dtype=f32")
 CPU, H100 = local_cpu(), representative("sm_90")
-RIGHT = Verification(how="reference", detail="all")
-needs_cuda = pytest.mark.skipif(
-    bool(unavailable("cuda") or unavailable("numba-cuda")), reason="the extra cuda is not installed"
-)
-
-
-def measured(median_us: float) -> Measured:
-    return Measured(
-        median_us=median_us,
-        ci_us=(median_us, median_us),
-        samples_us=(median_us,),
-        cache="cold",
-        verification=RIGHT,
-    )
-
-
-def remember(db: Path, device: Device, key: str, config: Config, outcome: Outcome) -> None:
-    with open_store(db) as store:
-        store.begin_run(RunStart(device=device, workload=str(WORKLOAD), sampler="bound", seed=0))
-        revision = kernels.variant(key).revision(WORKLOAD, config)
-        trial = TrialKey(
-            device=device.key, workload=str(WORKLOAD), variant=key, revision=revision, config=config
-        )
-        store.record(trial, Result(outcome=outcome), bound_us=1.0)
 
 
 def another(key: str, device: Device, steps: int) -> Config:
@@ -64,8 +38,8 @@ def test_default_is_chosen_without_a_record(tmp_path: Path) -> None:
 
 def test_the_best_known_wins(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/numba_cpu"
-    remember(db, CPU, key, another(key, CPU, 1), measured(9.0))
-    remember(db, CPU, key, another(key, CPU, 2), measured(7.0))
+    record_outcome(db, WORKLOAD, CPU, key, another(key, CPU, 1), measured(9.0))
+    record_outcome(db, WORKLOAD, CPU, key, another(key, CPU, 2), measured(7.0))
     found = choose_config(WORKLOAD, CPU, db=db)
     assert found.config == another(key, CPU, 2)
     assert (found.why, found.expected_us, found.how) == ("best known", 7.0, "measured here")
@@ -75,8 +49,8 @@ def test_the_best_known_wins(tmp_path: Path) -> None:
 def test_the_best_of_one_variant_is_not_the_best_of_all(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
     cuda, numba = "softmax/cuda_block", "softmax/numba_cuda"
-    remember(db, H100, cuda, another(cuda, H100, 1), measured(5.0))
-    remember(db, H100, numba, another(numba, H100, 1), measured(6.0))
+    record_outcome(db, WORKLOAD, H100, cuda, another(cuda, H100, 1), measured(5.0))
+    record_outcome(db, WORKLOAD, H100, numba, another(numba, H100, 1), measured(6.0))
     assert choose_config(WORKLOAD, H100, db=db).variant.key == cuda
     for name in ("numba_cuda", numba):
         found = choose_config(WORKLOAD, H100, variant=name, db=db)
@@ -87,12 +61,12 @@ def test_the_best_of_one_variant_is_not_the_best_of_all(tmp_path: Path) -> None:
 def test_choice_names_the_source_of_its_time(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/cuda_block"
     config, h200 = another(key, H100, 1), dataclasses.replace(H100, name="h200-sxm")
-    remember(db, H100, key, config, Predicted(predicted_us=4.0, verification=RIGHT))
+    record_outcome(db, WORKLOAD, H100, key, config, Predicted(predicted_us=4.0, verification=VERIFIED))
     assert (choose_config(WORKLOAD, H100, db=db).how, choose_config(WORKLOAD, H100, db=db).expected_us) == (
         "predicted",
         4.0,
     )
-    remember(db, H100, key, config, measured(5.0))
+    record_outcome(db, WORKLOAD, H100, key, config, measured(5.0))
     assert choose_config(WORKLOAD, h200, db=db).how == "same architecture"
 
 

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from tests.support import InstantExecutor, measured
 from tunebench import lookup, tune, tuning
 from tunebench.cli import run as command_line
+from tunebench.cli._report import _comparison
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
-from tunebench.executor import WorkerExecutor
 from tunebench.executor.process import ProcessCaller
 from tunebench.kernels import load_file
 from tunebench.measure.baseline import Baseline
-from tunebench.measure.timing import median_interval
-from tunebench.outcome import (
-    Aborted,
-    Crashed,
-    Measured,
-    Outcome,
-    Pruned,
-    Resources,
-    Result,
-    Verification,
-    WrongResult,
-)
+from tunebench.outcome import Aborted, Crashed, Outcome, Pruned, WrongResult
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 
@@ -40,41 +29,22 @@ WORKLOAD = "softmax:rows=33,cols=65,dtype=f32"
 Answer = Callable[[Task, int], Outcome]
 
 
-def measured(*samples_us: float) -> Measured:
-    median_us, ci_us = median_interval(samples_us)
-    return Measured(
-        median_us=median_us,
-        ci_us=ci_us,
-        samples_us=samples_us,
-        cache="cold",
-        verification=Verification(how="reference", detail="", worst=0.0),
-    )
-
-
 def copy(task: Task) -> int:
     return int(task.config["copy"])
 
 
-class MadeUp(WorkerExecutor[Task]):
-    """Executor that answers at once from the task and the number of its earlier thorough timings."""
-
-    capacity = 1
-    busy_s = 0.0
+class MadeUp(InstantExecutor[Task]):
+    """Executor that answers from the task and the number of its earlier thorough timings."""
 
     def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._rounds: dict[int, itertools.count[int]] = {}
-        self.tasks: list[Task] = []
+        super().__init__(lambda task: answer(task, self._turn(task)))
 
-    def submit(self, task: Task) -> Future[Result]:
-        self.tasks.append(task)
-        turn = next(self._rounds.setdefault(copy(task), itertools.count())) if task.thorough else 0
-        future: Future[Result] = Future()
-        future.set_result(Result(outcome=self._answer(task, turn), resources=Resources(code_bytes=8)))
-        return future
+    def _turn(self, task: Task) -> int:
+        return sum(task.thorough and done.thorough and copy(done) == copy(task) for done in self.tasks)
 
-    def close(self) -> None:
-        """Do nothing."""
+
+Go = Callable[..., tuple[Report, MadeUp]]
+"""Tunes with an answer and changes of the plan."""
 
 
 def slow(task: Task, _turn: int) -> Outcome:
@@ -88,7 +58,7 @@ def best(report: Report) -> int:
 
 
 @pytest.fixture
-def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Report, MadeUp]]:
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     load_file(BOUNDED)
 
     def run(answer: Answer = slow, **changes: object) -> tuple[Report, MadeUp]:
@@ -108,7 +78,7 @@ def served(tmp_path: Path) -> int:
 # -- optimality proof --------------------------------------------------------------------------------
 
 
-def test_complete_run_proves_its_best_and_names_the_scope(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_complete_run_proves_its_best_and_names_the_scope(go: Go) -> None:
     report, _ = go(trials=1000)
     proof = report.optimality_proof
     assert proof is not None
@@ -120,7 +90,7 @@ def test_complete_run_proves_its_best_and_names_the_scope(go: Callable[..., tupl
     assert "softmax/bounded" not in report.outside
 
 
-def test_limited_budget_leaves_an_optimality_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_limited_budget_leaves_an_optimality_gap(go: Go) -> None:
     report, executor = go(trials=5)
     tried = {copy(task) for task in executor.tasks}
     floor = min(10 + row for row in range(40) if row not in tried)
@@ -131,16 +101,14 @@ def test_limited_budget_leaves_an_optimality_gap(go: Callable[..., tuple[Report,
     assert report.to_json()["optimality_proof"]["open_count"] == report.optimality_proof.open_count > 0
 
 
-def test_search_ends_at_the_requested_optimality_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_search_ends_at_the_requested_optimality_gap(go: Go) -> None:
     report, _ = go(stop_at_gap=1.2, sampler="bound")
     assert report.gap is not None
     assert report.gap <= 1.2
     assert sum(report.trials.values()) == 2  # the default, then 11.5 us; the lowest open bound is 11 us
 
 
-def test_crashed_and_aborted_configurations_stay_open_wrong_ones_do_not(
-    go: Callable[..., tuple[Report, MadeUp]],
-) -> None:
+def test_crashed_and_aborted_configurations_stay_open_wrong_ones_do_not(go: Go) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         return {
             1: Crashed(reason="x"),
@@ -156,7 +124,7 @@ def test_crashed_and_aborted_configurations_stay_open_wrong_ones_do_not(
     assert report.gap == pytest.approx(1.15 * 13 * 1.001 / 11, rel=1e-6)
 
 
-def test_ties_are_named(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_ties_are_named(go: Go) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         return measured(*[20.0 + 0.01 * (copy(task) % 2) + noise for noise in (0.0, 0.5, 1.0)])
 
@@ -165,9 +133,7 @@ def test_ties_are_named(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     assert all(tie.config != report.config for tie in report.ties)
 
 
-def test_configuration_faster_only_in_an_earlier_run_is_a_tie(
-    go: Callable[..., tuple[Report, MadeUp]],
-) -> None:
+def test_configuration_faster_only_in_an_earlier_run_is_a_tie(go: Go) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         drift = 1.5 if task.thorough else 1.0
         return measured(*[drift * (60 + copy(task) / 40 + noise) for noise in (0.0, 0.001, 0.002)])
@@ -190,7 +156,7 @@ def test_a_plan_with_such_shares_is_refused(changes: dict[str, float]) -> None:
 # -- audits and violations -------------------------------------------------------------------------
 
 
-def test_audits_are_few_and_marked(go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path) -> None:
+def test_audits_are_few_and_marked(go: Go, tmp_path: Path) -> None:
     report, executor = go(trials=1000, audit=0.2)
     with open_store(tmp_path / "a.db") as store:
         audits = [entry for entry in store.history(WORKLOAD) if entry.purpose == "audit"]
@@ -213,9 +179,7 @@ def fast(task: Task, turn: int) -> Outcome:
     return measured(2.0, 60.0, 60.0) if copy(task) in LIARS else slow(task, turn)
 
 
-def test_wrong_bound_found_by_an_audit_no_longer_prunes_in_this_or_later_runs(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_wrong_bound_found_by_an_audit_no_longer_prunes_in_this_or_later_runs(go: Go, tmp_path: Path) -> None:
     report, executor = go(fast, trials=1000, audit=0.01, sampler="bound")
     first = copy(executor.tasks[2])
     with open_store(tmp_path / "a.db") as store:
@@ -236,14 +200,12 @@ def test_wrong_bound_found_by_an_audit_no_longer_prunes_in_this_or_later_runs(
     assert later.bound_us == 0
 
 
-def test_without_audits_a_wrong_bound_goes_unnoticed(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_without_audits_a_wrong_bound_goes_unnoticed(go: Go) -> None:
     report, _ = go(fast, trials=1000, audit=0.0, sampler="bound")
     assert (report.violations, report.audited) == ((), 0)
 
 
-def test_violation_leaves_open_configurations_without_a_bound(
-    go: Callable[..., tuple[Report, MadeUp]],
-) -> None:
+def test_violation_leaves_open_configurations_without_a_bound(go: Go) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         return measured(5.0, 25.0, 25.0) if copy(task) == 20 else slow(task, turn)  # the default
 
@@ -255,7 +217,7 @@ def test_violation_leaves_open_configurations_without_a_bound(
 
 
 def test_violation_is_resolved_when_the_corrected_bound_agrees(
-    go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
+    go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(fast, trials=1000, sampler="bound")
     variant = load_file(BOUNDED)
@@ -275,7 +237,7 @@ def test_violation_is_resolved_when_the_corrected_bound_agrees(
 
 
 def test_pruning_by_binary_is_stored_and_reversed_when_its_bound_no_longer_holds(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+    go: Go, tmp_path: Path
 ) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         if task.prune and copy(task) < 10:
@@ -312,9 +274,7 @@ def rounds(**drifts: tuple[float, ...]) -> Answer:
 CALM = (40.0, 41.0, 40.0, 41.0)
 
 
-def test_gain_within_noise_is_neither_reported_nor_looked_up(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_gain_within_noise_is_neither_reported_nor_looked_up(go: Go, tmp_path: Path) -> None:
     noisy = (39.0, 42.0, 38.0, 40.5)
     report, _ = go(rounds(c20=CALM, c1=noisy, c2=noisy), finalists=2, sampler="bound")
     assert best(report) == 20
@@ -324,9 +284,7 @@ def test_gain_within_noise_is_neither_reported_nor_looked_up(
     assert served(tmp_path) == 20
 
 
-def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, tmp_path: Path) -> None:
     tuned = tuple(0.98 * us for us in CALM)
     report, _ = go(rounds(c20=CALM, c1=tuned, c2=CALM), finalists=2, sampler="bound")
     assert best(report) == 1
@@ -335,6 +293,9 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(
     assert versus.faster
     assert versus.probability > 0.99
     assert versus.ratio == pytest.approx(1 / 0.98, rel=1e-3)
+    for drifted in (report, dataclasses.replace(report, default_us=99.0)):  # the machine drifted
+        row = [*_comparison(drifted, drifted.median_us or 0.0)][1]
+        assert row[2:] == ("1.02x", f"[{versus.low:.2f}, {versus.high:.2f}], 100.0 % confidence")
     assert served(tmp_path) == 1
     with open_store(tmp_path / "a.db") as store:
         said = {e.key.config["copy"]: e.verdict for e in store.history(WORKLOAD) if e.purpose == "finalist"}
@@ -347,7 +308,7 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(
     assert said[1].comparison["default"] == versus.to_json()
 
 
-def test_every_second_round_goes_backwards(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+def test_every_second_round_goes_backwards(go: Go) -> None:
     _, executor = go(rounds(c20=CALM, c1=CALM, c2=CALM), finalists=2, sampler="bound")
     order = [copy(task) for task in executor.tasks if task.thorough]
     assert len(order) == 12
@@ -355,9 +316,7 @@ def test_every_second_round_goes_backwards(go: Callable[..., tuple[Report, MadeU
     assert order[6:] == order[:6]
 
 
-def test_baselines_are_timed_between_the_rounds_and_compared(
-    go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_are_timed_between_the_rounds_and_compared(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     timed_before: list[int] = []
     executor_of: list[MadeUp] = []
 
@@ -384,9 +343,7 @@ def test_baselines_are_timed_between_the_rounds_and_compared(
     assert "samples_us" not in report.to_json()["baselines"][0]
 
 
-def test_failed_finalist_is_stored_and_leaves_the_comparison(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_failed_finalist_is_stored_and_leaves_the_comparison(go: Go, tmp_path: Path) -> None:
     steady = rounds(c20=CALM, c1=tuple(0.5 * us for us in CALM), c2=CALM)
 
     def answer(task: Task, turn: int) -> Outcome:
@@ -402,9 +359,7 @@ def test_failed_finalist_is_stored_and_leaves_the_comparison(
     assert (last.result.outcome.kind, last.purpose) == ("wrong_result", "finalist")
 
 
-def test_aborted_default_is_timed_as_a_finalist(
-    go: Callable[..., tuple[Report, MadeUp]],
-) -> None:
+def test_aborted_default_is_timed_as_a_finalist(go: Go) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         if copy(task) == 20 and not task.thorough:
             return Aborted(samples_us=(90.0, 91.0), above_us=30.0)
@@ -416,9 +371,7 @@ def test_aborted_default_is_timed_as_a_finalist(
     assert report.versus["default"].faster
 
 
-def test_intervals_decide_without_finalists_and_the_report_names_the_answer(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_intervals_decide_without_finalists_and_the_report_names_the_answer(go: Go, tmp_path: Path) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         if task.thorough:
             raise KeyboardInterrupt
@@ -430,9 +383,7 @@ def test_intervals_decide_without_finalists_and_the_report_names_the_answer(
     assert served(tmp_path) == 20
 
 
-def test_interrupted_finalist_comparison_decides_nothing(
-    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
-) -> None:
+def test_interrupted_finalist_comparison_decides_nothing(go: Go, tmp_path: Path) -> None:
     def answer(task: Task, turn: int) -> Outcome:
         if task.thorough and turn == 2:
             raise KeyboardInterrupt
@@ -452,10 +403,7 @@ def test_interrupted_finalist_comparison_decides_nothing(
 
 
 def test_command_line_prints_proof_and_finalists(
-    go: Callable[..., tuple[Report, MadeUp]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    go: Go, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
     database = str(tmp_path / "a.db")
@@ -473,10 +421,7 @@ def test_command_line_prints_proof_and_finalists(
 
 
 def test_a_violation_is_a_warning_and_shown(
-    go: Callable[..., tuple[Report, MadeUp]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    go: Go, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(fast, trials=1000, sampler="bound")
     monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import VERIFIED, InstantExecutor, measured
 from tunebench import cli, tune_suite, tuning
 from tunebench.db.store import open_store
 from tunebench.device import described, local_cpu
 from tunebench.errors import DatabaseError, InputError, UnknownName
 from tunebench.executor import WorkerExecutor
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Crashed, Measured, Outcome, Predicted, Result, Verification
+from tunebench.outcome import Crashed, Outcome, Predicted, Result
 from tunebench.task import Task
 from tunebench.tuning import Plan, Progress, TuningSummary, scheduler, tunable
 from tunebench.tuning.run import RunContext
@@ -32,13 +33,8 @@ GEMM = "gemm:m=64,n=64,k=64,dtype=f32"
 ALIEN = "gemm:m=16,n=16,k=16,dtype=e4m3"
 THREE = {SOFTMAX: 1, NORM: 20, GEMM: 3}
 FORTY = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
-VERIFIED = Verification(how="reference", detail="none", worst=0.0)
 
 Answer = Callable[[Task], Outcome]
-
-
-def measured(us: float) -> Measured:
-    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=VERIFIED)
 
 
 def slow(task: Task) -> Outcome:
@@ -46,34 +42,29 @@ def slow(task: Task) -> Outcome:
     return measured(1000.0 + sum(str(task.config).encode()) * 7919 % 1000)
 
 
-class Fake(WorkerExecutor[Task]):
-    """Executor that answers at once and lists its tasks; it raises KeyboardInterrupt before a given task."""
-
-    capacity = 1
-    busy_s = 0.0
+class Fake(InstantExecutor[Task]):
+    """Executor that answers at once; it raises KeyboardInterrupt before a given task."""
 
     def __init__(self, answer: Answer, interrupt_at: int | None = None) -> None:
-        self.answer, self.interrupt_at = answer, interrupt_at
-        self.tasks = list[Task]()
+        super().__init__(answer)
+        self.interrupt_at = interrupt_at
 
     def submit(self, task: Task) -> Future[Result]:
         if len(self.tasks) == self.interrupt_at:
             raise KeyboardInterrupt
-        self.tasks.append(task)
-        future: Future[Result] = Future()
-        future.set_result(Result(outcome=self.answer(task)))
-        return future
-
-    def close(self) -> None:
-        """Do nothing: no task is running."""
+        return super().submit(task)
 
     @property
     def searched(self) -> Counter[str]:
         return Counter(str(task.workload) for task in self.tasks if not task.thorough)
 
 
+Use = Callable[..., Fake]
+"""Makes tuning use a fake executor, and returns it."""
+
+
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Return a function that makes tuning use a fake executor and returns that executor."""
 
     def use(answer: Answer = slow, interrupt_at: int | None = None) -> Fake:
@@ -104,7 +95,7 @@ def states(report: TuningSummary) -> dict[str, str]:
 # -- division of the budget --------------------------------------------------------------------------
 
 
-def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Use) -> None:
     fake, seen = use(), list[Progress]()
     report = run(THREE, 60, tmp_path / "a.db", watcher=seen.append)
     assert fake.searched.total() == report.trials == 60
@@ -125,9 +116,7 @@ def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Calla
     assert {now.phase for now in seen} == {"search", "finalists"}
 
 
-def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(tmp_path: Path, use: Use) -> None:
     fake = use()
     [part] = run({SOFTMAX: 2}, 8, tmp_path / "a.db").results
     first = fake.tasks[0]
@@ -140,16 +129,14 @@ def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(
 
 
 @pytest.mark.parametrize("total", [1, 2])
-def test_largest_workloads_come_first_with_few_trials(
-    total: int, tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_largest_workloads_come_first_with_few_trials(total: int, tmp_path: Path, use: Use) -> None:
     use()
     report = run({SOFTMAX: 1, NORM: 10**6, GEMM: 1000}, total, tmp_path / "a.db")
     assert report.trials == total
     assert states(report) == {NORM: "tuned", GEMM: "tuned" if total == 2 else "left", SOFTMAX: "left"}
 
 
-def test_exhausted_workload_leaves_its_trials_to_others(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_exhausted_workload_leaves_its_trials_to_others(tmp_path: Path, use: Use) -> None:
     fake = use()
     report = run({SOFTMAX: 10**6, NORM: 1}, 100, tmp_path / "a.db", variant_files=(FORTY,))
     assert fake.searched == {SOFTMAX: 40, NORM: 60}
@@ -159,9 +146,7 @@ def test_exhausted_workload_leaves_its_trials_to_others(tmp_path: Path, use: Cal
     }
 
 
-def test_best_prediction_ends_a_workload_with_predicted_times(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_best_prediction_ends_a_workload_with_predicted_times(tmp_path: Path, use: Use) -> None:
     def predicted(task: Task) -> Outcome:
         assert task.predicted_us is not None
         return Predicted(predicted_us=task.predicted_us, verification=VERIFIED)
@@ -177,9 +162,7 @@ def test_best_prediction_ends_a_workload_with_predicted_times(
 # -- errors and interruptions ------------------------------------------------------------------------
 
 
-def test_workload_without_a_variant_does_not_stop_the_others(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_workload_without_a_variant_does_not_stop_the_others(tmp_path: Path, use: Use) -> None:
     fake = use()
     report = run({ALIEN: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
     assert states(report) == {SOFTMAX: "tuned", ALIEN: "unsuited"}
@@ -188,7 +171,7 @@ def test_workload_without_a_variant_does_not_stop_the_others(
     assert [part.workload for part in report.without] == [ALIEN]
 
 
-def test_workload_that_always_fails_is_abandoned(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_workload_that_always_fails_is_abandoned(tmp_path: Path, use: Use) -> None:
     def answer(task: Task) -> Outcome:
         return Crashed(reason="SIGSEGV") if task.workload.operator == "gemm" else slow(task)
 
@@ -199,7 +182,7 @@ def test_workload_that_always_fails_is_abandoned(tmp_path: Path, use: Callable[.
 
 
 def test_error_ends_one_workload_and_a_lost_database_ends_all(
-    tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search, error = scheduler.run.search, InputError("this one cannot be")
 
@@ -225,7 +208,7 @@ def test_error_ends_one_workload_and_a_lost_database_ends_all(
 
 @pytest.mark.parametrize("stop", [7, 41])
 def test_interrupted_run_keeps_its_trials_and_the_same_call_continues(
-    stop: int, tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+    stop: int, tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     first = use(interrupt_at=stop)
@@ -254,7 +237,7 @@ def test_interrupted_run_keeps_its_trials_and_the_same_call_continues(
 
 
 def test_time_limit_ends_the_search_and_the_same_call_continues(
-    tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     now = time.monotonic()
@@ -273,9 +256,7 @@ def test_time_limit_ends_the_search_and_the_same_call_continues(
     assert (first.searched + second.searched).total() == 40
 
 
-def test_known_finalists_are_neither_searched_nor_timed_again(
-    tmp_path: Path, use: Callable[..., Fake]
-) -> None:
+def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, use: Use) -> None:
     use()
     known = run({SOFTMAX: 1}, 40, tmp_path / "a.db")
     use(interrupt_at=20)
@@ -295,7 +276,7 @@ def test_known_finalists_are_neither_searched_nor_timed_again(
 # -- checks of arguments -----------------------------------------------------------------------------
 
 
-def test_workload_of_several_layers_is_tuned_once(tmp_path: Path, use: Callable[..., Fake]) -> None:
+def test_workload_of_several_layers_is_tuned_once(tmp_path: Path, use: Use) -> None:
     fake, path = use(), tmp_path / "net.toml"
     entries = {"first": 2, "second": 3}
     path.write_text(
@@ -348,9 +329,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_reports_each_workload(
-    file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reports_each_workload(file: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     use()
     assert cli.run(command(file, "--trials", "12")) == 0
     out, err = capsys.readouterr()
@@ -366,9 +345,7 @@ def test_command_reports_each_workload(
     assert data["after_us"] == sum(part["count"] * (part["after_us"] or 0) for part in data["parts"])
 
 
-def test_ctrl_c_explains_how_to_continue(
-    file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_explains_how_to_continue(file: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     use(interrupt_at=5)
     assert cli.run(command(file, "--trials", "12")) == 130
     assert (

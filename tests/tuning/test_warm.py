@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import VERIFIED, measured
 from tunebench import device as devices
 from tunebench import tune
 from tunebench.db.record import RunStart, TrialKey
@@ -18,7 +19,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.kernels import load_file, variant
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Predicted, Result, Verification
+from tunebench.outcome import Aborted, CompileFailed, Outcome, Predicted, Result
 from tunebench.space import Config
 from tunebench.tuning import Plan, Progress, warm
 from tunebench.tuning.run import RunContext, TuningSetup, finish, prepare
@@ -31,11 +32,6 @@ KEY = "softmax/forty"
 WORKLOAD = "softmax:rows=16,cols=32,dtype=f32"
 HERE = devices.local_cpu()
 THERE = dataclasses.replace(HERE, name="another-cpu")
-RIGHT = Verification(how="reference", detail="all elements", worst=0.1)
-
-
-def measured(us: float, cache: str = "cold") -> Measured:
-    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=RIGHT)  # type: ignore[arg-type]
 
 
 def fill(
@@ -85,7 +81,7 @@ def test_empty_database_gives_no_warm_start(store: Store) -> None:
 def test_times_of_another_device_go_to_their_rows(store: Store) -> None:
     fill(store, {copy: measured(100.0 + copy) for copy in range(20)})
     fill(store, {20: CompileFailed(reason="no"), 21: Aborted(samples_us=(9.0, 8.0), above_us=5.0)})
-    fill(store, {22: Predicted(predicted_us=1.0, verification=RIGHT), 23: measured(1.0, cache="warm")})
+    fill(store, {22: Predicted(predicted_us=1.0, verification=VERIFIED), 23: measured(1.0, cache="warm")})
     found = start(store)
     [column] = found.elsewhere_us
     np.testing.assert_array_equal(column[:22], [*range(100, 120), math.inf, 8.0])

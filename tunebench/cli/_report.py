@@ -92,23 +92,23 @@ def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
         None,
     )
     if report.default_us is not None and not report.is_default:
-        versus = _confidence(report.versus.get("default"))
-        yield "default configuration", time_of(report.default_us), _faster(report.default_us, best_us), versus
-    runner_up = report.versus.get("runner_up")
-    if runner_up is not None:
-        yield "runner-up", None, f"{runner_up.ratio:.2f}x", _confidence(runner_up)
+        yield _versus("default configuration", report.default_us, best_us, report.versus.get("default"))
+    if "runner_up" in report.versus:
+        yield _versus("runner-up", None, best_us, report.versus["runner_up"])
     for place, baseline in enumerate(report.baselines):
-        versus = _confidence(report.versus.get("baseline")) if place == 0 else None
-        yield baseline.name, time_of(baseline.median_us), _faster(baseline.median_us, best_us), versus
+        comparison = report.versus.get("baseline") if place == 0 else None
+        yield _versus(baseline.name, baseline.median_us, best_us, comparison)
     label = "lower bound (assumed rates)" if report.assumed else "lower bound"
     yield label, time_of(report.bound_us) if report.bound_us else "none", None, None
 
 
-def _confidence(versus: Comparison | None) -> str | None:
+def _versus(name: str, us: float | None, best_us: float, versus: Comparison | None) -> tuple[object, ...]:
+    """Return the row of a rival; speedup and interval are those of the rounds in which both were timed."""
     if versus is None:
-        return None
+        return name, time_of(us), _faster(us, best_us), None
     interval = f"[{versus.low:.2f}, {versus.high:.2f}]"
-    return f"{interval} tie" if versus.tied else f"{interval}, {100 * versus.probability:.1f} % sure"
+    sure = " tie" if versus.tied else f", {100 * versus.probability:.1f} % confidence"
+    return name, time_of(us), f"{versus.ratio:.2f}x", interval + sure
 
 
 def _ties(report: Report) -> Iterator[str]:
