@@ -11,8 +11,7 @@ To add a sampler:
    accept the name from then on. `tunebench/tuning/run.py` treats `random` and `surrogate` specially: a
    sampler that must ignore warm starts, or that learns from other devices, needs the same there.
 3. Tests that are parametrised over `SAMPLERS` include it. Subclass
-   `tunebench.testing.sampler_contract.SamplerContract` in `tests/testing/test_contracts.py`, and add the
-   class to `OWN` in `tests/search/test_samplers_of_studies.py`.
+   `tunebench.testing.sampler_contract.SamplerContract` in `tests/testing/test_contracts.py`.
 4. Describe it in the table of `docs/search.md` and in the help of `--sampler` (`tunebench/cli/tune.py`,
    `tunebench/cli/replay.py`).
 """
