@@ -446,6 +446,12 @@ def gated(up: str) -> Graph:
     return graph(first, second, after, outputs=("after",), v=(32, 16), other=(64, 16), **SHAPES)
 
 
+def test_gated_convolutions_are_not_fused() -> None:
+    products = (computing(name, f"{LAYER},layout=nchw", x="a", w="w", y=name) for name in ("conv", "p"))
+    after = pointwise("after", "x0*silu(x1)", x0="conv/whole", x1="p/whole")
+    assert several(graph(*products, after, outputs=("after",), **IMAGES)) == {}
+
+
 def test_products_of_one_input_form_gated_gemm() -> None:
     (group,) = [g for g in groups(gated("x")) if g.kind == "gated"]
     assert group.workloads == ("gated_gemm:m=64,n=32,k=16,dtype=f32,trans=nt",)

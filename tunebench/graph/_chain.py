@@ -16,6 +16,7 @@ __all__ = [
     "chain_expression",
     "chains",
     "epilogue_of",
+    "plain_chains",
     "statistics_nodes",
 ]
 
@@ -94,6 +95,14 @@ def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
     At most one node of a chain needs statistics kernels to run first.
     """
     yield from itertools.islice(_chains(graph, sink), MAX_CHAINS)
+
+
+def plain_chains(graph: Graph, sink: int) -> Iterator[tuple[frozenset[int], ChainExpression]]:
+    """Yield the chains that end in one node and need no statistics, with their expressions."""
+    for members in chains(graph, sink):
+        tree = None if statistics_nodes(graph, members) else chain_expression(graph, sink, members)
+        if tree is not None:
+            yield members, tree
 
 
 def statistics_nodes(graph: Graph, members: Iterable[int]) -> list[int]:

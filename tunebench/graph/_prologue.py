@@ -10,7 +10,7 @@ from typing import Any
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, steps, write
 from tunebench.graph import node as graph_node
-from tunebench.graph._chain import ChainExpression, chain_expression, chains, statistics_nodes
+from tunebench.graph._chain import ChainExpression, plain_chains
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -57,9 +57,8 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     is_other = list(node.roles.values()).count(read) > 1 or graph.values[read].elements != operand.size
     if is_other or getattr(workload, "direction", "fprop") != "fprop":
         return
-    for members in chains(graph, before):
-        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
-        found = None if tree is None else _function(graph, tree, workload, read)
+    for members, tree in plain_chains(graph, before):
+        found = _function(graph, tree, workload, read)
         if found is None:
             continue
         expression, roles = found

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
-from tunebench.expression import Apply, Name, names, write
+from tunebench.expression import Apply, Name, Node, names, write
 from tunebench.graph._chain import (
     ChainEpilogue,
     ChainExpression,
     chain_expression,
     chains,
     epilogue_of,
+    plain_chains,
     statistics_nodes,
 )
 from tunebench.graph._prologue import NodeWithPrologue, prologues
@@ -76,7 +77,7 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         found: Iterator[FusedGroup] = iter(())
         if node.expression:
             found = _ending_in(graph, index, ahead)
-        elif node.workloads and not node.expression:
+        elif node.workloads:
             found = _prologues(graph, index, ahead[index])
         for group in found:
             several.setdefault((group.nodes, group.workloads), group)
@@ -294,70 +295,49 @@ _WITH_EPILOGUE = {"gemm": _gemm_with_epilogue, "conv2d": _conv2d_with_epilogue}
 
 def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
     """Return two products of one input, where one gates the other, or None for other chains."""
-    if len(tree.leaves) != 2 or any(leaf.place != "whole" for leaf in tree.leaves.values()):
+    gating, leaves = _gating(tree.root), tree.leaves.values()
+    if gating is None or len(leaves) != 2:
         return None
-    products = {}
-    for name, leaf in tree.leaves.items():
-        before = graph.writer.get(leaf.value)
-        if before is None or not graph.is_internal(leaf.value, members):
-            return None
-        products[name] = before
-    gate, up = _gate_and_up(tree)
-    nodes = [graph.nodes[products[name]] for name in (gate, up) if name]
-    if len(nodes) < 2 or any(len(node.workloads) != 1 for node in nodes):
+    if any(leaf.place != "whole" or not graph.is_internal(leaf.value, members) for leaf in leaves):
         return None
-    product: Any = parse(nodes[0].workloads[0])
-    alike = nodes[0].workloads == nodes[1].workloads and nodes[0].roles["a"] == nodes[1].roles.get("a")
-    if not alike or product.operator != "gemm" or product.epilogue != "none" or product.batch != 1:
+    activation, *factors = gating
+    products = [graph.writer.get(tree.leaves[name].value) for name in factors]
+    nodes = {*members, *(index for index in products if index is not None)}
+    gate, up = (None if index is None else graph.nodes[index] for index in products)
+    if gate is None or up is None or gate.workloads != up.workloads or len(gate.workloads) != 1:
         return None
-    return _gated_group(graph, sink, members, products[gate], products[up], tree)
-
-
-def _gate_and_up(tree: ChainExpression) -> tuple[str, str]:
-    """Return the names of gate and up in ``act(gate) * up``; empty if the expression has another form."""
-    root = tree.root
-    if isinstance(root, Apply) and root.operation == "mul":
-        for first, second in (root.arguments, root.arguments[::-1]):
-            if isinstance(second, Name) and isinstance(first, Apply) and first.operation in _GATES:
-                (inner,) = first.arguments
-                if isinstance(inner, Name) and inner != second:
-                    return inner.name, second.name
-    return "", ""
-
-
-_GATES = frozenset(GatedGemm.choices("activation"))
-
-
-def _gated_group(
-    graph: Graph, sink: int, members: frozenset[int], gate: int, up: int, tree: ChainExpression
-) -> FusedGroup | None:
-    product: Any = parse(graph.nodes[gate].workloads[0])
-    root: Any = tree.root
-    activation = next(a.operation for a in root.arguments if getattr(a, "operation", "") in _GATES)
+    product: Any = parse(gate.workloads[0])
+    if product.operator != "gemm" or product.epilogue != "none" or product.batch != 1:
+        return None
+    if gate.roles["a"] != up.roles.get("a") or not _is_convex(graph, nodes):
+        return None
     sizes = {name: getattr(product, name) for name in ("m", "n", "k", "dtype", "trans")}
     try:
         workload = GatedGemm.from_dimensions({**sizes, "activation": activation})
     except InputError:
         return None
-    first, second = graph.nodes[gate], graph.nodes[up]
     (result,) = graph.nodes[sink].writes
-    nodes = {gate, up, *members}
-    return (
-        FusedGroup(
-            nodes=tuple(sorted(nodes)),
-            kind="gated",
-            workloads=(str(workload),),
-            roles={
-                "a": first.roles["a"],
-                "b_gate": first.roles["b"],
-                "b_up": second.roles["b"],
-                "c": result,
-            },
-            copied=first.copied + second.copied,
-        )
-        if _is_convex(graph, nodes)
-        else None
+    return FusedGroup(
+        nodes=tuple(sorted(nodes)),
+        kind="gated",
+        workloads=(str(workload),),
+        roles={"a": gate.roles["a"], "b_gate": gate.roles["b"], "b_up": up.roles["b"], "c": result},
+        copied=gate.copied + up.copied,
     )
+
+
+_GATES = frozenset(GatedGemm.choices("activation"))
+
+
+def _gating(root: Node) -> tuple[str, str, str] | None:
+    """Return activation, gate and up of ``activation(gate) * up``, or None for another expression."""
+    if isinstance(root, Apply) and root.operation == "mul":
+        for first, second in (root.arguments, root.arguments[::-1]):
+            if isinstance(second, Name) and isinstance(first, Apply) and first.operation in _GATES:
+                (inner,) = first.arguments
+                if isinstance(inner, Name) and inner != second:
+                    return first.operation, inner.name, second.name
+    return None
 
 
 # -- prologues -------------------------------------------------------------------------------------------
@@ -388,10 +368,9 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[F
     before = graph.writer.get(read)
     if before is None or not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
         return
-    for members in chains(graph, before):
-        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
-        given = None if tree is None else _dimensions(graph, tree, read)
-        if tree is None or given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
+    for members, tree in plain_chains(graph, before):
+        given = _dimensions(graph, tree, read)
+        if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
             continue
         lies_in_lines = given["vectors"] or given["columns"]
         if lies_in_lines and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
@@ -418,11 +397,8 @@ def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGro
     before = graph.writer.get(total)
     if before is None or not graph.nodes[before].expression:
         return
-    for members in chains(graph, before):
-        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
-        parts = (
-            None if tree is None else _sum_operands(tree, graph.values[total].elements, workload.cols, graph)
-        )
+    for members, tree in plain_chains(graph, before):
+        parts = _sum_operands(tree, workload.cols, graph)
         if parts is None or not _is_convex(graph, {*members, index}):
             continue
         prologue = "bias+residual" if "bias" in parts else "residual"
@@ -435,7 +411,7 @@ def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGro
         )
 
 
-def _sum_operands(tree: ChainExpression, elements: int, cols: int, graph: Graph) -> dict[str, str] | None:
+def _sum_operands(tree: ChainExpression, cols: int, graph: Graph) -> dict[str, str] | None:
     """Return the operands of a sum of two tensors and an optional vector; None for other expressions."""
     wholes = [name for name, leaf in tree.leaves.items() if leaf.place == "whole"]
     vectors = [name for name, leaf in tree.leaves.items() if leaf.place == "vector"]
