@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench._deprecation import warn_renamed
+from tunebench._deprecation import renamed_fields
 from tunebench.device import Device
 from tunebench.dispatch import Preference
 from tunebench.errors import InputError
@@ -45,6 +45,7 @@ class PricedGroup:
         return sum(one.nbytes for one in self.alone) - self.price.nbytes
 
 
+@renamed_fields({"problems": "workloads", "library_us": "torch_us", "library": "torch_prices"})
 @dataclass(frozen=True, kw_only=True)
 class PartitionPlan:
     """The chosen groups of a step on a device.
@@ -101,24 +102,6 @@ class PartitionPlan:
     def workloads(self) -> Counter[str]:
         """Workloads to tune, with their counts per step."""
         return Counter(text for offer in self.chosen for text in offer.group.workloads)
-
-    @property
-    def problems(self) -> Counter[str]:
-        """Deprecated name of `workloads`."""
-        warn_renamed("PartitionPlan.problems", "PartitionPlan.workloads")
-        return self.workloads
-
-    @property
-    def library_us(self) -> float:
-        """Deprecated name of `torch_us`."""
-        warn_renamed("PartitionPlan.library_us", "PartitionPlan.torch_us")
-        return self.torch_us
-
-    @property
-    def library(self) -> tuple[Price, ...]:
-        """Deprecated name of `torch_prices`."""
-        warn_renamed("PartitionPlan.library", "PartitionPlan.torch_prices")
-        return self.torch_prices
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
