@@ -15,7 +15,7 @@ from tunebench.errors import DatabaseError, InputError
 from tunebench.explanation import Forecaster
 from tunebench.forecast.network import predict_operations
 from tunebench.graph.group import FusedGroup
-from tunebench.graph.node import Graph, Value
+from tunebench.graph.node import Graph
 from tunebench.workload import Traffic, Workload
 from tunebench.workloads import parse
 from tunebench.workloads.networks import Operation
@@ -148,7 +148,8 @@ class Prices:
         moved = self._traffic_bytes(index)
         if index in self._shares:
             return Price(us=self._shares[index], by="torch", how="measured", kernels=1, nbytes=moved)
-        texts = (*node.workloads, *filter(None, [self._elementwise_copy(index)]))
+        copies = [str(_copy_workload(moved))] if node.expression else []
+        texts = (*node.workloads, *copies)
         if texts:
             times = [self._torch_us(text) for text in texts]
             how = "measured" if all(known for _, known in times) else "predicted"
@@ -200,21 +201,11 @@ class Prices:
 
     def _traffic_bytes(self, index: int) -> int:
         """Return the bytes that a node reads and writes."""
-        node = self.graph.nodes[index]
-        written = sum(self._value(name).nbytes for name in node.writes)
+        node, values = self.graph.nodes[index], self.graph.values
+        written = sum(values[name].nbytes for name in node.writes)
         if node.target in GATHER_OPERATORS:
             return 2 * written
-        return written + sum(self._value(name).nbytes for name in node.reads)
-
-    def _value(self, name: str) -> Value:
-        return self.graph.values[name]
-
-    def _elementwise_copy(self, index: int) -> str | None:
-        """Return the workload that has the same time as an elementwise node alone; None for other nodes."""
-        node = self.graph.nodes[index]
-        if not node.expression:
-            return None
-        return str(_copy_workload(self._traffic_bytes(index)))
+        return written + sum(values[name].nbytes for name in node.reads)
 
 
 def _copy_workload(nbytes: int) -> Workload:
