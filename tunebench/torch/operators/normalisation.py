@@ -238,11 +238,10 @@ def _finish(
 
 
 def _fake(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
-    like = x.new_empty(x.shape)
-    row = x.new_empty(x.shape[:1], dtype=torch.float32)
+    y, z = (x.new_empty(x.shape) for _ in range(2))
     count = 0 if not stats else 1 if beta is None else 2
-    statistics = tuple(row.new_empty(row.shape) for _ in range(count))
-    return _packed(x, like, x.new_empty(x.shape), statistics, residual is not None)
+    statistics = tuple(x.new_empty(x.shape[:1], dtype=torch.float32) for _ in range(count))
+    return _packed(x, y, z, statistics, residual is not None)
 
 
 def _fallback_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:

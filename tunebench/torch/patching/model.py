@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -76,14 +78,14 @@ class PatchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return {
-            "swapped": [{"name": s.name, "kind": s.kind, "served": s.served} for s in self.swapped],
-            "left": [{"name": one.name, "kind": one.kind, "reason": one.reason} for one in self.left],
+            "swapped": [dataclasses.asdict(module) for module in self.swapped],
+            "left": [dataclasses.asdict(module) for module in self.left],
         }
 
     def __str__(self) -> str:
         """Return one line per class: the number of patched and of unchanged modules, with reasons."""
-        served = _counted(swap.kind for swap in self.swapped)
-        left = _counted((one.kind, one.reason) for one in self.left)
+        served = Counter(module.kind for module in self.swapped).most_common()
+        left = Counter((module.kind, module.reason) for module in self.left).most_common()
         return "\n".join(
             (
                 f"{len(self.swapped)} modules patched",
@@ -155,13 +157,6 @@ def _restore(modules: Any) -> int:
             module.__class__ = ORIGINAL[type(module)]
             count += 1
     return count
-
-
-def _counted(things: Iterator[Any]) -> list[tuple[Any, int]]:
-    counts: dict[Any, int] = {}
-    for thing in things:
-        counts[thing] = counts.get(thing, 0) + 1
-    return sorted(counts.items(), key=lambda one: -one[1])
 
 
 # -- reasons to leave a module unchanged ------------------------------------------------------------------
