@@ -184,8 +184,8 @@ class Layer:
             InputError: if a change is malformed, repeated, unknown or out of range.
         """
         base = self.workload
-        given = base.split_dimensions(str(base).partition(":")[2])
-        return type(base).from_dimensions(given | base.split_dimensions(changes))
+        kept = base.split_dimensions(str(base).partition(":")[2])
+        return type(base).from_dimensions(kept | base.split_dimensions(changes))
 
 
 def suites() -> tuple[str, ...]:
@@ -238,8 +238,8 @@ def _of_file(path: Path) -> tuple[Layer, ...]:
     return layers
 
 
-def _layers(told: dict[str, Any]) -> tuple[Layer, ...]:
+def _layers(content: dict[str, Any]) -> tuple[Layer, ...]:
     return tuple(
         Layer(name=name, text=entry["workload"], count=entry["count"], scales=entry["scales"])
-        for name, entry in told["layer"].items()
+        for name, entry in content["layer"].items()
     )

@@ -25,10 +25,10 @@ def read(path: Path) -> dict[str, Any]:
         InputError: if the file cannot be read, or a layer is invalid.
     """
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"suite {path} cannot be read: {error}") from None
-    layers = told.get("layer")
+    layers = content.get("layer")
     if not isinstance(layers, dict) or not layers:
         raise InputError(f"suite {path} has no layers: it must have tables [layer.NAME] with a workload each")
     return {"layer": {name: _entry(f"{path}: layer {name}", entry) for name, entry in layers.items()}}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
-from tunebench.workloads import suites
+from tunebench.workloads import suite, suites
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._listed import ListedNetwork, from_list
@@ -66,7 +66,7 @@ def network(name: str) -> Network:
     file = resources.files(__name__).joinpath(f"{name}.toml")
     if file.is_file():
         return from_config(name, tomllib.loads(file.read_text(encoding="utf-8")))
-    return ListedNetwork.of_suite(name)
+    return ListedNetwork(name, suite(name))
 
 
 def from_config(name: str, config: dict[str, Any]) -> Network:

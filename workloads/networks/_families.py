@@ -6,6 +6,8 @@ the kernels of autograd were counted by a dispatch mode on the same code.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tunebench.workloads.networks._network import NetworkRun
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
@@ -19,14 +21,22 @@ MASKED_MAXIMUM = ("x*0.5", "x*row", "dy*x", "x*row", "x*row")
 class _Decoder(Transformer):
     """A stack of layers followed by the output matrix, tied to the embedding or not."""
 
-    def _tokens(self, run: NetworkRun) -> int:
-        return run.batch * run.seq
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer."""
+        h, inner, ffn = self.architecture.hidden, self.architecture.inner, self.architecture.ffn
+        return (
+            *(Matrix(part="attention qkv", k=h, n=inner, divided="n") for _ in range(3)),
+            Matrix(part="attention output", k=inner, n=h, divided="k"),
+            Matrix(part="mlp up", k=h, n=ffn, divided="n"),
+            Matrix(part="mlp down", k=ffn, n=h, divided="k"),
+        )
 
-    def _shape(self, run: NetworkRun) -> tuple[int, int]:
-        return (self._tokens(run), self.architecture.hidden)
+    def vectors(self) -> tuple[int, int]:
+        """Return weights and biases of the two normalisations."""
+        return 4 * self.architecture.hidden, 4
 
     def _inner(self, run: NetworkRun) -> tuple[int, int]:
-        return (self._tokens(run), self.architecture.ffn // run.tensor)
+        return (run.batch * run.seq, self.architecture.ffn // run.tensor)
 
     def _heads(self, run: NetworkRun, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
         of = self.architecture
@@ -46,19 +56,30 @@ class _Decoder(Transformer):
             dropout=of.attention_dropout,
         )
 
-    def _added(self, tape: Tape) -> None:
-        """Add dropout and the residual sum, which a compiler fuses into the next normalisation."""
-        shape = self._shape(tape.run)
-        tape.dropout("residual", shape, self.architecture.dropout)
-        if not tape.run.fused:
-            tape.residual("residual", shape)
+    def _attend(self, tape: Tape, output: Matrix, before: tuple[str, ...], backward: tuple[str, ...]) -> None:
+        """Add attention after three products of the same input, and the rest of its half of the layer."""
+        self._heads(tape.run, before, backward).on(tape)
+        for _ in range(2):  # sum the gradients of the input of three products
+            tape.elementwise("attention qkv", self._shape(tape.run), "x+y", "backward")
+        output.on(tape, self._shape(tape.run)[0])
+        self._added(tape)
+
+    def _feed_forward(self, tape: Tape, up: Matrix, down: Matrix) -> None:
+        """Add the second half of a layer, from its normalisation to its residual sum."""
+        tokens = self._shape(tape.run)[0]
+        self._norm(tape)
+        up.on(tape, tokens)
+        tape.activation("mlp activation", self._inner(tape.run), self.architecture.activation)
+        down.on(tape, tokens)
+        self._added(tape)
 
     def _output_layer(self, tape: Tape) -> None:
         """Add the product with the vocabulary's matrix, and the loss."""
         run, of = tape.run, self.architecture
         vocabulary = share(of.vocabulary, run.tensor)
-        tape.linear("head", self._tokens(run), vocabulary, of.embedding, bias=of.family == "bert")
-        tape.loss("loss", self._tokens(run), vocabulary)
+        tokens = run.batch * run.seq
+        tape.linear("head", tokens, vocabulary, of.embedding, bias=of.family == "bert")
+        tape.loss("loss", tokens, vocabulary)
         if of.tied and run.trains:  # gradients of both uses of the tied matrix are added
             tape.elementwise("head", (vocabulary, of.embedding), "x+y", "backward")
 
@@ -76,10 +97,6 @@ class Gpt2(_Decoder):
             Matrix(part="mlp down", k=ffn, n=h, divided="k", weight="in,out"),
         )
 
-    def vectors(self) -> tuple[int, int]:
-        """Return the weights and biases of the two normalisations."""
-        return 4 * self.architecture.hidden, 4
-
     def before(self) -> int:
         """Return the embeddings of tokens and positions."""
         return (self.architecture.vocabulary + self.architecture.positions) * self.architecture.hidden
@@ -95,41 +112,23 @@ class Gpt2(_Decoder):
         tape.dropout("embedding", shape, of.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        run, shape = tape.run, self._shape(tape.run)
+        run, tokens = tape.run, tape.run.batch * tape.run.seq
         qkv, output, up, down = self.matrices()
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
-        qkv.on(tape, self._tokens(run))
+        self._norm(tape)
+        qkv.on(tape, tokens)
         self._heads(run, ("x*0.125", "max(x,row)"), ("dy*row", "x*0.125")).on(tape)
-        tape.copy("attention copies", (self._tokens(run), qkv.n // run.tensor), "backward")  # concatenation
-        output.on(tape, self._tokens(run))
+        tape.copy("attention copies", (tokens, qkv.n // run.tensor), "backward")  # concatenation
+        output.on(tape, tokens)
         self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
-        up.on(tape, self._tokens(run))
-        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
-        down.on(tape, self._tokens(run))
-        self._added(tape)
+        self._feed_forward(tape, up, down)
 
     def _head(self, tape: Tape) -> None:
-        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         self._output_layer(tape)
 
 
 class Opt(_Decoder):
     """OPT: like GPT-2, with separate products for queries, keys and values, and an additive mask."""
-
-    def matrices(self) -> tuple[Matrix, ...]:
-        """Return the linear layers of a layer."""
-        h, inner, ffn = self.architecture.hidden, self.architecture.inner, self.architecture.ffn
-        return (
-            *(Matrix(part="attention qkv", k=h, n=inner, divided="n") for _ in range(3)),
-            Matrix(part="attention output", k=inner, n=h, divided="k"),
-            Matrix(part="mlp up", k=h, n=ffn, divided="n"),
-            Matrix(part="mlp down", k=ffn, n=h, divided="k"),
-        )
-
-    def vectors(self) -> tuple[int, int]:
-        """Return weights and biases of the two normalisations."""
-        return 4 * self.architecture.hidden, 4
 
     def before(self) -> int:
         """Return the embeddings of tokens and positions, including two reserved positions."""
@@ -154,30 +153,22 @@ class Opt(_Decoder):
         tape.residual("embedding", shape)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        run, tokens, shape = tape.run, self._tokens(tape.run), self._shape(tape.run)
+        run, tokens = tape.run, tape.run.batch * tape.run.seq
         *qkv, output, up, down = self.matrices()
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         for each in qkv:
             each.on(tape, tokens)
         if not run.fused:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
         # The mask is a tensor that each head reads again: for long sequences it fits in no cache.
-        self._heads(run, ("x+y", "max(x,row)"), MASKED_MAXIMUM).on(tape)
-        for _ in range(2):  # sum the gradients of the input of three products
-            tape.elementwise("attention qkv", shape, "x+y", "backward")
-        output.on(tape, tokens)
-        self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
-        up.on(tape, tokens)
-        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
-        down.on(tape, tokens)
-        self._added(tape)
+        self._attend(tape, output, ("x+y", "max(x,row)"), MASKED_MAXIMUM)
+        self._feed_forward(tape, up, down)
 
     def _head(self, tape: Tape) -> None:
-        of, shape = self.architecture, self._shape(tape.run)
-        tape.layernorm("norm", shape, residual=tape.run.fused, eps=self.architecture.eps)
+        of, run = self.architecture, tape.run
+        self._norm(tape)
         if self._projection():
-            tape.linear("head", shape[0], of.embedding, of.hidden, bias=False)
+            tape.linear("head", run.batch * run.seq, of.embedding, of.hidden, bias=False)
         self._output_layer(tape)
 
 
@@ -187,14 +178,6 @@ class Bert(_Decoder):
     Inference runs a sequence classifier (encoder, pooler, classifier); training runs the pretraining heads
     (masked words, next sentence), as HuggingFace's automatic classes choose them.
     """
-
-    def matrices(self) -> tuple[Matrix, ...]:
-        """Return the linear layers of a layer."""
-        return Opt.matrices(self)  # type: ignore[arg-type]  # the same six
-
-    def vectors(self) -> tuple[int, int]:
-        """Return weights and biases of the two normalisations."""
-        return 4 * self.architecture.hidden, 4
 
     def before(self) -> int:
         """Return the embeddings of words, positions and token types, and their normalisation."""
@@ -217,21 +200,12 @@ class Bert(_Decoder):
         tape.dropout("embedding", shape, of.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        run, tokens, shape = tape.run, self._tokens(tape.run), self._shape(tape.run)
         *qkv, output, up, down = self.matrices()
         for each in qkv:
-            each.on(tape, tokens)
-        self._heads(run, ("x*0.125", "x+row"), ("x*0.125",)).on(tape)
-        for _ in range(2):
-            tape.elementwise("attention qkv", shape, "x+y", "backward")
-        output.on(tape, tokens)
-        self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
-        up.on(tape, tokens)
-        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
-        down.on(tape, tokens)
-        self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
+            each.on(tape, tape.run.batch * tape.run.seq)
+        self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
+        self._feed_forward(tape, up, down)
+        self._norm(tape)
 
     def _head(self, tape: Tape) -> None:
         run, h = tape.run, self.architecture.hidden
@@ -240,7 +214,7 @@ class Bert(_Decoder):
         tape.linear("head", run.batch, 2, h)
         if not run.trains:
             return
-        tape.linear("head", self._tokens(run), h, h)
+        tape.linear("head", run.batch * run.seq, h, h)
         tape.activation("head", self._shape(run), self.architecture.activation)
         tape.layernorm("norm", self._shape(run), eps=self.architecture.eps)
         self._output_layer(tape)
@@ -249,16 +223,20 @@ class Bert(_Decoder):
 class Llama(_Decoder):
     """Llama: RMS normalisation, rotary positions, a gated feed-forward layer, no biases."""
 
+    rms: ClassVar[bool] = True
+
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer."""
         of = self.architecture
+        up = Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False)
         return (
-            Matrix(part="attention qkv", k=of.hidden, n=of.inner, divided="n", bias=False),
-            Matrix(part="attention qkv", k=of.hidden, n=of.inner_k, divided="n", bias=False),
-            Matrix(part="attention qkv", k=of.hidden, n=of.inner_k, divided="n", bias=False),
+            *(
+                Matrix(part="attention qkv", k=of.hidden, n=width, divided="n", bias=False)
+                for width in (of.inner, of.inner_k, of.inner_k)
+            ),
             Matrix(part="attention output", k=of.inner, n=of.hidden, divided="k", bias=False),
-            Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False),
-            Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False),
+            up,
+            up,
             Matrix(part="mlp down", k=of.ffn, n=of.hidden, divided="k", bias=False),
         )
 
@@ -280,25 +258,21 @@ class Llama(_Decoder):
 
     def _rotated(self, tape: Tape, width: int) -> None:
         """Add the rotary embedding: halves swapped and negated, two products, their sum."""
-        shape = (self._tokens(tape.run), width)
+        shape = (tape.run.batch * tape.run.seq, width)
         steps = ("x*row",) if tape.run.fused else ("x*0.5", "x", "x*row", "x*row", "x+y")
         for step in steps:
             tape.pointwise("attention rotation", shape, step, (step,))
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        run, of, tokens = tape.run, self.architecture, self._tokens(tape.run)
+        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output, gate, up, down = self.matrices()
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         for each in qkv:
             each.on(tape, tokens)
         self._rotated(tape, of.inner // run.tensor)
         self._rotated(tape, of.inner_k // run.tensor)
-        self._heads(run, ("x*0.125", "x+row"), ("x*0.125",)).on(tape)
-        for _ in range(2):
-            tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
-        output.on(tape, tokens)
-        self._added(tape)
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
+        self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
+        self._norm(tape)
         gate.on(tape, tokens)
         up.on(tape, tokens)
         if run.fused:
@@ -311,5 +285,5 @@ class Llama(_Decoder):
         self._added(tape)
 
     def _head(self, tape: Tape) -> None:
-        tape.rmsnorm("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         self._output_layer(tape)

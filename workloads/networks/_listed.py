@@ -5,69 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench.errors import InputError
-from tunebench.workload import Workload
-from tunebench.workloads import Layer, parse, suite
+from tunebench.workloads import Layer, parse
 from tunebench.workloads.networks._network import Network, NetworkRun, Operation, merged
 
-__all__ = ["ListedNetwork", "ListedOperation", "from_list"]
+__all__ = ["ListedNetwork", "from_list"]
 
 ENTRY = ("workload", "count", "part", "scales")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedOperation:
-    """One workload of a list.
-
-    Attributes:
-        workload: The workload at a batch size of 1.
-        count: How often a pass runs it.
-        part: Part of the network, for tables.
-        scales: Dimension that the batch size multiplies; empty if there is none.
-    """
-
-    workload: Workload
-    count: int = 1
-    part: str
-    scales: str = ""
-
-    def at(self, run: NetworkRun) -> Operation:
-        """Return the operation at the batch size and dtype of a run."""
-        changes: dict[str, Any] = {}
-        if run.batch > 1 and not self.scales:
-            raise InputError(
-                f"{self.part}: a batch of {run.batch} needs `scales`, the dimension it multiplies; "
-                f"{self.workload} has {', '.join(self.workload.dimensions())}"
-            )
-        if self.scales:
-            changes[self.scales] = getattr(self.workload, self.scales) * run.batch
-        if self.workload.dtype in ("f32", "f16", "bf16") and self.workload.dtype != run.dtype:
-            changes["dtype"] = run.dtype
-            if "out" in self.workload.dimensions():
-                changes["out"] = None
-        work = self.workload.changed(**changes) if changes else self.workload
-        return Operation(workload=work, count=self.count, part=self.part)
 
 
 class ListedNetwork(Network):
     """A network known only by its list of workloads: inference on one device."""
 
-    def __init__(self, name: str, entries: tuple[ListedOperation, ...]) -> None:
+    def __init__(self, name: str, entries: tuple[Layer, ...]) -> None:
         self.name = name
         self.layers = 1
         self.entries = entries
-
-    @classmethod
-    def of_suite(cls, name: str) -> ListedNetwork:
-        """Return a suite as a network.
-
-        Raises:
-            UnknownName: if there is no such suite.
-        """
-        return cls(name, tuple(map(_entry_of_layer, suite(name))))
 
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return the workloads, at the batch and type of the run (see `Network.operations`)."""
@@ -77,19 +32,24 @@ class ListedNetwork(Network):
             )
         if run.seq:
             raise InputError(f"{self.name} is a list of workloads of given sizes; leave seq out")
-        return merged(entry.at(run) for entry in self.entries)
+        return merged(_operation(entry.at_batch(run.batch), run) for entry in self.entries)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Raise: a list of workloads has no number of parameters."""
-        raise InputError(f"{self.name} is a list of workloads, which does not tell its parameters")
+        raise InputError(f"{self.name} is a list of workloads, whose number of parameters is unknown")
 
     def boundary_elements(self, run: NetworkRun) -> int:
         """Raise: a list of workloads has no layers to divide."""
-        raise InputError(f"{self.name} is a list of workloads, which has no layers to part")
+        raise InputError(f"{self.name} is a list of workloads, which has no layers to divide")
 
 
-def _entry_of_layer(layer: Layer) -> ListedOperation:
-    return ListedOperation(workload=layer.workload, count=layer.count, part=layer.name, scales=layer.scales)
+def _operation(entry: Layer, run: NetworkRun) -> Operation:
+    """Return the operation of an entry at the dtype of a run; integers and 8-bit floats keep theirs."""
+    work = entry.workload
+    if work.dtype in ("f32", "f16", "bf16") and work.dtype != run.dtype:
+        out = {"out": None} if "out" in work.dimensions() else {}
+        work = work.changed(dtype=run.dtype, **out)
+    return Operation(workload=work, count=entry.count, part=entry.name)
 
 
 def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwork:
@@ -113,7 +73,7 @@ def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwo
     )
 
 
-def _entry(where: str, row: dict[str, Any]) -> ListedOperation:
+def _entry(where: str, row: dict[str, Any]) -> Layer:
     """Return one entry after validation."""
     if not isinstance(row, dict) or None in row or set(row) - set(ENTRY) or "workload" not in row:
         raise InputError(f"{where}: must have workload and may have count, part and scales; got {row}")
@@ -130,6 +90,4 @@ def _entry(where: str, row: dict[str, Any]) -> ListedOperation:
     scales = str(row.get("scales", ""))
     if scales and not isinstance(getattr(work, scales, None), int):
         raise InputError(f"{where}: scales={scales} is no size of {work}")
-    return ListedOperation(
-        workload=work, count=count, part=str(row.get("part", work.operator)), scales=scales
-    )
+    return Layer(name=str(row.get("part", work.operator)), text=str(work), count=count, scales=scales)

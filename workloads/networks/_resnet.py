@@ -171,34 +171,25 @@ class ResNet(Network):
         tape.loss("loss", run.batch, self.classes)
 
 
-def _add_convolution(tape: Tape, part: str, given: Convolution, *, input_gradient: bool = True) -> None:
+def _add_convolution(tape: Tape, part: str, layer: Convolution, *, input_gradient: bool = True) -> None:
     """Add a convolution, its normalisation and its activation; the last two are one kernel if fused."""
     run = tape.run
-    work = Conv2d(
-        n=run.batch,
-        c=given.c,
-        h=given.size,
-        w=given.size,
-        k=given.k,
-        r=given.taps,
-        s=given.taps,
-        stride=given.stride,
-        pad=given.taps // 2,
-        dtype=run.dtype,
-        layout="nchw" if run.dtype == "f32" else "nhwc",  # tensor cores need nhwc
-    )
+    square = {"h": layer.size, "w": layer.size, "r": layer.taps, "s": layer.taps, "pad": layer.taps // 2}
+    types = {"dtype": run.dtype, "layout": "nchw" if run.dtype == "f32" else "nhwc"}  # tensor cores need nhwc
+    sizes = {"n": run.batch, "c": layer.c, "k": layer.k, "stride": layer.stride, **square}
+    work = Conv2d.from_dimensions({**sizes, **types})
     tape.add(f"{part} convolutions", work)
     if input_gradient:
         tape.add(f"{part} convolutions", work.changed(direction="dgrad"), "backward")
     tape.add(f"{part} convolutions", work.changed(direction="wgrad"), "backward")
-    shape = (run.batch * given.k, given.out**2)
+    shape = (run.batch * layer.k, layer.out**2)
     if run.trains:  # statistics are sums over the batch: they read x once more, and twice for its gradient
         tape.summed(part, shape[0] * shape[1])
         for _ in range(2):
             tape.summed(part, shape[0] * shape[1], "backward")
-    if run.fused and given.relu:
+    if run.fused and layer.relu:
         tape.pointwise(part, shape, "relu(x*row+row)", ("dy*relu(x)",))
         return
     tape.pointwise(part, shape, "x*row+row", ("dy*x",))
-    if given.relu:
+    if layer.relu:
         tape.activation(part, shape, "relu")

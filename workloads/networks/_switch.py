@@ -6,7 +6,7 @@ eager attention.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._network import NetworkRun
@@ -34,6 +34,8 @@ class Switch(Transformer):
     an expert per sequence; tokens above the capacity skip the layer. HuggingFace's code runs the experts one
     by one.
     """
+
+    rms: ClassVar[bool] = True
 
     def __init__(self, name: str, architecture: Architecture) -> None:
         super().__init__(name, architecture)
@@ -114,9 +116,6 @@ class Switch(Transformer):
 
     # -- operations -----------------------------------------------------------------------------
 
-    def _shape(self, run: NetworkRun) -> tuple[int, int]:
-        return (run.batch * run.seq, self.architecture.hidden)
-
     def _embedding(self, tape: Tape) -> None:
         for _ in range(2):  # input of the encoder and of the decoder
             vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
@@ -143,7 +142,7 @@ class Switch(Transformer):
         """Add self-attention or attention to the encoder's output; both have the same sequence length."""
         run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self.matrices()
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         for each in qkv:
             each.on(tape, tokens)
         heads = of.heads // run.tensor
@@ -167,12 +166,11 @@ class Switch(Transformer):
         self._added(tape)
 
     def _feed_forward(self, tape: Tape, sparse: bool) -> None:
-        run, tokens = tape.run, tape.run.batch * tape.run.seq
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
+        self._norm(tape)
         if sparse:
             self._experts(tape)
         else:
-            self._expert(tape, tokens)
+            self._expert(tape, tape.run.batch * tape.run.seq)
         self._added(tape)
 
     def _expert(self, tape: Tape, tokens: int) -> None:
@@ -202,15 +200,10 @@ class Switch(Transformer):
             tape.elementwise("router", taken, "x", "backward")
         tape.pointwise("router", shape, "x*row", ("dy*row", "dy*x"))
 
-    def _added(self, tape: Tape) -> None:
-        tape.dropout("residual", self._shape(tape.run), self.architecture.dropout)
-        if not tape.run.fused:
-            tape.residual("residual", self._shape(tape.run))
-
     def _head(self, tape: Tape) -> None:
         run, of = tape.run, self.architecture
         for _ in range(2):  # output of the encoder and of the decoder
-            tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
+            self._norm(tape)
         if of.tied:
             tape.pointwise("head", self._shape(run), "x*0.03", ("x*0.03",))
         vocabulary = share(of.vocabulary, run.tensor)

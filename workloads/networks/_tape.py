@@ -17,8 +17,7 @@ from typing import Literal
 from tunebench.dtype import itemsize
 from tunebench.workload import Workload
 from tunebench.workloads.networks._network import NetworkRun, Operation, Phase
-from tunebench.workloads.operators._norm import EPS
-from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators._norm import EPS, Norm
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
@@ -146,29 +145,22 @@ class Tape:
 
     def layernorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add a layer normalisation; `residual` fuses a residual sum ahead of it."""
-        rows, cols = shape
-        work = LayerNorm(
-            rows=rows,
-            cols=cols,
-            dtype=self.run.dtype,
-            prologue="residual" if residual else "none",
-            stats=self.run.trains,
-            eps=eps,
-        )
-        self.add(part, work)
-        gradients = work.changed(prologue="none", stats=False, eps=EPS, direction="backward")
-        self.add(part, gradients, "backward")
+        self._normalised(LayerNorm, part, shape, residual, eps)
+
+    def _normalised(
+        self, operator: type[Norm], part: str, shape: tuple[int, int], residual: bool, eps: float
+    ) -> None:
+        """Add a normalisation in one kernel, and its gradient."""
+        sizes = {"rows": shape[0], "cols": shape[1], "dtype": self.run.dtype}
+        prologue, stats = "residual" if residual else "none", self.run.trains
+        self.add(part, operator.from_dimensions({**sizes, "prologue": prologue, "stats": stats, "eps": eps}))
+        self.add(part, operator.from_dimensions({**sizes, "direction": "backward"}), "backward")
 
     def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add an RMS normalisation: one kernel if fused, else the chain of the model code."""
         rows, cols = shape
         if self.run.fused:
-            prologue: Literal["residual", "none"] = "residual" if residual else "none"
-            stats = self.run.trains
-            sizes = {"rows": rows, "cols": cols, "dtype": self.run.dtype}
-            work = RmsNorm.from_dimensions({**sizes, "prologue": prologue, "stats": stats, "eps": eps})
-            self.add(part, work)
-            self.add(part, RmsNorm.from_dimensions({**sizes, "direction": "backward"}), "backward")
+            self._normalised(RmsNorm, part, shape, residual, eps)
             return
         wide = Tape(replace(self.run, dtype="f32"))  # the model code computes in f32
         wide.elementwise(part, shape, "square(x)")
@@ -248,7 +240,7 @@ class Tape:
         rows, cols = (k, n) if trans == "nn" else (n, k)
         self.add(part, Gemm(batch=batch, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
 
-    def attention(self, part: str, work: Attention) -> None:
+    def attention(self, part: str, work: Workload) -> None:
         """Add attention as one kernel."""
         self.add(part, work)
         self.add(part, work.changed(direction="backward"), "backward")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
@@ -42,8 +42,7 @@ class Matrix:
 
     def parameters(self, tensor: int = 1) -> int:
         """Return the number of parameters on one of `tensor` devices."""
-        n = share(self.n, tensor) if self.divided == "n" else self.n
-        k = share(self.k, tensor) if self.divided == "k" else self.k
+        n, k = self._on_device(tensor)
         return k * n + (n if self.bias else 0)
 
     def tensors(self) -> int:
@@ -52,10 +51,15 @@ class Matrix:
 
     def on(self, tape: Tape, tokens: int) -> None:
         """Add the layer to a tape, for that many tokens."""
-        tensor = tape.run.tensor
-        n = share(self.n, tensor) if self.divided == "n" else self.n
-        k = share(self.k, tensor) if self.divided == "k" else self.k
+        n, k = self._on_device(tape.run.tensor)
         tape.linear(self.part, tokens, n, k, bias=self.bias, weight=self.weight)
+
+    def _on_device(self, tensor: int) -> tuple[int, int]:
+        """Return the widths of output and input on one of `tensor` devices."""
+        return (
+            share(self.n, tensor) if self.divided == "n" else self.n,
+            share(self.k, tensor) if self.divided == "k" else self.k,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +104,9 @@ class Heads:
     def on(self, tape: Tape) -> None:
         """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
         if tape.run.fused and (self.matched or tape.run.dtype != "f32") and not self.biased:
-            work = Attention(
-                batch=self.batch,
-                heads=self.heads,
-                heads_k=self.heads_k,
-                seq_q=self.seq_q,
-                seq_k=self.seq_k,
-                head_dim=self.head_dim,
-                dtype=tape.run.dtype,
-                causal=self.causal,
-            )
-            tape.attention("attention", work)
+            names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal")
+            sizes = {name: getattr(self, name) for name in names}
+            tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))
             return
         self._scores(tape)
         self._weights(tape)
@@ -194,6 +190,9 @@ class Heads:
 class Transformer(Network):
     """A transformer of one stack of layers; families define the layer and the parts around the stack."""
 
+    rms: ClassVar[bool] = False
+    """Whether hidden states are normalised by their root mean square, without a shift."""
+
     def __init__(self, name: str, architecture: Architecture) -> None:
         self.name = name
         self.architecture = architecture
@@ -244,6 +243,22 @@ class Transformer(Network):
         return sum(each.tensors() for each in self.matrices()) + self.vectors()[1]
 
     # -- shared by all families -----------------------------------------------------------------
+
+    def _shape(self, run: NetworkRun) -> tuple[int, int]:
+        """Return the shape of the hidden states: tokens and width."""
+        return (run.batch * run.seq, self.architecture.hidden)
+
+    def _norm(self, tape: Tape) -> None:
+        """Add a normalisation, into which a compiler fuses the residual sum ahead of it."""
+        add = tape.rmsnorm if self.rms else tape.layernorm
+        add("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
+
+    def _added(self, tape: Tape) -> None:
+        """Add dropout and the residual sum, which a compiler fuses into the next normalisation."""
+        shape = self._shape(tape.run)
+        tape.dropout("residual", shape, self.architecture.dropout)
+        if not tape.run.fused:
+            tape.residual("residual", shape)
 
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return the operations of one device in one run (see `Network.operations`)."""

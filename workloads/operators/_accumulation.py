@@ -1,12 +1,20 @@
-"""Error limits of sums of products in f32, for operators that accumulate."""
+"""Error limits of sums in f32, and the blocks of rows in which references are computed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from tunebench.dtype import DType, unit_roundoff
+from tunebench._lazy import np
+from tunebench.dtype import DType, underflow, unit_roundoff
 
-__all__ = ["REASON", "REASON_E4M3", "error"]
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["F32", "REASON", "REASON_E4M3", "error", "excess_rounding", "row_blocks", "sum_error"]
+
+F32 = unit_roundoff("f32")
 
 REASON = (
     "f32 sums of K products err by 2 sqrt(K) u of the magnitude summed with overwhelming probability "
@@ -48,3 +56,22 @@ def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
         # of the magnitude summed. The sum is truncated towards zero every 32 products, which costs sqrt(K).
         total += 2.0**-E4M3_FRACTION_BITS * min(terms, 8.0 + math.sqrt(terms) / 8.0)
     return total
+
+
+def sum_error(terms: int) -> float:
+    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude.
+
+    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
+    """
+    return (2.0 * math.sqrt(terms) + 8.0) * F32
+
+
+def excess_rounding(value: Array64, dtype: DType) -> Array64:
+    """Return the error of rounding to a type in excess of rounding to f32; tiny values may become 0."""
+    return (unit_roundoff(dtype) - F32) * np.abs(value) + underflow(dtype)
+
+
+def row_blocks(rows: int, cols: int, elements: int) -> Iterator[slice]:
+    """Yield slices of rows of a matrix that hold about as many elements as given, at least one row each."""
+    step = max(1, elements // max(1, cols))
+    return (slice(first, min(rows, first + step)) for first in range(0, rows, step))

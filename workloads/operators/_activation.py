@@ -7,13 +7,12 @@ An activation is one of a few names, each with a constant slope limit, or any ex
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.expression import Apply, Name, names, parse
+from tunebench.expression import names, parse
 from tunebench.workloads.operators._expression import FUNCTIONS, evaluate, span
 from tunebench.workloads.operators._expression_workload import LARGEST_OUT
 
@@ -29,7 +28,6 @@ __all__ = [
     "check",
     "reach",
     "spread",
-    "take_name",
 ]
 
 IDENTITY = "x"
@@ -61,22 +59,6 @@ def apply(activation: str, x: Array64) -> Array64:
 
 
 # -- any expression ------------------------------------------------------------------------------------------
-
-
-def take_name(workload: Any, places: Mapping[str, str]) -> None:
-    """Replace an `act` that has a name by the epilogue of that name, so that one workload has one text.
-
-    Args:
-        workload: Workload under construction, with dimensions `act` and `epilogue`; changed in place.
-        places: Epilogues with a placeholder ``{}`` for the activation, keyed by the epilogue without it.
-    """
-    tree = parse(workload.act)
-    if workload.epilogue not in places or not isinstance(tree, Apply) or tree.arguments != (Name("x"),):
-        return
-    known = places[workload.epilogue].format(tree.operation)
-    if known in workload.choices("epilogue"):
-        object.__setattr__(workload, "epilogue", known)
-        object.__setattr__(workload, "act", IDENTITY)
 
 
 def reach(terms: int) -> float:

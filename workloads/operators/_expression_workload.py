@@ -12,6 +12,7 @@ from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, steps
 from tunebench.workload import Expression, Names, Reference, Size, Tensor, Workload
+from tunebench.workloads.operators._accumulation import row_blocks
 from tunebench.workloads.operators._expression import Range, evaluate, span
 
 if TYPE_CHECKING:
@@ -149,10 +150,8 @@ class ExpressionWorkload(Workload):
 
     def evaluated(self, inputs: Mapping[str, Array64]) -> Iterator[tuple[slice, Array64, Array64]]:
         """Yield the expression for some rows at a time: the rows, the values, and the error bounds of f32."""
-        rows = max(1, ELEMENTS_AT_ONCE // self.cols)
         whole, columns = set(self.whole_names), set(self.column_names)
-        for first in range(0, self.rows, rows):
-            part = slice(first, min(first + rows, self.rows))
+        for part in row_blocks(self.rows, self.cols, ELEMENTS_AT_ONCE):
             given = {}
             for name, array in inputs.items():
                 of_part = array[part] if name in whole or name in columns else array

@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dimension import text_of
-from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
+from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
-from tunebench.workload import (
-    AllowedChanges,
-    Category,
-    Positive,
-    Reference,
-    Size,
-    Tensor,
-    Tolerance,
-    Workload,
-)
+from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance, Workload
+from tunebench.workloads.operators._accumulation import F32, excess_rounding, sum_error
+from tunebench.workloads.operators._matrix import MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -28,13 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EPS", "Norm"]
 
-F32 = unit_roundoff("f32")
 EPS = 1e-5
 """Default term added to a variance or a mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm(Workload):
+class Norm(MatrixWorkload):
     """Normalisation of each row of a matrix (rows, cols), computed in f32; subclasses define the kind.
 
     ========= ======================================== ==============================
@@ -53,7 +45,6 @@ class Norm(Workload):
     Gradients of the weights are sums over rows in f32, rounded to `dtype`.
     """
 
-    category: ClassVar[Category | None] = "reduction"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         items=("rows",), fusions={"prologue": "before"}
     )
@@ -64,9 +55,6 @@ class Norm(Workload):
     element_flops: ClassVar[Mapping[str, int]]
     """FLOPs per element, by direction."""
 
-    rows: Size
-    cols: Size
-    dtype: Literal["f32", "f16", "bf16"]
     prologue: Literal["none", "residual", "bias+residual"] = "none"
     stats: bool = False
     direction: Literal["forward", "backward"] = "forward"
@@ -93,11 +81,6 @@ class Norm(Workload):
             )
 
     @property
-    def is_backward(self) -> bool:
-        """Whether gradients are computed."""
-        return self.direction == "backward"
-
-    @property
     def has_bias(self) -> bool:
         """Whether a vector (cols,) is added to each row first."""
         return "bias" in self.prologue
@@ -121,9 +104,6 @@ class Norm(Workload):
             return (self._matrix("dx"), *(self._vector(f"d{name}") for name in self.weights))
         total = (self._matrix("z"),) if self.has_residual else ()
         return (self._matrix("y"), *total, *(self._statistics() if self.stats else ()))
-
-    def _matrix(self, name: str) -> Tensor:
-        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
 
     def _vector(self, name: str) -> Tensor:
         return Tensor(name=name, shape=(self.cols,), dtype=self.dtype)
@@ -172,7 +152,7 @@ class Norm(Workload):
         """Allow one rounding of the result, and f32 sums over a row in any order."""
         return Tolerance(
             eps_out=F32,
-            eps_acc=_sum_error(self.cols),
+            eps_acc=sum_error(self.cols),
             reason="each output rounded once to its type, as scales state; f32 sums of a row's elements "
             "and squares err by sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few "
             "roundings follow; sums over rows likewise, by their number",
@@ -194,18 +174,11 @@ class Norm(Workload):
         found = {}
         for tensor in self.outputs():
             value, magnitude = outputs[tensor.name]
-            # eps_out covers rounding to f32; this is the excess of rounding to the type. Tiny values may
-            # become 0.
-            rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
+            rounding = excess_rounding(value, tensor.dtype)  # eps_out covers rounding to f32
             found[tensor.name] = Reference(value=value, scale=magnitude + rounding / eps_acc)
         return found
 
     def _over_rows(self, terms: Array64, magnitudes: Array64) -> tuple[Array64, Array64]:
         """Return sums over rows, and magnitudes scaled for the ratio of rows to columns."""
-        errors = _sum_error(self.rows) / _sum_error(self.cols)
+        errors = sum_error(self.rows) / sum_error(self.cols)
         return terms.sum(axis=0), magnitudes.sum(axis=0) * errors
-
-
-def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude."""
-    return (2.0 * math.sqrt(terms) + 8.0) * F32

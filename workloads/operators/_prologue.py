@@ -15,8 +15,9 @@ from tunebench.dtype import DType, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.expression import Name, names, parse, write
 from tunebench.workload import Tensor, Workload
+from tunebench.workloads.operators._accumulation import row_blocks
 from tunebench.workloads.operators._expression import Range, evaluate, span
-from tunebench.workloads.operators._expression_workload import LARGEST_OUT, substitute
+from tunebench.workloads.operators._expression_workload import ELEMENTS_AT_ONCE, LARGEST_OUT, substitute
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ PREFIX = "pre_"
 
 _RANGES: Mapping[str, Range] = {"x": (-8.0, 8.0), "scale": (0.5, 1.5), "shift": (-1.0, 1.0)}
 """Range from which each name is drawn; out of 1e12 normal numbers none is expected beyond 8."""
-
-ELEMENTS_AT_ONCE = 2**20
-"""Elements evaluated at a time, approximately: temporaries of a whole operand may not fit in memory."""
 
 
 def vectors(expression: str) -> tuple[str, ...]:
@@ -144,9 +142,7 @@ def applied(
     tree, stored = parse(expression), numpy_dtype(storage(dtype))
     value, error = np.empty((2, *x.shape))
     whole = {name: np.broadcast_to(number, x.shape) for name, number in numbers.items()}
-    rows = max(1, ELEMENTS_AT_ONCE // max(1, x[:1].size))
-    for first in range(0, len(x), rows):
-        part = slice(first, first + rows)
+    for part in row_blocks(len(x), x[:1].size, ELEMENTS_AT_ONCE):
         given = {"x": x[part], **{name: number[part] for name, number in whole.items()}}
         exact, off = evaluate(tree, given)
         if storage(dtype) == "f32":

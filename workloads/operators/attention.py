@@ -21,6 +21,7 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
+from tunebench.workloads.operators._accumulation import F32, excess_rounding, sum_error
 
 if TYPE_CHECKING:
     import numpy
@@ -34,9 +35,6 @@ ROWS_AT_ONCE = 512
 
 OF_KEYS = ("k", "v", "dk", "dv")
 """Tensors with a row for each key; all others have a row for each query."""
-
-F32 = 2.0**-24
-"""Unit roundoff of the type in which scores and sums are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +189,7 @@ class Attention(Workload):
 
     def _allowed(self, tensor: Tensor, value: Array64, error: Array64, eps_acc: float) -> Reference:
         """Return a reference whose scale allows `error` and the rounding to the type of the tensor."""
-        rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
-        return Reference(value=value, scale=(error + rounding) / eps_acc)
+        return Reference(value=value, scale=(error + excess_rounding(value, tensor.dtype)) / eps_acc)
 
     def _scores(
         self, inputs: Mapping[str, Array64], place: tuple[int, int, slice]
@@ -234,7 +231,7 @@ class Attention(Workload):
         error["o"][b, h, rows] = (p * relative) @ np.abs(v) + underflow(self.dtype) / total * np.abs(v).sum(
             axis=0
         )
-        error["lse"][b, h, rows] = (mean_off + self._of_sums(self.seq_k) + 4 * F32 * np.abs(top))[:, 0]
+        error["lse"][b, h, rows] = (mean_off + sum_error(self.seq_k) + 4 * F32 * np.abs(top))[:, 0]
 
     def _backward(
         self,
@@ -270,14 +267,9 @@ class Attention(Workload):
         """Largest number of products summed for one element of a gradient."""
         return max(self.seq_k, self.group * self.seq_q)
 
-    @staticmethod
-    def _of_sums(terms: int) -> float:
-        """Return the relative error of f32 sums in any order, as for a matrix product."""
-        return (2.0 * math.sqrt(terms) + 8.0) * F32
-
     def _of_products(self, terms: int) -> float:
         """Return the relative error of an f32 sum of products whose left factor is rounded to the type."""
-        return unit_roundoff(self.dtype) + self._of_sums(terms)
+        return unit_roundoff(self.dtype) + sum_error(terms)
 
     def tolerance(self) -> Tolerance:
         """Allow probabilities rounded to the type, and f32 sums in any order; scales hold the rest."""

@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dimension import text_of
-from tunebench.dtype import numpy_dtype, unit_roundoff
+from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
-from tunebench.workload import (
-    AllowedChanges,
-    Category,
-    Positive,
-    Reference,
-    Size,
-    Tensor,
-    Tolerance,
-    Workload,
-)
+from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance
+from tunebench.workloads.operators._accumulation import F32, row_blocks, sum_error
+from tunebench.workloads.operators._matrix import MatrixWorkload
 from tunebench.workloads.operators._norm import EPS
 
 if TYPE_CHECKING:
@@ -28,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchNormStats"]
 
-F32 = unit_roundoff("f32")
 FEW = 8.0 * F32
 """Relative error of a few roundings in f32."""
 MOMENTUM = 0.1
@@ -38,7 +30,7 @@ BLOCK_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNormStats(Workload):
+class BatchNormStats(MatrixWorkload):
     """Statistics of a batch for its normalisation, and the gradients of its scale and shift; in f32.
 
     x is (rows, cols): images with channels last, so that a column is a channel and rows = n h w.
@@ -65,12 +57,8 @@ class BatchNormStats(Workload):
     """
 
     operator: ClassVar[str] = "batchnorm_stats"
-    category: ClassVar[Category | None] = "reduction"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(padding={"cols": "zeros"}, items=("cols",))
 
-    rows: Size
-    cols: Size
-    dtype: Literal["f32", "f16", "bf16"]
     direction: Literal["forward", "backward"] = "forward"
     eps: Positive = EPS
     momentum: Positive = MOMENTUM
@@ -109,11 +97,6 @@ class BatchNormStats(Workload):
         return AllowedChanges(padding=self.allowed_changes.padding)
 
     @property
-    def is_backward(self) -> bool:
-        """Whether gradients are computed."""
-        return self.direction == "backward"
-
-    @property
     def has_relu(self) -> bool:
         """Whether gradients pass back through a relu after the normalisation."""
         return self.act == "relu"
@@ -122,9 +105,6 @@ class BatchNormStats(Workload):
     def unbiased(self) -> float:
         """Factor from the biased to the unbiased variance, for running statistics."""
         return self.rows / (self.rows - 1)
-
-    def _matrix(self, name: str) -> Tensor:
-        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
 
     def _vectors(self, *names: str) -> tuple[Tensor, ...]:
         return tuple(Tensor(name=name, shape=(self.cols,), dtype="f32") for name in names)
@@ -181,8 +161,7 @@ class BatchNormStats(Workload):
 
     def _blocks(self) -> Iterator[slice]:
         """Yield slices of some rows at a time."""
-        step = max(1, BLOCK_ELEMENTS // self.cols)
-        return (slice(first, min(self.rows, first + step)) for first in range(0, self.rows, step))
+        return row_blocks(self.rows, self.cols, BLOCK_ELEMENTS)
 
     def _statistics(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         x, n, share = inputs["x"], self.rows, self.momentum
@@ -195,7 +174,7 @@ class BatchNormStats(Workload):
         rstd = 1.0 / np.sqrt(variance + self.eps)
         # Deviations from a mean with error e add e^2. A single pass uses the running mean, which has an error
         # of about one rounding in either direction.
-        sums, few = _sum_error(n), FEW / _sum_error(n)
+        sums, few = sum_error(n), FEW / sum_error(n)
         off = variance + few * np.sqrt(variance) * level + sums * np.square(level)
         kept_mean, kept_var = ((1.0 - share) * inputs[f"running_{name}"] for name in ("mean", "var"))
         batch_var = share * self.unbiased
@@ -235,16 +214,8 @@ class BatchNormStats(Workload):
         """Allow one rounding of the result, and f32 sums of deviations over rows in any order."""
         return Tolerance(
             eps_out=F32,
-            eps_acc=_sum_error(self.rows),
+            eps_acc=sum_error(self.rows),
             reason="one rounding to f32; f32 sums over rows err by 2 sqrt(rows) u of the magnitude summed "
             "with overwhelming probability (Higham and Mary 2019), and a few roundings follow; variances are "
             "sums of squared deviations from about the mean",
         )
-
-
-def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude.
-
-    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
-    """
-    return (2.0 * math.sqrt(terms) + 8.0) * F32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +11,6 @@ from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
     AllowedChanges,
-    Category,
     Count,
     Expression,
     Part,
@@ -26,27 +24,19 @@ from tunebench.workload import (
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators import _activation, _prologue
 from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators.elementwise import neighbour
+from tunebench.workloads.operators._fused_product import FusedProduct
 
 if TYPE_CHECKING:
-    import numpy
-
-    from tunebench.workload import Array, Array64
+    from tunebench.workload import Array64
 
 __all__ = ["Conv2d"]
 
-_NAMED = {
-    f"{scale}bias{residual}": f"{scale}bias{residual}+{{}}"
-    for scale in ("", "scale+")
-    for residual in ("", "+residual")
-}
-"""Epilogues with a placeholder for an activation's name, keyed by the epilogue without it."""
 LARGEST_SCALE = 8.0
 """Largest scale that is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv2d(Workload):
+class Conv2d(FusedProduct):
     """Convolution of a batch of images, as in networks (the filter is not flipped), accumulated in f32.
 
     Dimensions: n images of c channels, h x w; k filters, r x s; stride, pad and dilation, equal in both
@@ -76,7 +66,7 @@ class Conv2d(Workload):
 
     operator: ClassVar[str] = "conv2d"
     aliases: ClassVar[Mapping[str, str]] = {"batch": "n", "padding": "pad"}
-    category: ClassVar[Category | None] = "dot product"
+    summed: ClassVar[str] = "c"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"c": "zeros", "k": "zeros"},
         items=("n",),
@@ -112,10 +102,6 @@ class Conv2d(Workload):
     act: Expression = IDENTITY
     pre: Expression = IDENTITY
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _activation.take_name(self, _NAMED)
-
     def check(self) -> None:
         """Refuse groups that do not divide channels, filters that do not fit, and gradient epilogues."""
         if self.c % self.groups or self.k % self.groups:
@@ -127,52 +113,13 @@ class Conv2d(Workload):
                     f"conv2d: a filter with {filter_name}={taps}, dilation={self.dilation} covers {reach} "
                     f"and must fit in {name} + 2 pad = {padded}"
                 )
-        if self.direction != "fprop" and self.epilogue != "none":
-            raise InputError(
-                f"conv2d: epilogue={self.epilogue} needs direction=fprop, not {self.direction}; leave it out"
-            )
-        if self.has_pre:
-            self._check_pre()
-        if self.act != IDENTITY:
-            self._check_act()
-
-    def _check_pre(self) -> None:
         if self.direction != "fprop":
-            raise InputError(
-                f"conv2d: pre={self.pre} needs direction=fprop, not {self.direction}; leave it out"
-            )
-        stored, factor = storage(self.dtype), LARGEST_SCALE if self.has_scale else 1.0
-        _prologue.check(self.operator, self.pre, self.dtype, stored, self.terms, factor)
-
-    def _check_act(self) -> None:
-        if self.direction != "fprop":
-            raise InputError(
-                f"conv2d: act={self.act} needs direction=fprop, not {self.direction}; leave it out"
-            )
-        if self.has_relu:
-            raise InputError(
-                f"conv2d: epilogue={self.epilogue} already has an activation, got also act={self.act}; "
-                "leave one out, or write both as one expression"
-            )
-        reach = _activation.reach(self.terms)
-        if self.has_pre:
-            reach = _prologue.reach(self.pre, self.terms)
-        largest = reach * (LARGEST_SCALE if self.has_scale else 1.0)
-        _activation.check(self.operator, self.act, largest, storage(self.dtype))
-
-    def may_change(self) -> AllowedChanges:
-        """Return the allowed changes; with an expression, a further operation becomes part of it.
-
-        Channels of zeros stay zeros only if the prologue has a value at 0.
-        """
-        allowed_changes = (
-            self.allowed_changes
-            if self.act == IDENTITY
-            else dataclasses.replace(self.allowed_changes, fusions={})
-        )
-        if _prologue.is_finite_at_zero(self.pre):
-            return allowed_changes
-        return dataclasses.replace(allowed_changes, padding={"k": "zeros"})
+            for name, unused in (("epilogue", "none"), ("pre", IDENTITY), ("act", IDENTITY)):
+                if (value := getattr(self, name)) != unused:
+                    raise InputError(
+                        f"conv2d: {name}={value} needs direction=fprop, not {self.direction}; leave it out"
+                    )
+        self._check_expressions(self.terms, LARGEST_SCALE if self.has_scale else 1.0)
 
     @property
     def p(self) -> int:
@@ -187,34 +134,12 @@ class Conv2d(Workload):
     @property
     def has_scale(self) -> bool:
         """Whether the sums of each output channel are multiplied by a scale."""
-        return "scale" in self.epilogue
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether a bias is added to each output channel."""
-        return "bias" in self.epilogue
-
-    @property
-    def has_residual(self) -> bool:
-        """Whether a tensor of the shape of the output is added."""
-        return "residual" in self.epilogue
+        return "scale" in self.steps
 
     @property
     def has_relu(self) -> bool:
         """Whether negative results become 0."""
-        return "relu" in self.epilogue
-
-    @property
-    def activation(self) -> str:
-        """The last step of the epilogue: a name, or an expression in x."""
-        if self.act != IDENTITY:
-            return self.act
-        return "relu" if self.has_relu else "none"
-
-    @property
-    def has_pre(self) -> bool:
-        """Whether a function of x is multiplied in place of x."""
-        return self.pre != IDENTITY
+        return "relu" in self.steps
 
     @property
     def terms(self) -> int:
@@ -250,10 +175,6 @@ class Conv2d(Workload):
         if self.has_residual:
             tensors.append(self._images("residual"))
         return (*tensors, *_prologue.tensors(self.pre, self.c, storage(self.dtype)))
-
-    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""
-        return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, dx or dw."""
@@ -329,12 +250,9 @@ class Conv2d(Workload):
         """Return the output without epilogue, and the sum of magnitudes with the errors of `pre`."""
         magnitudes = {name: np.abs(tensor) for name, tensor in inputs.items()}
         if self.has_pre:
-            numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
-            met = {name: self._of_channels(number) for name, number in numbers.items()}
-            value, error = _prologue.applied(self.pre, inputs["x"], met, self.dtype)
-            # The final rounding applies to the sum including its errors.
-            error *= 1 + (1 + unit_roundoff(storage(self.dtype))) / self.tolerance().eps_acc
-            inputs, magnitudes = {**inputs, "x": value}, {**magnitudes, "x": np.abs(value) + error}
+            shape = (-1,) if self.layout == "nhwc" else (-1, 1, 1)
+            value, magnitude = self._with_prologue(inputs["x"], inputs, shape)
+            inputs, magnitudes = {**inputs, "x": value}, {**magnitudes, "x": magnitude}
         return self._sum_taps(inputs), self._sum_taps(magnitudes)
 
     def _of_channels(self, vector: Array64) -> Array64:
@@ -393,26 +311,12 @@ class Conv2d(Workload):
         a row for every channel, and elementwise needs an element for each row: there are no parts then,
         unless no channel has its own scale, shift or bias.
         """
-        applied = (
-            *(self.epilogue.split("+") if self.epilogue != "none" else []),
-            *([self.act] if self.act != IDENTITY else []),
-        )
         last = self.layout == "nhwc"
-        of_channels = applied or _prologue.vectors(self.pre)
-        if not (applied or self.has_pre) or (of_channels and not last):
+        of_channels = self.applied or _prologue.vectors(self.pre)
+        if not (self.applied or self.has_pre) or (of_channels and not last):
             return ()
-        before: tuple[Workload, ...] = ()
-        after: tuple[Workload, ...] = ()
-        try:
-            if self.has_pre:
-                shape = (self.n * self.h * self.w, self.c) if last else (self.n * self.c, self.h * self.w)
-                before = (_prologue.chain(self.pre, self._images("x"), shape, "vectors"),)
-            if applied:
-                shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
-                after = (neighbour(applied, "y", shape, dtype, vectors="scale+bias"),)
-        except InputError:  # the chain alone has no text, or no inputs that can be drawn
-            return ()
-        return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
+        shape = (self.n * self.h * self.w, self.c) if last else (self.n * self.c, self.h * self.w)
+        return self._apart(shape, "vectors")
 
     @property
     def fewest_terms(self) -> int:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
-from tunebench.workload import AllowedChanges, Category, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance
+from tunebench.workloads.operators._accumulation import F32, row_blocks
+from tunebench.workloads.operators._matrix import MatrixWorkload
 
 if TYPE_CHECKING:
     import numpy
@@ -23,7 +25,7 @@ BLOCK_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(Workload):
+class CrossEntropy(MatrixWorkload):
     """Cross entropy of each row of logits x (rows, cols) with one class, and its gradient; computed in f32.
 
     ========= ======================= ====================================================
@@ -38,35 +40,25 @@ class CrossEntropy(Workload):
     """
 
     operator: ClassVar[str] = "cross_entropy"
-    category: ClassVar[Category | None] = "reduction"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"cols": "minus infinity"}, items=("rows",)
     )
 
-    rows: Size
-    cols: Size
-    dtype: Literal["f32", "f16", "bf16"]
     direction: Literal["forward", "backward"] = "forward"
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether the gradient is computed."""
-        return self.direction == "backward"
 
     def _of_rows(self, name: str) -> Tensor:
         return Tensor(name=name, shape=(self.rows,), dtype="f32")
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return x and target; for the gradient also lse and dloss."""
-        x = Tensor(name="x", shape=(self.rows, self.cols), dtype=self.dtype)
         target = Tensor(name="target", shape=(self.rows,), dtype="i32")
         more = (self._of_rows("lse"), self._of_rows("dloss")) if self.is_backward else ()
-        return (x, target, *more)
+        return (self._matrix("x"), target, *more)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return loss and lse (rows,), or dx (rows, cols)."""
         if self.is_backward:
-            return (Tensor(name="dx", shape=(self.rows, self.cols), dtype=self.dtype),)
+            return (self._matrix("dx"),)
         return (self._of_rows("loss"), self._of_rows("lse"))
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
@@ -96,8 +88,7 @@ class CrossEntropy(Workload):
             return {"dx": self.reference_block(inputs, 0, slice(0, self.rows), slice(0, self.cols))}
         x = inputs["x"]
         lse, largest = np.empty((2, self.rows))
-        step = max(1, BLOCK_ELEMENTS // self.cols)
-        for part in (slice(first, first + step) for first in range(0, self.rows, step)):
+        for part in row_blocks(self.rows, self.cols, BLOCK_ELEMENTS):
             top = x[part].max(axis=1)
             lse[part] = top + np.log(np.exp(x[part] - top[:, None]).sum(axis=1))
             largest[part] = np.abs(x[part]).max(axis=1)
@@ -132,7 +123,7 @@ class CrossEntropy(Workload):
         """Allow one rounding of the result and f32 arithmetic on exponents."""
         return Tolerance(
             eps_out=unit_roundoff(self.outputs()[0].dtype),
-            eps_acc=16 * unit_roundoff("f32"),
+            eps_acc=16 * F32,
             reason="one rounding to the output type; f32 exp2-based exponentials are good to a few units of "
             "the argument's roundoff, and pairwise or online sums add a few more",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
     AllowedChanges,
-    Category,
     Expression,
     Reference,
     Size,
@@ -25,23 +23,19 @@ from tunebench.workload import (
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators import _activation, _prologue
 from tunebench.workloads.operators._activation import IDENTITY, SLOPES, STEPS, apply
-from tunebench.workloads.operators.elementwise import neighbour
+from tunebench.workloads.operators._fused_product import FusedProduct
 
 if TYPE_CHECKING:
-    import numpy
-
-    from tunebench.workload import Array, Array64
+    from tunebench.workload import Array64
 
 __all__ = ["Gemm"]
 
-_NAMED = {"bias": "bias+{}", "bias+residual": "bias+{}+residual"}
-"""Epilogues with a placeholder for an activation's name, keyed by the epilogue without it."""
 MAX_INTEGER_K = 2**17 - 1
 """Largest k for which a sum of products of two i8 always fits in i32: each product is at most 2**14."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm(Workload):
+class Gemm(FusedProduct):
     """Matrix product of a batch of matrices, accumulated in f32 (i8: in i32), with a fused epilogue.
 
     The batch is always the first axis, of extent 1 for a single product. All tensors are row-major:
@@ -65,7 +59,7 @@ class Gemm(Workload):
     """
 
     operator: ClassVar[str] = "gemm"
-    category: ClassVar[Category | None] = "dot product"
+    summed: ClassVar[str] = "k"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"m": "zeros", "n": "zeros", "k": "zeros"},
         items=("m", "batch"),
@@ -95,10 +89,6 @@ class Gemm(Workload):
     act: Expression = IDENTITY
     pre: Expression = IDENTITY
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _activation.take_name(self, _NAMED)
-
     def default_of(self, dimension: str, followed: Any) -> Any:
         """Return the storage type of a and b as the default type of c, or a wider one if too narrow."""
         return {"e4m3": "bf16", "i8": "i32"}.get(followed, storage(followed))
@@ -111,60 +101,16 @@ class Gemm(Workload):
             raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
         if self.dtype == "i8" and self.k > MAX_INTEGER_K:
             raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
-        if self.has_pre:
-            _prologue.check(self.operator, self.pre, self.dtype, self.out, self.k)
-        if self.act != IDENTITY:
-            self._check_act()
-
-    def _check_act(self) -> None:
-        if self.dtype == "i8":
+        if self.dtype == "i8" and self.act != IDENTITY:
             raise InputError(f"gemm: i8 has no epilogue, got act={self.act}")
-        if any(name in self.epilogue for name in ("relu", "gelu", "silu")):
-            raise InputError(
-                f"gemm: epilogue={self.epilogue} already has an activation, got also act={self.act}; "
-                "leave one out, or write both as one expression"
-            )
-        _activation.check(self.operator, self.act, self._reach(), self.out)
-
-    def _reach(self) -> float:
-        """Return the limit of the magnitude of sums."""
-        return _activation.reach(self.k) if self.pre == IDENTITY else _prologue.reach(self.pre, self.k)
-
-    def may_change(self) -> AllowedChanges:
-        """Return the allowed changes; with an expression, a further operation becomes part of it.
-
-        Zeros along k stay zeros only if the prologue has a value at 0.
-        """
-        allowed_changes = (
-            self.allowed_changes
-            if self.act == IDENTITY
-            else dataclasses.replace(self.allowed_changes, fusions={})
-        )
-        if _prologue.is_finite_at_zero(self.pre):
-            return allowed_changes
-        return dataclasses.replace(allowed_changes, padding=dict.fromkeys(("m", "n"), "zeros"))
+        self._check_expressions(self.k)
 
     @property
-    def has_bias(self) -> bool:
-        """Whether a bias is added to each row of c."""
-        return "bias" in self.epilogue
-
-    @property
-    def has_residual(self) -> bool:
-        """Whether a matrix of the shape of c is added last."""
-        return self.epilogue.endswith("residual")
-
-    @property
-    def activation(self) -> str:
-        """The step between bias and residual: a name, or an expression in x."""
-        if self.act != IDENTITY:
-            return self.act
-        return next((name for name in ("relu", "gelu", "silu") if name in self.epilogue), "none")
-
-    @property
-    def has_pre(self) -> bool:
-        """Whether a function of a is multiplied in place of a."""
-        return self.pre != IDENTITY
+    def applied(self) -> tuple[str, ...]:
+        """Steps of the epilogue including `act`, in order: the residual is last."""
+        sums = tuple(step for step in self.steps if step != "residual")
+        act = (self.act,) if self.act != IDENTITY else ()
+        return (*sums, *act, *self.steps[len(sums) :])
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return a and b, then bias and residual of the epilogue, then the inputs of `pre`."""
@@ -180,10 +126,6 @@ class Gemm(Workload):
         if self.has_residual:
             tensors.append(Tensor(name="residual", shape=(self.batch, self.m, self.n), dtype=self.out))
         return (*tensors, *_prologue.tensors(self.pre, self.k, stored))
-
-    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""
-        return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (batch, m, n)."""
@@ -215,10 +157,10 @@ class Gemm(Workload):
         Returns:
             Value and scale, both of the shape of the block.
         """
-        a, off = self._multiplied(inputs, batch_index, rows)
+        a, magnitude = self._multiplied(inputs, batch_index, rows)
         b = inputs["b"][batch_index]
         b = b[:, cols] if self.trans[1] == "n" else b[cols].T
-        value, scale = a @ b, (np.abs(a) + off) @ np.abs(b)
+        value, scale = a @ b, magnitude @ np.abs(b)
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
@@ -235,16 +177,10 @@ class Gemm(Workload):
 
     def _multiplied(
         self, inputs: Mapping[str, Array64], batch_index: int, rows: slice
-    ) -> tuple[Array64, Array64 | float]:
-        """Return rows of op(a) after `pre`, and their errors in units of `eps_acc`."""
+    ) -> tuple[Array64, Array64]:
+        """Return rows of op(a) after `pre`, and their magnitudes (see `_with_prologue`)."""
         a = inputs["a"][batch_index]
-        a = a[rows] if self.trans[0] == "n" else a[:, rows].T
-        if not self.has_pre:
-            return a, 0.0
-        numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
-        value, error = _prologue.applied(self.pre, a, numbers, self.dtype)
-        # The final rounding applies to the sum including its errors.
-        return value, error * (1 + (1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
+        return self._with_prologue(a[rows] if self.trans[0] == "n" else a[:, rows].T, inputs)
 
     def reference_sums(
         self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
@@ -268,12 +204,12 @@ class Gemm(Workload):
         """
         if self.activation != "none":
             return None
-        a, off = self._multiplied(inputs, batch_index, slice(None))
+        a, magnitude = self._multiplied(inputs, batch_index, slice(None))
         b = inputs["b"][batch_index]
         b = b if self.trans[1] == "n" else b.T
         starts = np.arange(0, self.n, width)
         value = a @ np.add.reduceat(b * signs, starts, axis=1)
-        lengths = np.sqrt(np.square(np.abs(a) + off).sum(axis=1))
+        lengths = np.sqrt(np.square(magnitude).sum(axis=1))
         scale = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
         if self.has_bias:
             bias = inputs["bias"]
@@ -291,28 +227,13 @@ class Gemm(Workload):
         There are no parts for a batch of transposed a with scale or shift: an elementwise chain would need a
         number for each row of every product, but the products share these numbers.
         """
-        applied = (
-            *(["bias"] if self.has_bias else []),
-            *([self.activation] if self.activation != "none" else []),
-            *(["residual"] if self.has_residual else []),
-        )
-        if not applied and not self.has_pre:
-            return ()
         rows_of_k = self.trans[0] == "t"
-        if rows_of_k and self.batch > 1 and _prologue.vectors(self.pre):
+        if not (self.applied or self.has_pre) or (
+            rows_of_k and self.batch > 1 and _prologue.vectors(self.pre)
+        ):
             return ()
-        before: tuple[Workload, ...] = ()
-        after: tuple[Workload, ...] = ()
-        try:
-            if self.has_pre:
-                a = self.inputs()[0]
-                shape = (a.shape[0] * a.shape[1], a.shape[2])
-                before = (_prologue.chain(self.pre, a, shape, "columns" if rows_of_k else "vectors"),)
-            if applied:
-                after = (neighbour(applied, "c", (self.batch * self.m, self.n), self.out, vectors="bias"),)
-        except InputError:  # the chain alone has no text, or no inputs that can be drawn
-            return ()
-        return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
+        a = self.inputs()[0]
+        return self._apart((a.shape[0] * a.shape[1], a.shape[2]), "columns" if rows_of_k else "vectors")
 
     def _least_scale(self) -> float:
         """Return the magnitude whose tolerance equals the rounding error of `out` near zero."""

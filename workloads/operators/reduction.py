@@ -21,6 +21,7 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
+from tunebench.workloads.operators._accumulation import F32, sum_error
 from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, flops, span
 from tunebench.workloads.operators._expression_workload import (
     DRAWN,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Reduction"]
 
-F32 = unit_roundoff("f32")
 LEAST_OF_RESULT = 2.0**-40
 """Least divisor, and least argument of log, sqrt and rsqrt, in `then`.
 
@@ -155,7 +155,7 @@ class Reduction(ExpressionWorkload):
         """Return results and their errors, from the reductions of the arrays of `_figures`."""
         if not self.is_sum:  # the extrema of the upper and of the lower limits of the elements
             return value, np.maximum(np.abs(first - value), np.abs(second - value))
-        value, error = value * self.factor, (second + _sum_error(self.terms) * first) * self.factor
+        value, error = value * self.factor, (second + sum_error(self.terms) * first) * self.factor
         return value, error + 3 * F32 * np.abs(value) if self.reduce == "mean" else error
 
     def _holds(self, image: Range) -> bool:
@@ -201,14 +201,6 @@ class Reduction(ExpressionWorkload):
             "and f32 sums of them err by 2 sqrt(terms) u of the magnitude summed with overwhelming "
             "probability (Higham and Mary 2019)",
         )
-
-
-def _sum_error(terms: int) -> float:
-    """Return the relative error of an f32 sum followed by a few roundings, per unit of magnitude.
-
-    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
-    """
-    return (2.0 * math.sqrt(terms) + 8.0) * F32
 
 
 _JOIN = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}

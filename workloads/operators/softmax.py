@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
+from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import AllowedChanges, Category, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance, Workload
+from tunebench.workloads.operators._accumulation import F32, sum_error
+from tunebench.workloads.operators._matrix import MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ __all__ = ["Softmax"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softmax(Workload):
+class Softmax(MatrixWorkload):
     """Softmax of each row of x (rows, cols), or its logarithm, and the gradient of either; computed in f32.
 
     ========= ===== ============== ================================================
@@ -41,14 +42,10 @@ class Softmax(Workload):
     """
 
     operator: ClassVar[str] = "softmax"
-    category: ClassVar[Category | None] = "reduction"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"cols": "minus infinity"}, items=("rows",), fusions={"prologue": "before"}
     )
 
-    rows: Size
-    cols: Size
-    dtype: Literal["f32", "f16", "bf16"]
     prologue: Literal["none", "scale", "mask", "scale+mask"] = "none"
     log: bool = False
     direction: Literal["forward", "backward"] = "forward"
@@ -76,14 +73,6 @@ class Softmax(Workload):
     def has_mask(self) -> bool:
         """Whether a mask is added before the softmax."""
         return "mask" in self.prologue
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether the gradient is computed."""
-        return self.direction == "backward"
-
-    def _matrix(self, name: str) -> Tensor:
-        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return x, or y and dy; then scale and mask of the prologue."""
@@ -160,17 +149,16 @@ class Softmax(Workload):
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and the f32 error of exponentials or of a row's sum."""
-        f32: DType = "f32"
         if self.is_backward:
             return Tolerance(
                 eps_out=unit_roundoff(self.dtype),
-                eps_acc=(2.0 * math.sqrt(self.cols) + 8.0) * unit_roundoff(f32),
+                eps_acc=sum_error(self.cols),
                 reason="one rounding to the output type; f32 sums of a row's terms err by sqrt(cols) u with "
                 "overwhelming probability (Higham and Mary 2019), and a few roundings follow",
             )
         return Tolerance(
             eps_out=unit_roundoff(self.dtype),
-            eps_acc=16 * unit_roundoff(f32),
+            eps_acc=16 * F32,
             reason="one rounding to the output type; f32 exp2-based exponentials are accurate to a few "
             "units of the argument's roundoff, and pairwise or online sums add a few more",
         )
