@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Run
 from tunebench import cli, device, kernels, workloads
 from tunebench.cli import doctor
 from tunebench.workloads.networks import networks
 
 
-@pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command that must succeed and return what it prints."""
-
-    def run(*arguments: str) -> str:
-        assert cli.run(arguments) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def told(shown: Any) -> Any:
-    """Run a command with `--json` and return its value."""
-    return lambda *arguments: json.loads(shown(*arguments, "--json"))
-
-
-def test_devices(shown: Any, told: Any) -> None:
-    found = {entry["name"]: entry for entry in told("devices")}
+def test_devices(run_text: Run, run_json: Run) -> None:
+    found = {entry["name"]: entry for entry in run_json("devices")}
     cpu = device.local_cpu()
     assert found[cpu.name]["known"] == "here"
     assert found[cpu.name]["key"] == cpu.key
     assert {name for name, entry in found.items() if entry["known"] == "described"} >= set(device.described())
     # 132 SMs at 1980 MHz, 2 x 128 FLOP per clock. Source: NVIDIA H100 datasheet, 67 TFLOP/s.
     assert found["h100-sxm"]["peak_gflop_s"]["f32"] == pytest.approx(66_908, abs=1)
-    text = shown("devices")
+    text = run_text("devices")
     assert all(name in text for name in found)
 
 
-def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
-    found = told("workloads")
+def test_workloads_lists_operators_and_suites(run_text: Run, run_json: Run) -> None:
+    found = run_json("workloads")
     assert {entry["operator"] for entry in found["operators"]} == set(workloads.all_operators())
     suites = {entry["suite"]: entry for entry in found["suites"]}
     assert set(suites) == set(workloads.suites())
@@ -52,65 +35,65 @@ def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
     assert suites["resnet50"]["layers"] == len(workloads.suite("resnet50"))
     # ResNet-50 v1.5 needs 4.1 G multiply-adds per image. Source: torchvision's table of models.
     assert suites["resnet50"]["gflop"] == pytest.approx(2 * 4.09, rel=0.01)
-    text = shown("workloads")
+    text = run_text("workloads")
     assert all(cls.usage() in text for cls in workloads.all_operators().values())
     assert "gpt2-large" in text
 
 
-def test_workloads_shows_one_operator(shown: Any, told: Any) -> None:
-    found = told("workloads", "softmax")
+def test_workloads_shows_one_operator(run_text: Run, run_json: Run) -> None:
+    found = run_json("workloads", "softmax")
     assert found["dimensions"] == ["rows", "cols", "dtype", "prologue", "log", "direction"]
-    assert found["usage"] in shown("workloads", "softmax")
+    assert found["usage"] in run_text("workloads", "softmax")
 
 
-def test_workloads_shows_one_suite_at_a_batch(shown: Any, told: Any) -> None:
-    one, eight = told("workloads", "gpt2"), told("workloads", "gpt2", "--batch", "8")
+def test_workloads_shows_one_suite_at_a_batch(run_text: Run, run_json: Run) -> None:
+    one, eight = run_json("workloads", "gpt2"), run_json("workloads", "gpt2", "--batch", "8")
     assert [entry["layer"] for entry in one] == [f"gpt2/{layer.name}" for layer in workloads.suite("gpt2")]
     assert sum(e["gflop"] for e in eight) == pytest.approx(8 * sum(e["gflop"] for e in one))
-    text = shown("workloads", "gpt2")
+    text = run_text("workloads", "gpt2")
     assert all(entry["workload"] in text for entry in one)
 
 
-def test_workloads_shows_one_workload(shown: Any, told: Any) -> None:
-    found = told("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
+def test_workloads_shows_one_workload(run_text: Run, run_json: Run) -> None:
+    found = run_json("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
     assert found["workload"] == "gemm:m=2,n=3,k=4,dtype=f16"
     assert found["gflop"] == 2 * 2 * 3 * 4 / 1e9
     assert (found["read_bytes"], found["write_bytes"]) == (2 * (8 + 12), 2 * 6)
-    assert "writes c (1, 2, 3) f16" in shown("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
+    assert "writes c (1, 2, 3) f16" in run_text("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
     layer = workloads.suite("resnet50")[0]
-    changed = told("workloads", f"resnet50/{layer.name},n=2")
+    changed = run_json("workloads", f"resnet50/{layer.name},n=2")
     assert changed["gflop"] == 2 * layer.workload.flops() / 1e9
 
 
-def test_kernels(shown: Any, told: Any) -> None:
-    everything = told("kernels")
+def test_kernels(run_text: Run, run_json: Run) -> None:
+    everything = run_json("kernels")
     assert [entry["variant"] for entry in everything] == [variant.key for variant in kernels.variants()]
-    (one,) = told("kernels", "softmax/numba_cpu")
+    (one,) = run_json("kernels", "softmax/numba_cpu")
     variant = kernels.variant("softmax/numba_cpu")
     assert one["space_size"] == variant.space.size
     assert [p["name"] for p in one["parameters"]] == list(variant.space.names)
-    assert {entry["variant"] for entry in told("kernels", "softmax")} == {
+    assert {entry["variant"] for entry in run_json("kernels", "softmax")} == {
         variant.key for variant in kernels.variants("softmax")
     }
-    text = shown("kernels", "softmax/numba_cpu")
+    text = run_text("kernels", "softmax/numba_cpu")
     assert all(parameter.about in text for parameter in variant.space.parameters)
 
 
-def test_db_upgrade_makes_a_database_and_stats_reads_it(shown: Any, told: Any, tmp_path: Path) -> None:
+def test_db_upgrade_makes_a_database_and_stats_reads_it(run_text: Run, run_json: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "new.db")
-    made = told("db", "upgrade", "--db", path)
+    made = run_json("db", "upgrade", "--db", path)
     assert (made["database"], made["before"]) == (path, None)
-    assert "already" in shown("db", "upgrade", "--db", path)
-    found = told("db", "stats", "--db", path)
+    assert "already" in run_text("db", "upgrade", "--db", path)
+    found = run_json("db", "stats", "--db", path)
     assert (found["revision"], found["trials"], found["outcomes"]) == (made["after"], 0, {})
-    assert "measurements" in shown("db", "stats", "--db", path)
+    assert "measurements" in run_text("db", "stats", "--db", path)
 
 
 def test_db_uses_the_variable_where_no_option_is_given(
-    told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_json: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "named.db"))
-    assert told("db", "upgrade")["database"] == str(tmp_path / "named.db")
+    assert run_json("db", "upgrade")["database"] == str(tmp_path / "named.db")
     assert (tmp_path / "named.db").is_file()
 
 
@@ -144,22 +127,16 @@ def nowhere(folder: Path) -> Path:
 @pytest.mark.parametrize("make", [not_a_database, of_another_program, of_a_later_version, nowhere])
 @pytest.mark.parametrize("command", ["upgrade", "stats"])
 def test_unusable_database_is_one_line_of_error_and_unchanged(
-    make: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Any, command: str, tmp_path: Path, run_refused: Run
 ) -> None:
     path = make(tmp_path)
-    capsys.readouterr()
     before = path.read_bytes() if path.exists() else None
-    assert cli.run(["db", command, "--db", str(path)]) == 4
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert path.name in err
+    assert path.name in run_refused("db", command, "--db", str(path), exit_code=4)
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-def test_doctor_reports_installed_components(shown: Any, told: Any) -> None:
-    found = {check["subject"]: check for check in told("doctor")}
+def test_doctor_reports_installed_components(run_text: Run, run_json: Run) -> None:
+    found = {check["subject"]: check for check in run_json("doctor")}
     assert (
         found["Python"]["status"] == found["core packages"]["status"] == found["database"]["status"] == "ok"
     )
@@ -168,25 +145,25 @@ def test_doctor_reports_installed_components(shown: Any, told: Any) -> None:
     assert {"GPU", "C++ compiler", "extra cuda", "extra torch", "extra postgres"} <= set(found)
     for check in found.values():
         assert check["status"] == "ok" or check["remedy"]
-    text = shown("doctor")
+    text = run_text("doctor")
     assert all(subject in text for subject in found)
 
 
-def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(doctor, "_driver_version", lambda: None)
-    found = {check["subject"]: check for check in told("doctor")}
+    found = {check["subject"]: check for check in run_json("doctor")}
     assert found["extra cuda"]["remedy"] == "pip install 'tunebench[cuda]'"
     assert "g++" in found["C++ compiler"]["remedy"]
     assert "--device offline" in found["GPU"]["remedy"]
     assert {found[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
 
 
-def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    (check,) = (c for c in told("doctor") if c["subject"] == "C++ compiler")
+    (check,) = (c for c in run_json("doctor") if c["subject"] == "C++ compiler")
     assert check["status"] == "absent"
     assert "no-such-compiler" in check["found"]
 
@@ -199,17 +176,19 @@ def test_doctor_fails_if_a_core_package_is_broken(
     assert "no-such-package: No module named 'no_such_package'" in capsys.readouterr().out
 
 
-def test_doctor_inspects_the_database(told: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_inspects_the_database(
+    run_json: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["db", "upgrade", "--db", str(tmp_path / "x.db")]) == 0
     capsys.readouterr()
-    (check,) = (c for c in told("doctor", "--db", str(tmp_path / "x.db")) if c["subject"] == "database")
+    (check,) = (c for c in run_json("doctor", "--db", str(tmp_path / "x.db")) if c["subject"] == "database")
     assert "0 trials" in check["found"]
     assert cli.run(["doctor", "--db", str(not_a_database(tmp_path))]) == 1
 
 
-def test_doctor_reports_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+def test_doctor_reports_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:
     monkeypatch.setattr(doctor, "_driver_version", lambda: "13.0")
     monkeypatch.setattr(doctor.device, "local_gpus", lambda: ())
-    (check,) = (c for c in told("doctor") if c["subject"] == "GPU")
+    (check,) = (c for c in run_json("doctor") if c["subject"] == "GPU")
     assert check["status"] == "absent"
     assert "CUDA 13.0" in check["found"]

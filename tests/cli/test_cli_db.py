@@ -77,8 +77,8 @@ def test_import_reports_rejected_rows_and_keeps_the_others(
     assert "and 2 more" in err
     assert err.endswith("error: 12 rows cannot be used; the others were imported\n")
     assert cli.run(["db", "import", path, "--json"]) == 2
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["known"], len(told["faults"])) == (4, 12)
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert (printed["known"], len(printed["faults"])) == (4, 12)
 
 
 def test_import_stops_at_an_unusable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,9 +192,9 @@ def test_tuned_space_is_exported_read_and_replayed(
     path = tmp_path / "t4.json.gz"
     arguments = ["--workload", "softmax:dtype=f32,cols=16,rows=16", "--device", "cpu", "--out", str(path)]
     assert cli.run(["db", "export", *arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     recording = read(path)
-    assert told == {"file": str(path), "format": "t4", "rows": len(recording.table)}
+    assert printed == {"file": str(path), "format": "t4", "rows": len(recording.table)}
     with open_store() as store:
         entries = store.history(WORKLOAD)
     # The newest measurement of each configuration; for finalists, that of the finalist comparison.
@@ -221,9 +221,9 @@ def test_merge_prints_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.run(["db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other]) == 0
     capsys.readouterr()
     assert cli.run(["db", "merge", one, other, "--into", into, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     # A file imported into both databases counts as known, although the import times differ.
-    assert [(each["added"], each["known"], each["runs"]) for each in told] == [(3, 0, 1), (1, 3, 1)]
+    assert [(each["added"], each["known"], each["runs"]) for each in printed] == [(3, 0, 1), (1, 3, 1)]
     assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
     assert "not merged: " + one in capsys.readouterr().err
     assert cli.run(["db", "merge", one, "--into", into]) == 0
@@ -239,9 +239,9 @@ def test_verify_reports_findings_by_exit_code(tmp_path: Path, capsys: pytest.Cap
         connection.execute("UPDATE measurement SET fastest_us = 1e9 WHERE id = 2")
     assert cli.run(["db", "verify", "--db", database, "--json"]) == 4
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert (told["clean"], told["counts"], told["fixed"]) == (False, {"figure": 1}, 0)
-    assert told["first"]["figure"] == ["measurement 2: its fastest sample is stored as 1000000000.0"]
+    printed = json.loads(out)
+    assert (printed["clean"], printed["counts"], printed["fixed"]) == (False, {"figure": 1}, 0)
+    assert printed["first"]["figure"] == ["measurement 2: its fastest sample is stored as 1000000000.0"]
     assert err.endswith("fails the integrity check: 1 findings\n")
     assert cli.run(["db", "verify", "--db", database, "--fix"]) == 4
     assert "1 figure: measurements with contradictory values" in capsys.readouterr().out

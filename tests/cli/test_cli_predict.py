@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Run
 from tests.public_data import found
+from tests.support import record_outcome
 from tunebench import cli, device, predict
-from tunebench.db.record import RunStart, TrialKey
-from tunebench.db.store import open_store
 from tunebench.forecast.comparison import ComparedDevice, with_prices
 from tunebench.forecast.footprint import min_memory_bytes
 from tunebench.forecast.network import predict_network
 from tunebench.forecast.parallel.step import Parallelism
 from tunebench.kernels import variant
-from tunebench.outcome import Predicted, Result, Verification
+from tunebench.outcome import Predicted, Verification
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, network
 
@@ -35,23 +35,6 @@ tflops = { fp32 = 86, fp16 = 5500 }
 
 
 @pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command that must succeed and return what it prints."""
-
-    def run(*arguments: str) -> str:
-        assert cli.run(arguments) == 0, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def told(shown: Any) -> Any:
-    """Run a command with `--json` and return its value."""
-    return lambda *arguments: json.loads(shown(*arguments, "--json"))
-
-
-@pytest.fixture
 def next_gpu(tmp_path: Path) -> str:
     path = tmp_path / "next.toml"
     path.write_text(NEXT)
@@ -61,9 +44,9 @@ def next_gpu(tmp_path: Path) -> str:
 # -- workloads ------------------------------------------------------------------------------------------
 
 
-def test_each_workload_on_each_device(told: Any, shown: Any) -> None:
+def test_each_workload_on_each_device(run_json: Run, run_text: Run) -> None:
     typed = ["predict", "-w", GEMM, "-w", "resnet50/conv1,n=8", "--device", "h100-sxm", "--device", "t4"]
-    found = told(*typed)
+    found = run_json(*typed)
     assert [one["device"] for one in found] == ["sm_90:h100-sxm,sm=132"] * 2 + ["sm_75:t4,sm=40"] * 2
     expected = predict(parse(GEMM), device.find("t4"))
     assert found[2]["workload"] == GEMM
@@ -71,7 +54,7 @@ def test_each_workload_on_each_device(told: Any, shown: Any) -> None:
         assert found[2][name] == pytest.approx(getattr(expected, name))
     for name in ("binding", "basis", "because"):
         assert found[2][name] == getattr(expected, name)
-    text = shown(*typed)
+    text = run_text(*typed)
     assert text.count("h100-sxm") == text.count("t4 ") == 2
     assert "nine" not in text
     assert "90 % interval" in text
@@ -104,23 +87,17 @@ def test_other_commands_take_device_files_too(
 # -- tables ---------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_predicted(tmp_path: Path, told: Any, shown: Any) -> None:
+def test_a_table_is_predicted(tmp_path: Path, run_json: Run, run_text: Run) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(f'workload\n"{GEMM}"\n')
     typed = ["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]
-    found = told(*typed)
-    assert found == {
-        "out": str(out),
-        "device": "sm_75:t4,sm=40",
-        "rows": 1,
-        "refused": 0,
-        "interrupted": False,
-        "faults": [],
-    }
+    found = run_json(*typed)
+    assert (found.pop("out"), found.pop("device")) == (str(out), "sm_75:t4,sm=40")
+    assert found == {"rows": 1, "refused": 0, "interrupted": False, "faults": []}
     with out.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert float(row["predicted_us"]) > float(row["bound_us"]) > 0
-    assert "1 of 1 rows predicted on t4" in shown(*typed)
+    assert "1 of 1 rows predicted on t4" in run_text(*typed)
 
 
 def test_unusable_rows_are_reported_with_line_numbers(
@@ -157,8 +134,8 @@ def test_an_interrupted_table_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 # -- models ---------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_the_sum_of_its_operations(told: Any, shown: Any) -> None:
-    (found,) = told("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
+def test_a_model_is_the_sum_of_its_operations(run_json: Run, run_text: Run) -> None:
+    (found,) = run_json("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
     run = NetworkRun(batch=2, seq=128, dtype="f16")
     expected = predict_network(network("gpt2"), device.find("h100-sxm"), run)
     for name in ("time_us", "low_us", "high_us", "bound_us", "host_us", "launches"):
@@ -167,58 +144,58 @@ def test_a_model_is_the_sum_of_its_operations(told: Any, shown: Any) -> None:
     assert sum(part["share"] for part in found["parts"]) == pytest.approx(1)
     assert sum(found["basis"].values()) == pytest.approx(1)
     assert sum(each["time_us"] for each in found["operations"]) == pytest.approx(found["device_us"])
-    text = shown("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
+    text = run_text("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
     assert "gpt2 on h100-sxm: a forward pass of 2 x 128 tokens in f16" in text
     assert all(part["part"] in text for part in found["parts"])
 
 
-def test_training_step_has_an_optimizer_by_default(told: Any, shown: Any) -> None:
+def test_training_step_has_an_optimizer_by_default(run_json: Run, run_text: Run) -> None:
     typed = ["predict", *GPT2, "--mode", "train", "--device", "h100-sxm"]
-    (adamw,), (none,) = told(*typed), told(*typed, "--optimizer", "none")
+    (adamw,), (none,) = run_json(*typed), run_json(*typed, "--optimizer", "none")
     assert (adamw["optimizer"], none["optimizer"]) == ("adamw", "none")
     assert {line["part"] for line in adamw["phases"]} == {"forward", "backward", "optimizer"}
     assert {line["part"] for line in none["phases"]} == {"forward", "backward"}
-    assert "a training step of 2 x 128 tokens in f32" in shown(*typed)
+    assert "a training step of 2 x 128 tokens in f32" in run_text(*typed)
 
 
-def test_a_model_without_sequences_has_images(told: Any) -> None:
-    (found,) = told("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
+def test_a_model_without_sequences_has_images(run_json: Run) -> None:
+    (found,) = run_json("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
     assert found["images_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
 
 
-def test_list_of_workloads_keeps_their_dtype_by_default(told: Any) -> None:
+def test_list_of_workloads_keeps_their_dtype_by_default(run_json: Run) -> None:
     typed = ["predict", "--model", "llama-3-8b-decode", "--device", "h100-sxm"]
-    (own,), (single,) = told(*typed), told(*typed, "--dtype", "f32")
+    (own,), (single,) = run_json(*typed), run_json(*typed, "--dtype", "f32")
     assert own["dtype"] == "bf16"
     assert own["samples_per_s"] == pytest.approx(1e6 / own["time_us"])
     assert single["dtype"] == "f32"
     assert single["bound_us"] > 1.9 * own["bound_us"]
 
 
-def test_a_model_may_be_a_file(told: Any, tmp_path: Path) -> None:
+def test_a_model_may_be_a_file(run_json: Run, tmp_path: Path) -> None:
     listed = tmp_path / "net.csv"
     listed.write_text(f'workload,count,part\n"{GEMM}",3,products\n')
-    (found,) = told("predict", "--model", str(listed), "--device", "t4")
+    (found,) = run_json("predict", "--model", str(listed), "--device", "t4")
     assert (found["model"], found["dtype"]) == ("net", "f16")
     assert [(part["part"], part["launches"]) for part in found["parts"]] == [("products", 3)]
 
 
-def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
+def test_a_model_on_several_devices(run_json: Run, run_text: Run) -> None:
     typed = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "128", "--mode", "train"]
     typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
-    (found,) = told(*typed)
+    (found,) = run_json(*typed)
     assert found["devices"] == 4
     assert found["division"]["data"] == found["division"]["pipeline"] == 2
     assert len(found["stages"]) == 2
     shares = found["compute_us"] + found["communication_us"] + found["bubble_us"]
     assert shares == pytest.approx(found["time_us"])
-    text = shown(*typed)
+    text = run_text(*typed)
     assert "gpt2 on 4 x h100-sxm" in text
     assert "pipeline bubble" in text
     assert f"{found['tokens_per_s']:,.0f} tokens per second" in text
 
 
-def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], told: Any) -> None:
+def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], run_json: Run) -> None:
     typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
     said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
     assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
@@ -227,7 +204,7 @@ def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], tol
     assert capsys.readouterr().err.count("warning") == 1
     assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
     assert "warning" not in capsys.readouterr().err
-    (found,) = told("predict", *typed, "--device", "mi300x")
+    (found,) = run_json("predict", *typed, "--device", "mi300x")
     assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
 
 
@@ -245,10 +222,10 @@ def test_training_keeps_more_than_parameters() -> None:
 # -- comparison of devices ---------------------------------------------------------------------------
 
 
-def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: str) -> None:
+def test_devices_are_compared_by_time_and_cost(run_json: Run, run_text: Run, next_gpu: str) -> None:
     typed = ["compare", *GPT2, "--devices", f"h100-sxm,t4,{next_gpu}", "--price", "h100-sxm=3.6,next=7.2"]
-    h100, t4, new = told(*typed)
-    (alone,) = told("predict", *GPT2, "--device", "h100-sxm")
+    h100, t4, new = run_json(*typed)
+    (alone,) = run_json("predict", *GPT2, "--device", "h100-sxm")
     assert h100["time_us"] == pytest.approx(alone["time_us"])
     assert h100["speedup"] == 1
     assert t4["speedup"] == pytest.approx(h100["time_us"] / t4["time_us"])
@@ -256,29 +233,30 @@ def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: 
     assert h100["cost_per_million_tokens_low"] < h100["cost_per_million_tokens"]
     assert t4["cost_per_million_tokens"] is None
     assert new["price_per_hour"] == 7.2
-    assert told(*typed[:-1], f"{next_gpu}=1.5")[2]["price_per_hour"] == 1.5  # under the name that was typed
-    text = shown(*typed)
+    (*_, named_as_typed) = run_json(*typed[:-1], f"{next_gpu}=1.5")
+    assert named_as_typed["price_per_hour"] == 1.5
+    text = run_text(*typed)
     assert "cost per million tokens" in text
-    assert "cost per million" not in shown(*typed[:-2])
+    assert "cost per million" not in run_text(*typed[:-2])
 
 
-def test_workloads_are_compared_by_the_sum_of_their_times(told: Any) -> None:
+def test_workloads_are_compared_by_the_sum_of_their_times(run_json: Run) -> None:
     softmax = "softmax:rows=8192,cols=1024,dtype=f32"
-    (both,) = told("compare", "-w", GEMM, "-w", softmax, "--devices", "t4")
+    (both,) = run_json("compare", "-w", GEMM, "-w", softmax, "--devices", "t4")
     t4 = device.find("t4")
     expected = sum(predict(parse(text), t4).time_us for text in (GEMM, softmax))
     assert both["time_us"] == pytest.approx(expected)
     assert both["runs_per_s"] == pytest.approx(1e6 / expected)
 
 
-def test_several_devices_cost_several_times_as_much(told: Any) -> None:
+def test_several_devices_cost_several_times_as_much(run_json: Run) -> None:
     typed = ["compare", *GPT2, "--devices", "h100-sxm", "--price", "h100-sxm=3.6", "--data", "2"]
-    (found,) = told(*typed)
+    (found,) = run_json(*typed)
     assert found["devices"] == 2
     assert found["cost_per_million_tokens"] == pytest.approx(2 * found["time_us"] * 1e-9 / 256 * 1e6)
 
 
-def test_cost_is_proportional_to_time(told: Any) -> None:
+def test_cost_is_proportional_to_time(run_json: Run) -> None:
     times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # one hour
     one = ComparedDevice(device=device.find("t4"), items=4_000_000, devices=3, **times)
     assert one.cost_per_million() is None
@@ -324,68 +302,51 @@ def test_cost_is_proportional_to_time(told: Any) -> None:
     ],
 )
 def test_invalid_argument_is_one_line_of_error(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: list[str], said: str, run_refused: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "local_gpus", tuple)
-    assert cli.run(typed) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert said in err
+    assert said in run_refused(*typed)
 
 
-def test_without_a_gpu_one_must_be_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_one_must_be_named(run_refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "local_gpus", tuple)
-    assert cli.run(["predict", "-w", GEMM]) == 2
-    assert "this machine has no GPU: name one by --device" in capsys.readouterr().err
+    assert "this machine has no GPU: name one by --device" in run_refused("predict", "-w", GEMM)
     assert Parallelism().devices == 1
 
 
 # -- stored predictions and recorded tuning spaces ---------------------------------------------------
 
 
-def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any, tmp_path: Path) -> None:
+def test_stored_predictions_are_shown_with_their_intervals(
+    run_json: Run, run_text: Run, tmp_path: Path
+) -> None:
     db, workload, where = str(tmp_path / "some.db"), parse(GEMM), device.find("h100-sxm")
     right = Verification(how="reference", detail="", worst=0.5)
     outcomes = (
         Predicted(predicted_us=90.0, verification=right, low_us=50.0, high_us=171.0),
         Predicted(predicted_us=95.0, verification=right),
     )
-    products = (variant("gemm/cuda_mma"), variant("gemm/cuda_simt"))
-    with open_store(db) as store:
-        store.begin_run(RunStart(device=where, workload=str(workload), sampler="bound", seed=0))
-        for product, outcome in zip(products, outcomes, strict=True):
-            config = product.default(workload, where)
-            key = TrialKey(
-                device=where.key,
-                workload=str(workload),
-                variant=product.key,
-                revision=product.revision(workload, config),
-                config=config,
-            )
-            store.record(key, Result(outcome=outcome), bound_us=1.0)
-    best, older = told("show", "-w", GEMM, "--db", db)["best"]
+    for key, outcome in zip(("gemm/cuda_mma", "gemm/cuda_simt"), outcomes, strict=True):
+        record_outcome(db, workload, where, key, variant(key).default(workload, where), outcome)
+    best, older = run_json("show", "-w", GEMM, "--db", db)["best"]
     assert (best["time_us"], best["low_us"], best["high_us"]) == (90, 50, 171)
     assert (older["time_us"], older["low_us"]) == (95, None)
-    text = shown("show", "-w", GEMM, "--db", db)
+    text = run_text("show", "-w", GEMM, "--db", db)
     assert "90.00 [50.00, 171.00]  predicted" in text
     assert " 95.00  predicted" in text
-    assert told("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
-    said = shown("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
+    assert run_json("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
+    said = run_text("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
     assert "(predicted; " in said
     assert "90 % interval 50.00 to 171.00)" in said
 
 
-def test_recorded_space_is_compared_with_a_device_from_a_file(told: Any, tmp_path: Path) -> None:
+def test_recorded_space_is_compared_with_a_device_from_a_file(run_json: Run, tmp_path: Path) -> None:
     recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
     sheet = tmp_path / "twice.toml"
     known = device.find("rtx-2080-ti")
     sheet.write_text(f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * known.max_clock_mhz}\n')
-    described = told("bound", "--replay", str(recorded))
-    twice = told("bound", "--replay", str(recorded), "--device", str(sheet))
+    described = run_json("bound", "--replay", str(recorded))
+    twice = run_json("bound", "--replay", str(recorded), "--device", str(sheet))
     assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
     fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
     assert fma[0] == pytest.approx(2 * fma[1])

@@ -117,10 +117,10 @@ def test_missing_data_sets_are_named(folder: Path) -> None:
 
 def test_tables_are_of_one_skill_type_and_device(folder: Path) -> None:
     tables = data.group_by_device(data.read_public(folder))
-    told = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
-    assert told[("product f32", "f32", "t4")] == 2
-    assert told[("product 16-bit", "bf16", "b200")] == told[("product 8-bit", "e4m3", "b200")] == 1
-    assert sum(told.values()) == 10
+    counts = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
+    assert counts[("product f32", "f32", "t4")] == 2
+    assert counts[("product 16-bit", "bf16", "b200")] == counts[("product 8-bit", "e4m3", "b200")] == 1
+    assert sum(counts.values()) == 10
     products = next(t for t in tables if t.skill == "product f32")
     assert products.figures.shape == (2, 7)
     assert products.us.tolist() == [500.0, 250.0]
@@ -184,8 +184,8 @@ def exported(path: Path, *entries: object) -> Path:
 
 
 def facts(on: Device, **changed: object) -> dict[str, object]:
-    told = {field: getattr(on, field) for field in Device.__dataclass_fields__}
-    return {"what": "device", "key": on.key, **told, "since": "2026", **changed}
+    fields = {field: getattr(on, field) for field in Device.__dataclass_fields__}
+    return {"what": "device", "key": on.key, **fields, "since": "2026", **changed}
 
 
 def measurement(us: float, text: str, key: str, kind: str = "measured") -> dict[str, object]:
@@ -436,12 +436,12 @@ def test_the_command_writes_model_and_errors(
     of = table(P100)
     blend = model.blend("softmax", fit.table_roofline(of), P100, "f32")
     assert blend.us / fit.table_roofline(of).us == pytest.approx(2.0, rel=0.01)
-    told = json.loads(errors.read_text())
-    assert [(error["device"], error["group"], error["rows"]) for error in told] == [
+    entries = json.loads(errors.read_text())
+    assert [(error["device"], error["group"], error["rows"]) for error in entries] == [
         ("a100-80-sxm", "softmax", 120),
         ("h100-sxm", "softmax", 120),
     ]
-    assert all(error["percent"] < 1 for error in told)
+    assert all(error["percent"] < 1 for error in entries)
     said = capsys.readouterr().err
     assert "softmax on h100-sxm: 120 rows" in said
     assert "without a100-80-sxm: softmax: 0.0 %" in said

@@ -95,17 +95,17 @@ def test_rows_are_predicted_in_chunks(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(table, "CHUNK", 10)
     asked: list[int] = []
     monkeypatch.setattr(table, "predict_all", lambda w, d: asked.append(len(w)) or predict_all(w, d))
-    told: list[tuple[int, float]] = []
+    reports: list[tuple[int, float]] = []
     texts = [f"softmax:rows={n},cols=64,dtype=f32" for n in range(1, 36)]
     result, rows = run(
         tmp_path,
         "workload\n" + "\n".join(texts),
-        watcher=lambda result, share: told.append((result.rows, share)),
+        watcher=lambda result, share: reports.append((result.rows, share)),
     )
     assert [row["workload"] for row in rows] == texts
     assert asked == [10, 10, 10, 5]
-    assert [rows_told for rows_told, _ in told] == [10, 20, 30, 35]
-    assert told[-1][1] == 1.0
+    assert [count for count, _ in reports] == [10, 20, 30, 35]
+    assert reports[-1][1] == 1.0
     assert result.rows == 35
 
 

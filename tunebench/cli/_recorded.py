@@ -69,5 +69,5 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     if kernel and kernel not in (known := {recorded.kernel for recorded in RECORDED_KERNELS}):
         raise UnknownName("recorded kernel", kernel, known)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
-    told = "" if described is not None else device
-    return Space.of(read(path).completed(kernel=kernel, device=told, problem=sizes), described)
+    name = "" if described is not None else device
+    return Space.of(read(path).completed(kernel=kernel, device=name, problem=sizes), described)

@@ -142,10 +142,9 @@ def _compiler() -> EnvironmentCheck:
             found=found,
             remedy="install g++, for example by apt-get install g++",
         )
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    return EnvironmentCheck(
-        subject=subject, status="ok", found=f"{told.stdout.partition(chr(10))[0]}, {path}"
-    )
+    asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    version = asked.stdout.partition("\n")[0]
+    return EnvironmentCheck(subject=subject, status="ok", found=f"{version}, {path}")
 
 
 def _requirements() -> dict[str, list[str]]:
@@ -233,8 +232,8 @@ def _shipped() -> EnvironmentCheck:
         return EnvironmentCheck(
             subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy
         )
-    told = ", ".join(found) or "this version has none"
-    return EnvironmentCheck(subject=subject, status="ok", found=told)
+    listed = ", ".join(found) or "this version has none"
+    return EnvironmentCheck(subject=subject, status="ok", found=listed)
 
 
 def _cache() -> EnvironmentCheck:

@@ -117,6 +117,6 @@ def _block(launch: Launch, costs: Costs, device: Device) -> BlockResources:
     threads = math.prod(launch.block)
     registers = math.ceil(float(np.max(costs.registers)))
     smem_bytes = max(launch.smem_bytes, math.ceil(float(np.max(costs.smem_bytes))))
-    told = device.threads_per_sm and device.blocks_per_sm and device.smem_per_sm_bytes
-    held = occupancy(device, threads=threads, registers=registers, smem_bytes=smem_bytes) if told else None
-    return BlockResources(threads=threads, registers=registers, smem_bytes=smem_bytes, occupancy=held)
+    used = {"threads": threads, "registers": registers, "smem_bytes": smem_bytes}
+    limits_known = device.threads_per_sm and device.blocks_per_sm and device.smem_per_sm_bytes
+    return BlockResources(**used, occupancy=occupancy(device, **used) if limits_known else None)
