@@ -40,7 +40,11 @@ class MergeGroup:
 
 
 class MergeTarget:
-    """Target database of a merge, within a write transaction."""
+    """Target database of a merge, within a write transaction.
+
+    Attributes:
+        free: First unused measurement id.
+    """
 
     def __init__(
         self,
@@ -52,37 +56,28 @@ class MergeTarget:
         self.connection, self.insert, self.now = connection, insert, now
         self._watcher, self._looked_at = watcher, 0
         self._on_server = connection.dialect.name == "postgresql"
-        self._free = 0
+        self.free = 0
 
     def lock(self) -> None:
         """Block other writers, as SQLite does: measurement ids must ascend in the order of recording."""
         if self._on_server:
             names = f"{_trial.name}, {_measurement.name}"
             self.connection.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
-        self._free = (self.connection.execute(sa.select(sa.func.max(_measurement.c.id))).scalar() or 0) + 1
+        self.free = (self.connection.execute(sa.select(sa.func.max(_measurement.c.id))).scalar() or 0) + 1
         if self._on_server:  # ids that were used and rolled back are greater than any stored id
             sequence = "SELECT nextval(pg_get_serial_sequence('measurement', 'id'))"
-            self._free = max(self._free, self.connection.exec_driver_sql(sequence).scalar_one())
+            self.free = max(self.free, self.connection.exec_driver_sql(sequence).scalar_one())
 
     def unlock(self) -> None:
         """Set the server's id sequence after the used ids; the lock ends with the transaction."""
         if self._on_server:
             sequence = "SELECT setval(pg_get_serial_sequence('measurement', 'id'), %s, false)"
-            self.connection.exec_driver_sql(sequence, (self._free,))
+            self.connection.exec_driver_sql(sequence, (self.free,))
 
     def looked_at(self, count: int) -> None:
         """Report that more measurements of the source were processed."""
         self._looked_at += count
         self._watcher(self._looked_at)
-
-    @property
-    def free(self) -> int:
-        """First unused measurement id."""
-        return self._free
-
-    def take(self, count: int) -> None:
-        """Use the next `count` ids."""
-        self._free += count
 
 
 def merge_group(
@@ -110,7 +105,7 @@ def merge_group(
     standing = standing.order_by(at.id)
     present = [(row.id, row.recorded_at) for row in here.execute(standing)]
     order = interleave(present, arrivals, target.free, target.now)
-    target.take(len(order.moved) + len(order.arrived))
+    target.free += len(order.moved) + len(order.arrived)
     _move(here, order.moved)
     _insert_measurements(there, here, group, trials, order.arrived)
     _update_staleness(here, group, device_id, device, trials, set(order.arrived.values()))

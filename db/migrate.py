@@ -38,7 +38,7 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
         DatabaseError: if it is empty and `read_only` is set, or cannot be read.
     """
     with engine.connect() as connection:
-        if read_only and not _has_tables(connection):
+        if read_only and not sa.inspect(connection).get_table_names():
             raise DatabaseError(
                 f"database {location} is empty: run tunebench tune first, or name another one by --db"
             )
@@ -50,10 +50,6 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
                 _create(connection)
     elif found != schema.HEAD:
         _refuse(found, location)
-
-
-def _has_tables(connection: sa.Connection) -> bool:
-    return bool(sa.inspect(connection).get_table_names())
 
 
 def _revision(connection: sa.Connection, location: Location) -> str | None:

@@ -21,7 +21,6 @@ from tunebench.db.record import (
     SpaceKey,
     Stats,
     TrialOutcome,
-    config_from_row,
     outcome_from_row,
     record_from_row,
 )
@@ -77,7 +76,7 @@ class Reader(Database):
         with self._read() as connection:
             return [
                 TrialOutcome(
-                    config=config_from_row(row),
+                    config=Config(row["config_values"]),
                     revision=row["revision"],
                     outcome=outcome_from_row(row),
                     bound_us=row["bound_us"],
@@ -107,7 +106,7 @@ class Reader(Database):
         with self._read() as connection:
             return [
                 FastestSample(
-                    config=config_from_row(row),
+                    config=Config(row["config_values"]),
                     revision=row["revision"],
                     cache=row["cache"],
                     fastest_us=row["fastest_us"],
@@ -179,7 +178,7 @@ class Reader(Database):
         )
         with self._read() as connection:
             newest = {row["config"]: row for row in connection.execute(query).mappings()}
-            return [(config_from_row(row), _took_us(row)) for row in newest.values()]
+            return [(Config(row["config_values"]), _took_us(row)) for row in newest.values()]
 
     @retrying
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:

@@ -411,11 +411,6 @@ def result_from_row(row: Mapping[Any, Any]) -> Result:
     )
 
 
-def config_from_row(row: Mapping[Any, Any]) -> Config:
-    """Return the configuration of a row with `config_values`."""
-    return Config(row["config_values"])
-
-
 def record_from_row(row: Mapping[Any, Any]) -> Record:
     return Record(
         id=row["id"],
@@ -424,7 +419,7 @@ def record_from_row(row: Mapping[Any, Any]) -> Record:
             workload=row["workload"],
             variant=row["variant"],
             revision=row["revision"],
-            config=config_from_row(row),
+            config=Config(row["config_values"]),
         ),
         purpose=row["purpose"],
         result=result_from_row(row),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tunebench import kernels, workloads
-from tunebench.db.record import SpaceKey, config_from_row
+from tunebench.db.record import SpaceKey
 from tunebench.db.schema import device_table as _device
 from tunebench.db.schema import trial_table as _trial
 from tunebench.device import Device
@@ -18,7 +18,6 @@ from tunebench.space import Config
 __all__ = [
     "Revision",
     "StoredTrial",
-    "current_revision",
     "installed_revision",
     "mark_stale",
     "staleness_changes",
@@ -64,14 +63,6 @@ def installed_revision(space: SpaceKey, device: Device) -> Revision | None:
     return revision
 
 
-def current_revision(revision: Revision, config: Config) -> str | None:
-    """Return the current revision of a configuration; None if the space no longer contains it."""
-    try:
-        return revision(config)
-    except ConfigError:
-        return None
-
-
 def stored_trials(connection: sa.Connection, device: int | str, space: SpaceKey) -> list[StoredTrial]:
     """Return the trials of a space.
 
@@ -89,7 +80,9 @@ def stored_trials(connection: sa.Connection, device: int | str, space: SpaceKey)
     if isinstance(device, str):
         query = query.join(_device)
     rows = connection.execute(query).mappings()
-    return [StoredTrial(row["id"], config_from_row(row), row["revision"], row["stale"]) for row in rows]
+    return [
+        StoredTrial(row["id"], Config(row["config_values"]), row["revision"], row["stale"]) for row in rows
+    ]
 
 
 def staleness_changes(trials: Iterable[StoredTrial], revision: Revision) -> tuple[dict[bool, list[int]], int]:
@@ -102,7 +95,10 @@ def staleness_changes(trials: Iterable[StoredTrial], revision: Revision) -> tupl
     changed: dict[bool, list[int]] = {True: [], False: []}
     count = 0
     for trial in trials:
-        stale = current_revision(revision, trial.config) != trial.revision
+        try:
+            stale = revision(trial.config) != trial.revision
+        except ConfigError:
+            stale = True
         count += stale
         if stale != trial.stale:
             changed[stale].append(trial.id)

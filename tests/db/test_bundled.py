@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
+from tests.db.support import DEVICE, TWIN, WORKLOAD, begin, measured
 from tunebench import cli, kernels
 from tunebench.answer._reader import AnswerReader
 from tunebench.answer._target import LookupTarget
 from tunebench.cli.doctor import checks
-from tunebench.db import Location, RunStart, TrialKey, Verdict, bundled, open_store
-from tunebench.device import Device, described
+from tunebench.db import Location, TrialKey, Verdict, bundled, open_store
+from tunebench.device import Device
 from tunebench.errors import DatabaseError
-from tunebench.outcome import Measured, Predicted, Result, Verification
+from tunebench.outcome import Predicted, Result, Verification
 from tunebench.workloads import parse
 
-DEVICE, OTHER = described()["h100-sxm"], described()["h100-pcie"]
-WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
 VARIANT = "softmax/cuda_block"
 
 
@@ -30,14 +29,7 @@ def record(
     """Store a measurement of the variant's default."""
     variant, workload = kernels.variant(VARIANT), parse(WORKLOAD)
     config = variant.default(workload, device)
-    outcome = Measured(
-        median_us=us,
-        ci_us=(us, us),
-        samples_us=(us,),
-        cache="cold",
-        verification=Verification(how=how, detail="all elements"),
-        conditions={"sm_clock_mhz": 1980},
-    )
+    outcome = measured(us, verification=Verification(how=how, detail="all elements"))
     key = TrialKey(
         device=device.key,
         workload=WORKLOAD,
@@ -46,7 +38,7 @@ def record(
         config=config,
     )
     with open_store(path) as store:
-        store.begin_run(RunStart(device=device, workload=WORKLOAD, sampler="bound", seed=0))
+        begin(store, device)
         said = Verdict(comparison={"libraries": {"torch": {"ratio": 1.5, "low": 1.4, "high": 1.6}}})
         store.record(key, Result(outcome=outcome, conditions={"host": "node7"}), verdict=said)
 
@@ -86,7 +78,7 @@ def test_measured_answers_are_bundled_and_looked_up_from_an_index(folder: Path, 
 def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "old.db", 5.0)
     record(tmp_path / "new.db", 6.0)
-    record(tmp_path / "new.db", 7.0, device=OTHER)
+    record(tmp_path / "new.db", 7.0, device=TWIN)
     export(tmp_path / "old.db", folder)
     assert export(tmp_path / "new.db", folder) == [(folder / "sm_90.jsonl", 2)]
     text = (folder / "sm_90.jsonl").read_text()
@@ -94,15 +86,14 @@ def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, 
     assert (folder / "sm_90.jsonl").read_text() == text
     found = bundled.read(folder / "sm_90.jsonl")
     assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
-    assert set(found.devices) == {DEVICE.key, OTHER.key}
+    assert set(found.devices) == {DEVICE.key, TWIN.key}
 
 
 def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_path: Path) -> None:
     record(tmp_path / "a.db", 5.0, how="emulated")
-    record(tmp_path / "a.db", 5.0, device=OTHER, revision="another")
+    record(tmp_path / "a.db", 5.0, device=TWIN, revision="another")
     with open_store(tmp_path / "a.db") as store:
-        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=0)
-        store.begin_run(start)
+        begin(store)
         [key] = {entry.key for entry in store.history(WORKLOAD, DEVICE.key)}
         right = Verification(how="reference", detail="")
         store.record(key, Result(outcome=Predicted(predicted_us=1.0, verification=right)))

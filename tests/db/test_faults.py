@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.db.test_stores import DEVICE, VARIANT, WORKLOAD, Clock, _dead_owner, begin, key, measured
+from tests.db.support import DEVICE, VARIANT, WORKLOAD, Clock, begin, dead_owner, in_threads, key, result
 from tests.support import needs_fork
 from tunebench.db import (
     MeasurementBatch,
@@ -40,10 +40,6 @@ from tunebench.testing import faults, power_cuts
 YEARS = timedelta(days=3650)
 
 
-def result(us: float = 1.0) -> Result:
-    return Result(outcome=measured(us))
-
-
 def tiles(store: Store) -> list[int]:
     return [entry.key.config["tile"] for entry in store.history(WORKLOAD)]
 
@@ -53,7 +49,7 @@ def tiles(store: Store) -> list[int]:
 
 def test_claims_of_a_dead_process_are_taken_over_at_once(store: Store) -> None:
     begin(store)
-    alive, dead = new_owner(), _dead_owner()
+    alive, dead = new_owner(), dead_owner()
     assert store.claim(key(1), alive)
     assert store.claim(key(2), dead)
     assert store.claim(key(3), f"otherhost:1:{dead.split(':', 2)[2]}")
@@ -65,7 +61,7 @@ def test_claims_of_a_dead_process_are_taken_over_at_once(store: Store) -> None:
 def test_only_one_process_takes_over_a_dead_claim(db: str) -> None:
     with open_store(db) as store:
         begin(store)
-        dead = _dead_owner()
+        dead = dead_owner()
         for number in range(20):
             assert store.claim(key(number), dead)
     won: list[int] = []
@@ -75,16 +71,8 @@ def test_only_one_process_takes_over_a_dead_claim(db: str) -> None:
         with open_store(db) as store:
             won.extend(number for number in range(20) if store.claim(key(number), owner))
 
-    _together([survive] * 4)
+    in_threads([survive] * 4)
     assert sorted(won) == list(range(20))
-
-
-def _together(works: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.skipif(
@@ -119,7 +107,7 @@ def test_later_run_is_found_by_measurement_ids_not_by_the_clock(db: str, jump: t
     clock = Clock()
 
     def run(store: Store, number: int, *, finished: bool) -> None:
-        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=7, host=_dead_owner())
+        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=7, host=dead_owner())
         run_id = store.begin_run(start)
         store.record(key(number), result(), run_id=run_id)
         if finished:
@@ -240,7 +228,7 @@ def test_concurrent_records_of_two_revisions_do_not_deadlock(db: str) -> None:
             for number in order:
                 store.record(key(number % 3, revision=revision), result())
 
-    _together([lambda r=r: record(r, iter(range(30))) for r in ("r1", "r2", "r3", "r4")])
+    in_threads([lambda r=r: record(r, iter(range(30))) for r in ("r1", "r2", "r3", "r4")])
     with open_store(db) as store:
         assert len(store.history(WORKLOAD)) == 120
         assert store.stats().stale == 9

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
-from typing import Any
 
 import pytest
 
-from tests.db.test_stores import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, key, measured
+from tests.db.support import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, key, measured
 from tunebench import kernels
 from tunebench.db import Demand, locate, new_owner, open_store
 from tunebench.db.engine import create_engine
 from tunebench.db.integrity import KINDS, NOTES, Integrity, examine, fix
+from tunebench.db.schema import measurement_table
 from tunebench.outcome import Result
 from tunebench.workloads import parse
 
@@ -65,90 +65,47 @@ def test_database_of_a_tuner_passes_the_integrity_check(filled: str) -> None:
     assert found.rows == 2 + 2 + 11 + 10 + 1 + 1  # devices, runs, trials, measurements, demand, origin
 
 
-FIRST_KINDS: dict[str, tuple[str, str, str]] = {
-    "two moments": (
-        "UPDATE measurement SET recorded_at = '2999-01-01 00:00:00.000000+00:00' WHERE id = 2",
-        "future",
-        "measurement 2",
-    ),
-    "a time below its bound": (
-        "UPDATE measurement SET bound_us = 100 WHERE id = 2",
-        "bound",
-        "measurement 2",
-    ),
-    "a wrong fastest sample": (
-        "UPDATE measurement SET fastest_us = 3 WHERE id = 2",
-        "figure",
-        "measurement 2",
-    ),
-    "a descending interval": (
-        "UPDATE measurement SET ci_low_us = 1000 WHERE id = 2",
-        "figure",
-        "measurement 2",
-    ),
-    "an outcome without its fields": (
-        "UPDATE measurement SET detail = '{}' WHERE id = 2",
-        "unreadable",
-        "measurement 2",
-    ),
-    "unknown resources": (
-        """UPDATE measurement SET resources = '{"wheels": 4}' WHERE id = 2""",
-        "unreadable",
-        "measurement 2",
-    ),
-    "a text that differs from the values": (
-        "UPDATE trial SET config = 'tile=7' WHERE id = 2",
-        "config",
-        "trial 2",
-    ),
-    "values of a wrong type": (
-        """UPDATE trial SET config_values = '{"tile": [1]}' WHERE id = 2""",
-        "unreadable",
-        "trial 2",
-    ),
-    "a workload that is not canonical": (
-        "UPDATE run SET workload = 'softmax:cols=64,rows=64,dtype=f32'",
-        "workload",
-        "run ",
-    ),
-    "an invalid workload": ("UPDATE demand SET workload = 'softmax:rows=0'", "workload", "demand 1"),
-    "a device with another key": (
-        "UPDATE device SET key = 'sm_90:b100,sm=1' WHERE id = 2",
-        "device",
-        "device 2",
-    ),
-    "a device of another size": ("UPDATE device SET sm_count = 3 WHERE id = 2", "device", "device 2"),
-    "a device without description": (
-        "UPDATE device SET descriptor = '{}' WHERE id = 2",
-        "unreadable",
-        "device 2",
-    ),
-    "a trial without a measurement": ("DELETE FROM measurement WHERE id = 2", "reference", "trial 2"),
-    "a duplicate measurement": (
-        "INSERT INTO measurement SELECT {columns} FROM measurement WHERE id = 2",
-        "duplicate",
-        "measurement 77",
-    ),
-    "another source": ("UPDATE trial SET revision = 'r0' WHERE id = 1", "source", "trial 1"),
-}
+CHANGED_COLUMNS = [
+    ("future", "measurement", 2, "recorded_at = '2999-01-01 00:00:00.000000+00:00'"),
+    ("bound", "measurement", 2, "bound_us = 100"),
+    ("figure", "measurement", 2, "fastest_us = 3"),
+    ("figure", "measurement", 2, "ci_low_us = 1000"),
+    ("unreadable", "measurement", 2, "detail = '{}'"),
+    ("unreadable", "measurement", 2, """resources = '{"wheels": 4}'"""),
+    ("config", "trial", 2, "config = 'tile=7'"),
+    ("unreadable", "trial", 2, """config_values = '{"tile": [1]}'"""),
+    ("workload", "demand", 1, "workload = 'softmax:rows=0'"),
+    ("device", "device", 2, "key = 'sm_90:b100,sm=1'"),
+    ("device", "device", 2, "sm_count = 3"),
+    ("unreadable", "device", 2, "descriptor = '{}'"),
+    ("source", "trial", 1, "revision = 'r0'"),
+]
+COLUMNS = ", ".join(column.name for column in measurement_table.c if column.name != "id")
 
 
-@pytest.mark.parametrize("what", FIRST_KINDS)
-def test_corrupted_row_is_found_and_named(what: str, filled: str) -> None:
-    statement, kind, place = FIRST_KINDS[what]
-    columns = ", ".join(("77", *(c.name for c in _measurement_columns() if c.name != "id")))
-    change(filled, statement.format(columns=columns) if "{columns}" in statement else statement)
+@pytest.mark.parametrize(
+    ("kind", "place", "statement"),
+    [
+        *(
+            (kind, f"{table} {row}", f"UPDATE {table} SET {change} WHERE id = {row}")
+            for kind, table, row, change in CHANGED_COLUMNS
+        ),
+        ("workload", "run ", "UPDATE run SET workload = 'softmax:cols=64,rows=64,dtype=f32'"),
+        ("reference", "trial 2", "DELETE FROM measurement WHERE id = 2"),
+        (
+            "duplicate",
+            "measurement 77",
+            f"INSERT INTO measurement (id, {COLUMNS}) SELECT 77, {COLUMNS} FROM measurement WHERE id = 2",
+        ),
+    ],
+)
+def test_corrupted_row_is_found_and_named(kind: str, place: str, statement: str, filled: str) -> None:
+    change(filled, statement)
     found = found_in(filled)
     assert not found.clean
     assert set(found.counts) - set(NOTES) == {kind}
     assert all(finding.place.startswith(place) for finding in found.first[kind])
     assert found.first[kind][0].reason
-
-
-def _measurement_columns() -> Any:
-    from tunebench.db.schema import measurement_table
-
-    return measurement_table.c
 
 
 def test_constraint_violations_are_found(filled: str) -> None:

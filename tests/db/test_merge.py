@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.db.test_stores import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, key, measured, served
+from tests.db.support import (
+    DEVICE,
+    EVERY_OUTCOME,
+    TWIN,
+    WORKLOAD,
+    added,
+    batch,
+    begin,
+    key,
+    measured,
+    served,
+)
 from tunebench.db import Demand, RunSummary, Verdict, locate, new_owner, open_store, schema
 from tunebench.db.integrity import examine
 from tunebench.db.merge import MergeResult, merge
@@ -280,8 +291,6 @@ def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
     one = place()
     with one.store._write():
         pass
-    from tests.db.test_stores import added, batch
-
     outcomes = [added(number % 700, measured(1.0 + number)) for number in range(1400)]
     one.store.add([batch(*outcomes)])
     seen: list[tuple[int, int]] = []

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.db.support import load_golden
 from tests.support import needs_fork
 from tunebench.db import downgrade, locate, migrate, open_store, schema, upgrade
 from tunebench.db.engine import create_engine, write
 from tunebench.db.integrity import examine
 from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 FIRST, HEAD = schema.REVISIONS[0], schema.HEAD
 MADE_ANEW = {"alembic_version", "origin"}
 
@@ -29,8 +28,7 @@ def load(revision: str, db: str, folder: Path) -> None:
     """Create a database of an earlier schema with the rows of its golden file."""
     location = locate(db)
     path = location.path or folder / "golden.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((GOLDEN / f"schema_{revision}.sql").read_text(encoding="utf-8"))
+    load_golden(revision, path)
     if location.path is None:
         engine = create_engine(location)
         with write(engine) as connection:

@@ -8,9 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,12 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebench.db
+from tests.db.support import DEVICE, GOLDEN, WORKLOAD, begin, filled, key, load_golden, result, unprivileged
 from tests.support import VERIFIED
 from tunebench.db import (
     Demand,
     Location,
-    RunStart,
-    TrialKey,
     Verdict,
     locate,
     new_owner,
@@ -35,73 +32,8 @@ from tunebench.db import (
 from tunebench.db.location import default_path
 from tunebench.db.owner import is_dead
 from tunebench.db.record import outcome_from_row, result_columns
-from tunebench.db.store import Store
-from tunebench.device import described
 from tunebench.errors import DatabaseError, InputError, SchemaError
 from tunebench.outcome import FAILURES, Measured, Predicted, Result, Verification
-from tunebench.space import Config
-
-DEVICE = described()["h100-sxm"]
-WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
-GOLDEN = Path(__file__).parent.parent / "golden"
-
-
-def key(number: int) -> TrialKey:
-    return TrialKey(
-        device=DEVICE.key,
-        workload=WORKLOAD,
-        variant="softmax/example",
-        revision="r1",
-        config=Config({"tile": number}),
-    )
-
-
-def result(median_us: float = 1.0) -> Result:
-    return Result(
-        outcome=Measured(
-            median_us=median_us,
-            ci_us=(median_us, median_us),
-            samples_us=(median_us,),
-            cache="cold",
-            verification=VERIFIED,
-        )
-    )
-
-
-def filled(path: Path, count: int = 3) -> Path:
-    with open_store(path) as store:
-        begin(store)
-        for number in range(count):
-            store.record(key(number), result(1.0 + number))
-    return path
-
-
-def begin(store: Store) -> str:
-    return store.begin_run(RunStart(device=DEVICE, workload=WORKLOAD, sampler="random", seed=0))
-
-
-@contextlib.contextmanager
-def unprivileged() -> Iterator[None]:
-    """Act as a user without write permission, even if tests run as root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach; pytest's folders are private."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-        folder.chmod(0o755)
-
 
 # -- where -----------------------------------------------------------------------------------------
 
@@ -273,8 +205,7 @@ def test_every_revision_has_its_step_and_its_golden_file() -> None:
 @pytest.mark.parametrize("revision", schema.REVISIONS)
 def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "golden.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((GOLDEN / f"schema_{revision}.sql").read_text(encoding="utf-8"))
+    load_golden(revision, path)
     assert upgrade(path) == (revision, schema.HEAD)
     with open_store(path) as store:
         entries = store.history(WORKLOAD)
@@ -301,22 +232,12 @@ def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -
         assert [entry.id for entry in store.best(WORKLOAD)] == [10, 12, 11, 2]
         stats = store.stats()
         assert (stats.trials, stats.claimed, stats.stale, stats.runs) == (11, 1, 1, 1)
-        assert store.claim(
-            TrialKey(
-                device=DEVICE.key,
-                workload=WORKLOAD,
-                variant="softmax/example",
-                revision="r1",
-                config=Config({"tile": 30, "ratio": 0.5, "order": "nk"}),
-            ),
-            new_owner(),
-        )  # its claim has expired
+        assert store.claim(key(30), new_owner())  # its claim has expired
 
 
 def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
     path = tmp_path / "golden.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((GOLDEN / "schema_0003.sql").read_text(encoding="utf-8"))
+    load_golden("0003", path)
     upgrade(path)
     with open_store(path) as store:
         told = {entry.id: entry.verdict for entry in store.history(WORKLOAD)}
@@ -327,8 +248,7 @@ def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
 
 def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None:
     path = tmp_path / "golden.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((GOLDEN / "schema_0004.sql").read_text(encoding="utf-8"))
+    load_golden("0004", path)
     upgrade(path)
     with open_store(path) as store:
         first, last = datetime(2026, 11, 20, 12, 1, tzinfo=UTC), datetime(2026, 11, 20, 12, 3, tzinfo=UTC)
@@ -345,8 +265,7 @@ def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None
 
 def test_upgrade_computes_the_fastest_samples_of_old_records(tmp_path: Path) -> None:
     path = tmp_path / "golden.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript((GOLDEN / "schema_0002.sql").read_text(encoding="utf-8"))
+    load_golden("0002", path)
     upgrade(path)
     with open_store(path) as store:
         found = store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/example")
@@ -406,7 +325,7 @@ def test_an_owner_is_alive_until_its_process_ends() -> None:
 _TUNER = """
 import sys
 sys.path.insert(0, {folder!r})
-from tests.db.test_store import begin, key, result
+from tests.db.support import begin, key, result
 from tunebench.db import new_owner, open_store
 
 with open_store({path!r}) as store:

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.db.test_store import DEVICE, WORKLOAD, begin, result, unprivileged
+from tests.db.support import DEVICE, WORKLOAD, begin, filled, result, unprivileged
 from tests.support import needs_sqlite3
 from tunebench import lookup
 from tunebench.db import TrialKey, disk, engine, locate, open_store, sqlite_file
@@ -39,14 +38,6 @@ def key(number: int) -> TrialKey:
     return TrialKey(
         device=DEVICE.key, workload=WORKLOAD, variant=VARIANT.key, revision=revision, config=config
     )
-
-
-def filled(path: Path, count: int = 3) -> Path:
-    with open_store(path) as store:
-        begin(store)
-        for number in range(count):
-            store.record(key(number), result(1.0 + number))
-    return path
 
 
 def ask(path: Path) -> int:
@@ -128,7 +119,7 @@ def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> N
 
 
 def test_damaged_database_is_read_partly_or_the_error_names_a_remedy(tmp_path: Path) -> None:
-    path, draw = filled(tmp_path / "x.db", 60), random.Random(2)
+    path, draw = filled(tmp_path / "x.db", 60, key=key), random.Random(2)
     data, said = path.read_bytes(), list[str]()
     for attempt in range(30):
         damaged = bytearray(data)
@@ -160,7 +151,7 @@ def _saved(path: Path, command: str) -> Path:
 @pytest.mark.parametrize("command", [".recover", ".dump"])
 @needs_sqlite3
 def test_recovered_file_is_a_valid_database(tmp_path: Path, command: str) -> None:
-    path = filled(tmp_path / "x.db", 60)
+    path = filled(tmp_path / "x.db", 60, key=key)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_measurement_trial_id'"
         [page] = connection.execute(query).fetchone()
@@ -181,7 +172,7 @@ def test_recovered_file_is_a_valid_database(tmp_path: Path, command: str) -> Non
 
 
 def test_missing_view_is_named(tmp_path: Path) -> None:
-    path = filled(tmp_path / "x.db")
+    path = filled(tmp_path / "x.db", key=key)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP VIEW answer_v1")
     with open_store(path) as store, pytest.raises(DatabaseError, match=r"was edited.*answer_v1"):
@@ -212,23 +203,13 @@ def test_readers_never_see_a_database_without_tables(tmp_path: Path) -> None:
 # -- disks -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def closed_folder() -> Iterator[Path]:
-    """A folder that every user can read; pytest's folders are private."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder / "closed"
-        (folder / "closed").chmod(0o755)
-
-
-def test_write_ahead_log_in_a_read_only_folder_is_read(tmp_path: Path, closed_folder: Path) -> None:
+def test_write_ahead_log_in_a_read_only_folder_is_read(tmp_path: Path, open_folder: Path) -> None:
     with at_work(tmp_path / "x.db", 3):
-        left = taken(tmp_path / "x.db", closed_folder, "-wal")
-    before = {path: path.read_bytes() for path in closed_folder.iterdir()}
+        left = taken(tmp_path / "x.db", open_folder, "-wal")
+    before = {path: path.read_bytes() for path in open_folder.iterdir()}
     for path in before:
         path.chmod(0o444)
-    closed_folder.chmod(0o555)
+    open_folder.chmod(0o555)
     with unprivileged():
         assert ask(left) == 2
         with open_store(left, read_only=True) as store:
@@ -237,7 +218,7 @@ def test_write_ahead_log_in_a_read_only_folder_is_read(tmp_path: Path, closed_fo
                 store.record(key(9), result())
         with pytest.raises(DatabaseError, match="writable"):
             open_store(left)
-    assert {path: path.read_bytes() for path in closed_folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in open_folder.iterdir()} == before
 
 
 def test_changing_write_ahead_log_is_read_when_stable(
@@ -261,7 +242,7 @@ def test_lookup_works_without_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """SQLite reports the first error on a full disk."""
-    path = filled(tmp_path / "x.db")
+    path = filled(tmp_path / "x.db", key=key)
     probed = sqlite_file._probed
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
@@ -274,7 +255,7 @@ def test_lookup_works_without_shared_memory(
 
 
 def test_vanishing_write_ahead_log_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = filled(tmp_path / "x.db")
+    path = filled(tmp_path / "x.db", key=key)
     probed, refusals = sqlite_file._probed, [1, 2]
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
@@ -323,8 +304,8 @@ def test_tuner_on_a_full_disk_keeps_records_and_resumes(tmp_path: Path) -> None:
 
 
 def test_deleted_file_is_noticed(tmp_path: Path) -> None:
-    path = filled(tmp_path / "x.db")
-    other = filled(tmp_path / "other.db")
+    path = filled(tmp_path / "x.db", key=key)
+    other = filled(tmp_path / "other.db", key=key)
     with open_store(path) as store:
         begin(store)
         path.rename(tmp_path / "moved.db")
@@ -345,7 +326,7 @@ def test_deleted_file_is_noticed(tmp_path: Path) -> None:
 def test_deleted_folder_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    path = filled(folder / "x.db")
+    path = filled(folder / "x.db", key=key)
     with open_store(path) as store:
         assert ask(path) == 0
         shutil.rmtree(folder)
@@ -356,7 +337,7 @@ def test_deleted_folder_is_noticed(tmp_path: Path) -> None:
 
 
 def test_hard_links_are_refused_and_symbolic_links_are_followed(tmp_path: Path) -> None:
-    path, folder = filled(tmp_path / "x.db"), tmp_path / "elsewhere"
+    path, folder = filled(tmp_path / "x.db", key=key), tmp_path / "elsewhere"
     folder.mkdir()
     link = folder / "link.db"
     link.symlink_to(path)
@@ -383,7 +364,7 @@ def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, place: Path, kind: s
 
 
 def test_single_file_mount_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = filled(tmp_path / "x.db")
+    path = filled(tmp_path / "x.db", key=key)
     _mounted(monkeypatch, tmp_path, path, "ext4")
     with pytest.raises(DatabaseError, match="mount the folder"):
         open_store(path)
@@ -395,7 +376,7 @@ def test_network_file_system_disables_the_write_ahead_log_with_a_warning(
 ) -> None:
     folder = tmp_path / "of all machines"
     folder.mkdir()
-    path = filled(folder / "x.db")
+    path = filled(folder / "x.db", key=key)
     _mounted(monkeypatch, tmp_path, folder, "nfs4")
     with pytest.warns(RuntimeWarning, match=r"network file system \(nfs4\)"):
         store = open_store(path)
@@ -412,7 +393,7 @@ def test_network_file_system_disables_the_write_ahead_log_with_a_warning(
 def test_missing_shared_memory_disables_the_write_ahead_log_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, connect = filled(tmp_path / "x.db"), sqlite3.connect
+    path, connect = filled(tmp_path / "x.db", key=key), sqlite3.connect
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
 
@@ -443,7 +424,7 @@ def _works_without_log(store: Store, path: Path) -> None:
 
 def test_tuner_waits_for_a_long_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 0.05)
-    path, told = filled(tmp_path / "x.db"), list[str]()
+    path, told = filled(tmp_path / "x.db", key=key), list[str]()
     with open_store(path, retry_policy=RetryPolicy(notify=told.append)) as store:
         begin(store)
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

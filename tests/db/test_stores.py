@@ -7,8 +7,7 @@ import math
 import multiprocessing
 import os
 import shutil
-import subprocess
-import threading
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,16 +16,29 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests import support
+from tests.db.support import (
+    DEVICE,
+    EVERY_OUTCOME,
+    TWIN,
+    UNPROVED,
+    VARIANT,
+    WORKLOAD,
+    Clock,
+    added,
+    batch,
+    begin,
+    dead_owner,
+    in_threads,
+    key,
+    measured,
+    served,
+)
 from tests.support import VERIFIED, needs_fork
 from tunebench.db import (
     Demand,
     MeasuredSpace,
-    MeasurementBatch,
-    NewMeasurement,
     RunStart,
     RunSummary,
-    TrialKey,
     Verdict,
     bulk,
     locate,
@@ -45,57 +57,14 @@ from tunebench.outcome import (
     CompileFailed,
     Crashed,
     Effort,
-    LaunchFailed,
-    Measured,
     Outcome,
     Predicted,
-    Pruned,
     Resources,
     Result,
     TimedOut,
-    Verification,
     WrongResult,
 )
 from tunebench.space import Config
-
-DEVICE = described()["h100-sxm"]
-TWIN = described()["h100-pcie"]
-WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
-VARIANT = "softmax/example"
-UNPROVED = Verification(how="not verified", detail="g++ is not installed")
-
-
-def measured(median_us: float, **changes: Any) -> Measured:
-    low_us, high_us = median_us * 0.99, median_us * 1.01
-    conditions = {"sm_clock_mhz": 1980}
-    return support.measured(
-        median_us, high_us, low_us, ci_us=(low_us, high_us), conditions=conditions, **changes
-    )
-
-
-EVERY_OUTCOME: tuple[Outcome, ...] = (
-    measured(12.5),
-    Predicted(predicted_us=3.0, verification=UNPROVED),
-    Aborted(samples_us=(99.0, 98.5), above_us=20.0),
-    Pruned(bound_us=8.0, incumbent_us=7.0),
-    CompileFailed(reason="error: expected ';'"),
-    LaunchFailed(reason="too many resources"),
-    WrongResult(reason="y[0, 3] is 7, not 0.1"),
-    TimedOut(reason="no answer within 10 s"),
-    Crashed(reason="signal 11"),
-)
-
-
-def key(
-    number: int = 0, *, device: Device = DEVICE, revision: str = "r1", variant: str = VARIANT
-) -> TrialKey:
-    config = Config({"tile": number, "ratio": 0.5, "order": "nk"})
-    return TrialKey(device=device.key, workload=WORKLOAD, variant=variant, revision=revision, config=config)
-
-
-def begin(store: Store, device: Device = DEVICE) -> str:
-    return store.begin_run(RunStart(device=device, workload=WORKLOAD, sampler="bound", seed=7, host="here"))
-
 
 # -- recording and reading -------------------------------------------------------------------------
 
@@ -199,13 +168,6 @@ def test_trial_outcomes_prefer_the_requested_cache_state(store: Store) -> None:
     assert times("warm") == times(None) == [5.0, 6.0, None]
 
 
-def _dead_owner() -> str:
-    space, _, token = new_owner().rsplit(":", 2)
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    return f"{space}:{ended.pid}:{token}"
-
-
 def test_trials_of_interrupted_runs_are_counted(store: Store) -> None:
     def run(host: str, first: int, *, seed: int = 7) -> str:
         start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=seed, host=host)
@@ -219,13 +181,13 @@ def test_trials_of_interrupted_runs_are_counted(store: Store) -> None:
         return store.interrupted_trials(DEVICE.key, WORKLOAD, sampler="bound", seed=seed)
 
     assert cut_off() == 0
-    run(_dead_owner(), 10)
-    run(_dead_owner(), 20)
+    run(dead_owner(), 10)
+    run(dead_owner(), 20)
     run(new_owner(), 30)  # still running
-    run(_dead_owner(), 40, seed=8)
+    run(dead_owner(), 40, seed=8)
     assert (cut_off(), cut_off(seed=8), cut_off(seed=9)) == (4, 2, 0)
     store.finish_run(run(new_owner(), 50), RunSummary())
-    run(_dead_owner(), 60)
+    run(dead_owner(), 60)
     assert cut_off() == 2
 
 
@@ -237,16 +199,6 @@ def test_history_of_one_device_or_of_all(store: Store) -> None:
     assert [entry.key.device for entry in store.history(WORKLOAD)] == [DEVICE.key, TWIN.key]
     assert [entry.key.device for entry in store.history(WORKLOAD, TWIN.key)] == [TWIN.key]
     assert store.history("softmax:rows=1,cols=1,dtype=f32") == []
-
-
-def batch(*measurements: NewMeasurement) -> MeasurementBatch:
-    return MeasurementBatch(
-        start=RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0), measurements=measurements
-    )
-
-
-def added(number: int, outcome: Outcome, **changes: Any) -> NewMeasurement:
-    return NewMeasurement(key=key(number), result=Result(outcome=outcome), **changes)
 
 
 def test_add_stores_measurements_once_and_in_order(store: Store) -> None:
@@ -361,13 +313,6 @@ def test_runs_devices_and_effort_are_counted(store: Store) -> None:
 
 
 # -- what may be served ----------------------------------------------------------------------------
-
-
-def served(store: Store) -> list[tuple[int, float, bool]]:
-    return [
-        (entry.key.config["tile"], entry.result.outcome.median_us, entry.stale)  # type: ignore[union-attr]
-        for entry in store.best(WORKLOAD)
-    ]
 
 
 def test_best_is_the_fastest_success_of_each_variant(store: Store) -> None:
@@ -569,16 +514,6 @@ def test_fingerprint_changes_with_every_answer(store: Store) -> None:
 # -- claims ----------------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 def test_a_claim_is_exclusive_and_is_renewed_released_and_ended(store: Store) -> None:
     begin(store)
     assert store.claim(key(), "a")
@@ -627,7 +562,7 @@ def test_claims_of_dead_processes_of_this_host_are_released(store: Store) -> Non
     begin(store)
     alive = new_owner()
     assert alive.split(":")[2] == str(os.getpid())
-    dead = _dead_owner()
+    dead = dead_owner()
     elsewhere = f"otherhost:1:{dead.split(':', 2)[2]}"
     for number, owner in enumerate((alive, dead, elsewhere)):
         assert store.claim(key(number), owner)
@@ -646,13 +581,20 @@ def test_threads_share_a_store(store: Store) -> None:
                 store.record(key(number), Result(outcome=measured(1.0 + number)))
                 won.append(number)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([work] * 4)
     assert sorted(won) == list(range(30))
     assert len(store.history(WORKLOAD)) == 30
+
+
+def _in_processes(work: Callable[..., None], arguments: list[tuple[Any, ...]]) -> None:
+    """Run a function in a new process for each tuple of arguments, all at the same time."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=work, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
 def _tune(db: str, offset: int, trials: int) -> None:
@@ -667,13 +609,7 @@ def _tune(db: str, offset: int, trials: int) -> None:
 
 
 def test_four_processes_claim_200_trials_once_each(db: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    tuners = [context.Process(target=_tune, args=(db, offset, 200)) for offset in (0, 50, 100, 150)]
-    for tuner in tuners:
-        tuner.start()
-    for tuner in tuners:
-        tuner.join()
-    assert [tuner.exitcode for tuner in tuners] == [0] * 4
+    _in_processes(_tune, [(db, offset, 200) for offset in (0, 50, 100, 150)])
     with open_store(db) as store:
         entries = store.history(WORKLOAD)
         assert sorted(entry.key.config["tile"] for entry in entries) == list(range(200))
@@ -755,13 +691,7 @@ def _add_demand(db: str, writer: int) -> None:
 
 def test_concurrent_demand_writers_are_summed(db: str) -> None:
     open_store(db).close()
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_add_demand, args=(db, writer)) for writer in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    _in_processes(_add_demand, [(db, writer) for writer in range(3)])
     with open_store(db) as store:
         assert spent(store) == [(OTHER, 60, 30.0), (WORKLOAD, 60, 30.0)]
 

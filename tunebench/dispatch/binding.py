@@ -6,7 +6,7 @@ from typing import Any
 
 from tunebench.compile import compile_config
 from tunebench.device import Device
-from tunebench.dispatch.cpu import bind_cpu, forked
+from tunebench.dispatch.cpu import bind_cpu
 from tunebench.dispatch.gpu import GpuKernel
 from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.errors import InputError
@@ -14,7 +14,7 @@ from tunebench.space import Config
 from tunebench.variant import GpuVariant, NumbaCpuVariant, Variant
 from tunebench.workload import Workload
 
-__all__ = ["bind", "unusable"]
+__all__ = ["bind"]
 
 
 def bind(
@@ -45,10 +45,3 @@ def bind(
         binary = compile_config(variant, workload, valid, device, cache())
         return GpuKernel(workload, variant, valid, binary, ordinal)
     raise InputError(f"{variant.key} must derive from CudaVariant, NumbaCudaVariant or NumbaCpuVariant")
-
-
-def unusable(device: Device) -> str | None:
-    """Return why tuned kernels cannot run on a device in this process, or None if they can."""
-    if device.kind != "cpu":
-        return None
-    return forked()

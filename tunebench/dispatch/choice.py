@@ -12,7 +12,8 @@ from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.dispatch import freshness
 from tunebench.dispatch._preference import Preference, preference
-from tunebench.dispatch.binding import bind, unusable
+from tunebench.dispatch.binding import bind
+from tunebench.dispatch.cpu import forked
 from tunebench.dispatch.kernel import BoundKernel
 from tunebench.dispatch.watch import DispatchedCall, notify
 from tunebench.errors import LookupMiss, TunebenchError
@@ -161,7 +162,7 @@ class Dispatcher:
         """Return a choice with its kernel; if it cannot be bound, torch with the reason."""
         if choice.variant is None or choice.config is None:
             return choice, None
-        reason = unusable(self.device)
+        reason = forked() if self.device.kind == "cpu" else None
         if reason is None and before is not None and before.choice == choice:
             return before.choice, before.kernel
         if reason is None:

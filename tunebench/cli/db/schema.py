@@ -17,21 +17,10 @@ def upgrade(db: Database = None, as_json: Json = False) -> None:
 
     An upgrade that fails leaves the database unchanged. A database that does not exist is created.
     """
-    from tunebench.db import locate
     from tunebench.db import upgrade as upgrade_database
 
     before, after = upgrade_database(db)
-    database = str(locate(db))
-    done = (
-        f"has schema {after} already"
-        if before == after
-        else f"upgraded from {before or 'nothing'} to {after}"
-    )
-    emit(
-        as_json,
-        {"database": database, "before": before, "after": after},
-        lambda console: console.print(f"{database}: {done}", soft_wrap=True),
-    )
+    _report(db, before, after, f"upgraded from {before or 'nothing'} to {after}", as_json)
 
 
 def downgrade(
@@ -46,17 +35,17 @@ def downgrade(
     --force is given.
     """
     from tunebench.db import downgrade as downgrade_database
-    from tunebench.db import locate
 
     before, after = downgrade_database(db, to=to, force=force)
+    done = f"downgraded from {before} to {after}; tunebench db upgrade reverts this"
+    _report(db, before, after, done, as_json)
+
+
+def _report(db: str | None, before: str | None, after: str, done: str, as_json: bool) -> None:
+    from tunebench.db import locate
+
     database = str(locate(db))
-    done = (
-        f"has schema {after} already"
-        if before == after
-        else f"downgraded from {before} to {after}; tunebench db upgrade reverts this"
-    )
-    emit(
-        as_json,
-        {"database": database, "before": before, "after": after},
-        lambda console: console.print(f"{database}: {done}", soft_wrap=True),
-    )
+    if before == after:
+        done = f"has schema {after} already"
+    data = {"database": database, "before": before, "after": after}
+    emit(as_json, data, lambda console: console.print(f"{database}: {done}", soft_wrap=True))
