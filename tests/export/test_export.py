@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fake_driver.build import build_driver
+from tests.fake_driver.variants import CONFIG, Calls, Mapped, fake_binary
 from tests.support import needs_numba_cuda, needs_nvrtc, package_variants
-from tests.toy_variants import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
+from tests.toy_variants import NumbaToy, Toy, folder_of_header, parameter_sizes
 from tunebench import __version__, _environment, export, kernels
 from tunebench.binary.cubin import read_cubin
 from tunebench.compile import Binary, BinaryCache, compile_config
@@ -28,9 +30,8 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.export import FORMATS, build_lines, stand_alone_source, write_export
 from tunebench.export.manifest import manifest
 from tunebench.export.table import _ENCODING, tables
-from tunebench.space import Config
 from tunebench.tuning.choice import ChosenConfig, choose_config
-from tunebench.variant import CudaVariant, GpuVariant, Launch, Scalar, TensorMap
+from tunebench.variant import CudaVariant, GpuVariant, Scalar, TensorMap
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
@@ -39,68 +40,25 @@ HERE = Path(__file__).parent
 # -- example program with the fake driver --------------------------------------------------------------------
 
 
-class Calls(ToyVariant):
-    """Variant that launches a kernel of the fake driver; with `twice`, first with scratch as output."""
-
-    def __init__(self, entry: str, *, twice: bool = False, smem_bytes: int = 0) -> None:
-        super().__init__("", entry=entry, smem_bytes=smem_bytes)
-        self._twice = twice
-
-    def scratch(self, workload: Toy, config: Config) -> tuple[Tensor, ...]:
-        return (Tensor(name="half", shape=(workload.n,), dtype="f32"),) if self._twice else ()
-
-    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
-        (launch,) = super().launches(workload, config)
-        first = dataclasses.replace(launch, arguments=("x", "half", *launch.arguments[2:]))
-        return (first, launch) if self._twice else (launch,)
-
-
-class Mapped(Calls):
-    """Variant for the fake driver that passes x as a tensor map to clusters of two persistent blocks."""
-
-    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
-        (launch,) = super().launches(workload, config)
-        lines = TensorMap(
-            tensor="x",
-            dtype="f32",
-            extents=(8, workload.n // 8),
-            strides_bytes=(32,),
-            box=(8, 5),
-            swizzle_bytes=32,
-        )
-        arguments = (lines, *launch.arguments[1:])
-        shape: dict[str, Any] = {"grid": (1000, 1, 1), "cluster": 2, "blocks_per_sm": 2}
-        return (dataclasses.replace(launch, arguments=arguments, **shape),)
-
-
 def scaling(variant: Any) -> ChosenConfig:
     return ChosenConfig(
         workload=Toy(n=1000),
         device=representative("sm_90"),
         variant=variant,
-        config=Config({"unused": 0}),
+        config=CONFIG,
         why="default",
         expected_us=12.5,
         how="predicted",
     )
 
 
-FAKE = Binary(key="", language="cuda", target="sm_90a", payload=b"fake", entries=("right",))
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the fake driver, built from fake_driver.cpp as libcuda.so."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ on this machine")
-    folder = tmp_path_factory.mktemp("driver")
-    source, library = str(HERE.parent / "fake_driver" / "fake_driver.cpp"), str(folder / "libcuda.so")
-    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"]
-    subprocess.run(build, check=True)
-    return folder
+    return build_driver(tmp_path_factory.mktemp("driver"), "libcuda.so")
 
 
+FAKE = fake_binary(Calls("right"))
 FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 
 
@@ -130,10 +88,7 @@ class Program:
 
 def written(variant: Any, folder: Path) -> None:
     choice = scaling(variant)
-    launches = variant.launches(choice.workload, choice.config)
-    entries = tuple(launch.entry or "numba" for launch in launches)
-    binary = Binary(key="", language=variant.language, target="sm_90a", payload=b"fake", entries=entries)
-    write_export(choice, binary, folder, "cubin")
+    write_export(choice, fake_binary(variant), folder, "cubin")
 
 
 def built(variant: Any, folder: Path, driver: Path) -> Program:
@@ -177,9 +132,7 @@ def test_example_runs_and_times_the_kernel(tmp_path: Path, driver: Path) -> None
     assert "(the kernels are for sm_90a)" in err
 
 
-@pytest.mark.parametrize(
-    "variant", [NumbaToy(), Mapped("mapped")], ids=["Numba array descriptors", "tensor map"]
-)
+@pytest.mark.parametrize("variant", [NumbaToy(), Mapped()], ids=["Numba array descriptors", "tensor map"])
 def test_example_passes_numba_arrays_and_tensor_maps(variant: Any, tmp_path: Path, driver: Path) -> None:
     code, out, _ = built(variant, tmp_path, driver).run()
     assert code == 0
@@ -188,7 +141,7 @@ def test_example_passes_numba_arrays_and_tensor_maps(variant: Any, tmp_path: Pat
 
 
 def test_example_launches_all_kernels_with_scratch_and_shared_memory(tmp_path: Path, driver: Path) -> None:
-    code, out, _ = built(Calls("large", smem_bytes=100_000, twice=True), tmp_path, driver).run()
+    code, out, _ = built(Calls("large", smem_bytes=100_000, scratch=True), tmp_path, driver).run()
     assert code == 0
     assert "time: 100.000 us" in out
     assert "half:" not in out  # scratch is not printed as output
@@ -499,22 +452,21 @@ def test_build_lines_name_the_architecture(tmp_path: Path) -> None:
 
 
 def test_unsupported_exports_raise(tmp_path: Path) -> None:
-    binary = Binary(key="", language="cuda", target="sm_90", payload=b"", entries=("right",))
     with pytest.raises(UnknownName, match=r"unknown format 'ptx'.* Known: cu, cubin"):
-        write_export(scaling(Calls("right")), binary, tmp_path, "ptx")  # type: ignore[arg-type]
+        write_export(scaling(Calls("right")), FAKE, tmp_path, "ptx")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no CUDA C\\+\\+ source; use --format cubin"):
-        write_export(scaling(NumbaToy()), binary, tmp_path, "cu")
+        write_export(scaling(NumbaToy()), FAKE, tmp_path, "cu")
     choice = choose_config(parse("softmax:rows=5,cols=77,dtype=f32"), local_cpu())
     for form in FORMATS:
         with pytest.raises(InputError, match="only GPU kernels can be exported"):
-            write_export(choice, binary, tmp_path, form)
+            write_export(choice, FAKE, tmp_path, form)
     too_many = dataclasses.replace(scaling(Calls("right")), workload=Counted(n=2**20 + 1))
     with pytest.raises(
         InputError,
         match=r"x of toy:n=1048577 .* at most 1048576 to list, got 1048577",
     ):
-        write_export(too_many, binary, tmp_path, "cubin")
-    facts = manifest(scaling(Calls("right")), binary)
+        write_export(too_many, FAKE, tmp_path, "cubin")
+    facts = manifest(scaling(Calls("right")), FAKE)
     facts["tensors"][0]["dtype"] = "int3"
     with pytest.raises(InputError, match="x is int3; the C\\+\\+ example supports"):
         tables(facts)

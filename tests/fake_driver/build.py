@@ -12,20 +12,26 @@ from typing import Any
 
 import pytest
 
-__all__ = ["seen_by"]
+__all__ = ["build_driver", "seen_by"]
 
 HERE = Path(__file__).parent
+
+
+def build_driver(folder: Path, name: str) -> Path:
+    """Build the driver in a folder under a library name, and return the folder; skip the test without g++."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to build the driver with")
+    source, library = str(HERE / "fake_driver.cpp"), str(folder / name)
+    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"]
+    subprocess.run(build, check=True)
+    return folder
 
 
 def seen_by(program: str, folder: Path) -> dict[str, Any]:
     """Build the driver in a folder, run a program of this folder on it, and return its JSON output."""
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the driver with")
-    library = str(folder / "libcuda.so.1")
-    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, str(HERE / "fake_driver.cpp")]
-    subprocess.run([*build, "-ldl"], check=True)
+    build_driver(folder, "libcuda.so.1")
     ran = subprocess.run(
         [sys.executable, str(HERE / program)],
         env={

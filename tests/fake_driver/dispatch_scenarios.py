@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from cuda.core import Device as CudaDevice
 
-from tests.fake_driver.measure_scenarios import Cuda, Mapped, MappedPixels, Numba, Scaling, binary
+from tests.fake_driver.variants import CONFIG, Calls, Mapped, MappedPixels, fake_binary
+from tests.toy_variants import NumbaToy, Toy
 from tunebench.dispatch import GpuKernel
 from tunebench.errors import DeviceError, InputError
 from tunebench.measure._gpu import Gpu
-from tunebench.space import Config
 
-CONFIG = Config({"unused": 0})
 N = 1000
 
 
@@ -42,7 +41,7 @@ class Memory:
 
 
 def kernel(variant: Any) -> GpuKernel:
-    return GpuKernel(Scaling(n=N), variant, CONFIG, binary(variant), 0)
+    return GpuKernel(Toy(n=N), variant, CONFIG, fake_binary(variant), 0)
 
 
 def captured(gpu: Gpu, memory: Memory, served: GpuKernel) -> dict[str, bool]:
@@ -89,9 +88,9 @@ def scenarios() -> dict[str, Any]:
     stream = int(kept.handle)
     seen: dict[str, Any] = {}
     variants = {
-        "right": Cuda("right"),
-        "scratch": Cuda("right", scratch=True),
-        "numba": Numba(),
+        "right": Calls("right"),
+        "scratch": Calls("right", scratch=True),
+        "numba": NumbaToy(),
         "mapped": Mapped(),
         "pixels": MappedPixels("pixels"),
     }
@@ -100,20 +99,20 @@ def scenarios() -> dict[str, Any]:
         for memory, factor in ((first, 2.0), (second, 4.0), (first, 0.5)):
             memory.run(served, factor, stream)
             seen[f"{name} {factor:g}"] = memory.holds(factor)
-    right = kernel(Cuda("right"))
+    right = kernel(Calls("right"))
     seen["captured"] = captured(gpu, first, right)
     seen["wrong in threads"] = in_threads(gpu, right, stream)
-    seen["scratch bytes"] = kernel(Cuda("right", scratch=True)).scratch_bytes
+    seen["scratch bytes"] = kernel(Calls("right", scratch=True)).scratch_bytes
     try:
-        kernel(Cuda("right", scratch=True))(first.at_x, 1.0, first.at_y)
+        kernel(Calls("right", scratch=True))(first.at_x, 1.0, first.at_y)
     except InputError as error:
         seen["no scratch"] = str(error)
     try:
-        kernel(Cuda("large", smem_bytes=240_000))
+        kernel(Calls("large", smem_bytes=240_000))
     except DeviceError as error:
         seen["refused"] = str(error)
     try:
-        kernel(Cuda("right", block=2048)).run(first.at_x, 1.0, first.at_y)
+        kernel(Calls("right", block=2048)).run(first.at_x, 1.0, first.at_y)
     except DeviceError as error:
         seen["refused at launch"] = str(error)
     return seen

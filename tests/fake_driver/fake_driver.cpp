@@ -152,7 +152,7 @@ std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
 
 std::deque<Kernel>& kernels() {
   static const auto plain = sizes({8, 8, 4, 4});
-  static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4});
+  static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4, 4});
   static const auto mapped = sizes({128, 8, 4, 4});
   static std::deque<Kernel> table = {
       {"right", plain, 50, 0, scale<kRight>, 0},

@@ -126,7 +126,7 @@ def test_refused_launch_keeps_reason_and_device(seen: dict[str, Any], scenario: 
 def test_device_fault_makes_device_unusable_in_process(seen: dict[str, Any]) -> None:
     assert seen["fault"]["kind"] == "DeviceLost"
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in seen["fault"]["reason"]
-    assert "scaling/cuda with unused=0" in seen["fault"]["reason"]
+    assert "toy/toy with unused=0" in seen["fault"]["reason"]
     assert seen["after the fault"]["kind"] == "DeviceLost"
 
 
