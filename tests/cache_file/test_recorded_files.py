@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gzip
 import json
@@ -36,6 +35,7 @@ from tunebench.outcome import (
     WrongResult,
 )
 from tunebench.space import Config
+from tunebench.testing.corrupt_files import corrupt
 
 SPACE = SpaceKey(
     device=described()["a100-40-pcie"].key,
@@ -472,75 +472,12 @@ def test_truncated_or_oversized_jsonl_stores_nothing(
 
 # -- arbitrary files -------------------------------------------------------------------------------
 
-ODD = (
-    None,
-    True,
-    -1,
-    1e400,
-    float("nan"),
-    10**40,
-    "",
-    "x",
-    "\ud800",
-    "\0",
-    "a,b",
-    [],
-    {},
-    [1],
-    {"a": 1},
-    "us",
-)
-
-
-def _spoilt(data: Any, rng: random.Random) -> Any:
-    """Return a copy with random values missing, renamed or replaced."""
-    data = copy.deepcopy(data)
-    for _ in range(rng.randint(1, 4)):
-        holder, key = rng.choice(list(_places(data)))
-        what = rng.random()
-        if what < 0.6:
-            holder[key] = copy.deepcopy(rng.choice(ODD))
-        elif what < 0.8 or isinstance(holder, list):
-            del holder[key]
-        else:
-            holder[rng.choice(["a b", "workload", "\ud800", "b", "n" * 3000])] = holder.pop(key)
-    return data
-
-
-def _places(data: Any) -> Iterator[tuple[Any, Any]]:
-    keys = list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
-    for key in keys:
-        yield data, key
-        yield from _places(data[key])
-
-
-def _t4() -> dict[str, Any]:
-    results = [
-        {
-            "configuration": {"b": b, "m": "x"},
-            "times": {"compilation": 1.0, "runtimes": [1.0, 2.0]},
-            "invalidity": "correct",
-            "measurements": [{"name": "time", "value": 1.5, "unit": "ms"}],
-        }
-        for b in range(3)
-    ]
-    metadata = {"timeunit": "ms", "kernel_name": "k", "device_name": "rtx-3090", "problem_size": [4]}
-    return {"metadata": metadata, "results": results}
-
 
 def test_any_file_is_imported_or_refused(store: Store, tmp_path: Path) -> None:
-    h100 = described()["h100-sxm"]
-    line = LINE | {"outcome": TIMED}
-    lines = [{"what": "device", "key": h100.key, **dataclasses.asdict(h100)}, line]
     path = tmp_path / "in.json"
     became: Counter[str] = Counter()
     for seed in range(300):
-        rng = random.Random(seed)
-        files = (cache(), _t4(), lines)
-        spoilt = _spoilt(files[seed % 3], rng)
-        path.write_text(
-            "\n".join(map(json.dumps, spoilt)) if isinstance(spoilt, list) else json.dumps(spoilt)
-        )
+        path.write_bytes(corrupt(random.Random(seed)))
         try:
             became["with faults" if import_file(store, path).faults else "whole"] += 1
         except InputError:
