@@ -31,8 +31,8 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 def refuse_hard_links(path: Path) -> None:
     """Refuse to write a file that has several names: each name would have a separate write-ahead log.
 
-    Symbolic links are allowed: SQLite resolves them. Source: https://sqlite.org/howtocorrupt.html, section
-        2.4.
+    Symbolic links are allowed: SQLite resolves them.
+    Source: https://sqlite.org/howtocorrupt.html, section 2.4.
 
     Raises:
         DatabaseError: if it has a hard link, or is a mount point itself.

@@ -87,8 +87,7 @@ def import_recorded_space(
 ) -> ImportResult:
     """Import a recorded tuning space: all usable rows in one transaction.
 
-    Rows that the database already contains are skipped: importing a file again adds only rows that are new in
-        it.
+    Rows that the database already contains are skipped: importing a file again adds only its new rows.
 
     Args:
         store: Database to import into.

@@ -48,8 +48,7 @@ _COLUMNS = (
     "ci_low_us, ci_high_us, bound_us, recorded_at, measurement_id"
 )
 
-# Order of other devices: the same product (with another power limit) first, then the most similar number of
-# SMs.
+# Order of other devices: the same product (with another power limit) first, then the nearest number of SMs.
 _ROWS = f"""
 SELECT {_COLUMNS}
 FROM answer_v1
@@ -220,8 +219,7 @@ class AnswerReader:
             self._forget()
             return None
         # A replaced file, and a process after a fork, need a new connection. A frozen connection, which sees
-        # no
-        # commits, is replaced when the file or its log has changed.
+        # no commits, is replaced when the file or its log has changed.
         file: tuple[int, ...] = (os.getpid(), status.st_dev, status.st_ino)
         if isinstance(self._connection, FrozenConnection):
             file += _file_stamp(self.path)

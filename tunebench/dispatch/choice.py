@@ -61,8 +61,7 @@ def choose(workload: Workload, device: Device, preferred: Preference | None = No
     Returns:
         With `faster`, a tuned kernel only if measurements on this device show that it is faster than torch,
         for this workload or, with a margin, for its neighbours. With `tunebench`, the answer of `lookup`.
-        With
-        `torch`, torch.
+        With `torch`, torch.
     """
     preferred = preferred or preference()
     if preferred == "torch":
