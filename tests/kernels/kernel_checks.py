@@ -13,10 +13,12 @@ import numpy as np
 from tunebench import workloads
 from tunebench.binary import cubin
 from tunebench.device import Device, described, representative
+from tunebench.dtype import numpy_dtype
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
-from tunebench.measure.verify import InputSet, draw, worst_error
+from tunebench.measure.cpu import _argument
+from tunebench.measure.verify import InputSet, draw, poison, poisoned, worst_error
 from tunebench.space import Config
-from tunebench.variant import CudaVariant
+from tunebench.variant import CudaVariant, NumbaCpuVariant
 from tunebench.workload import Reference, Workload
 
 K = TypeVar("K", bound=Workload)
@@ -71,13 +73,59 @@ def assert_right(
     assert error <= 1, f"{what or workload}: {error:.3g} times the tolerance"
 
 
+def assert_emulates_right(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Emulate a configuration with these options of `emulate`, check the results, and return them."""
+    inputs = workload.draw(np.random.default_rng(1)) if inputs is None else inputs
+    outputs = emulate(variant, workload, config, inputs, **options)
+    assert_right(workload, inputs, outputs, f"{variant.key} {workload} {config} {options}")
+    return outputs
+
+
 def assert_right_in_every_order(
-    variant: CudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Any] | None = None
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     """Emulate a configuration with threads in each order, and check the results."""
-    inputs = workload.draw(np.random.default_rng(0)) if inputs is None else inputs
     for order in ORDERS:
-        assert_right(workload, inputs, emulate(variant, workload, config, inputs, order=order, seed=1))
+        assert_emulates_right(variant, workload, config, inputs, order=order, seed=1, **options)
+
+
+def run_on_cpu(
+    variant: NumbaCpuVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the outputs of a configuration, compiled without its parallel loop."""
+    import numba
+
+    outputs = poisoned(workload)
+    scratch = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, config)}
+    for array in scratch.values():
+        poison(array)
+    arrays = {**inputs, **outputs, **scratch}
+    arguments = [_argument(argument, arrays) for argument in variant.arguments(workload, config)]
+    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(workload, config))(*arguments)
+    return outputs
+
+
+def assert_order_does_not_matter(
+    variant: CudaVariant[Any], workload: Workload, config: Config, **options: Any
+) -> None:
+    """Check that results are right, and the same bits with threads in each order."""
+    first, *others = (
+        assert_emulates_right(variant, workload, config, order=order, **options) for order in ORDERS
+    )
+    for other in others:
+        assert {name: output.tobytes() for name, output in other.items()} == {
+            name: output.tobytes() for name, output in first.items()
+        }
 
 
 # -- planted faults ---------------------------------------------------------------------------------------

@@ -7,30 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels.kernel_checks import H100, assert_right, parser
 from tests.support import needs_compiler, needs_disassembler, needs_nvrtc
 from tunebench import kernels
 from tunebench.binary.disassembly import sass
-from tunebench.device import representative
 from tunebench.emulate.emulator import watch
-from tunebench.measure.verify import InputSet, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant
-from tunebench.workloads import parse
 from tunebench.workloads.operators.attention import Attention
 
-H100 = representative("sm_90")
+attention = parser(Attention)
 
 
 def variant(name: str) -> CudaVariant[Any]:
     (found,) = (v for v in kernels.variants("attention") if v.name == name)
     assert isinstance(found, CudaVariant)
     return found
-
-
-def attention(text: str) -> Attention:
-    workload = parse(f"attention:{text}")
-    assert isinstance(workload, Attention)
-    return workload
 
 
 @needs_compiler
@@ -67,9 +59,7 @@ def test_pipelines_synchronise_under_race_detection(name: str, text: str, choice
     assert variant(name).configs(workload, H100).row(config) is not None
     inputs = workload.draw(np.random.default_rng(0))
     seen = watch(variant(name), workload, config, inputs, order="reverse")
-    references = InputSet(workload=workload, seed=0, inputs=inputs).references
-    outputs = {key: np.asarray(value, np.float64) for key, value in seen.outputs.items()}
-    assert worst_error(workload, outputs, references) <= 1
+    assert_right(workload, inputs, seen.outputs)
 
 
 def test_causal_blocks_count_only_visible_tiles() -> None:

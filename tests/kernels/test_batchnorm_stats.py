@@ -7,49 +7,36 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.kernels.kernel_checks import planted
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import GENERATIONS, H100, exact, parser, planted
 from tests.support import needs_compiler
 from tunebench import predict
-from tunebench.device import find, local_cpu, representative
+from tunebench.device import find, local_cpu
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.kernels.batchnorm_stats import cuda_column, numba_cpu, numba_cuda
-from tunebench.measure.verify import share_of
+from tunebench.measure.verify import worst_error
 from tunebench.space import Config
-from tunebench.variant import Scalar
-from tunebench.workloads import parse
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 Array = NDArray[Any]
 F32 = np.float32
 
 
-def batchnorm(text: str) -> BatchNormStats:
-    workload = parse(f"batchnorm_stats:{text}")
-    assert isinstance(workload, BatchNormStats)
-    return workload
-
-
-def exact(inputs: dict[str, Array]) -> dict[str, Array]:
-    return {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+batchnorm = parser(BatchNormStats)
 
 
 def shares(w: BatchNormStats, inputs: dict[str, Array], outputs: dict[str, Array]) -> dict[str, float]:
     """Return the largest error of each output as a fraction of its tolerance."""
-    tolerance, found = w.tolerance(), {}
-    for name, reference in w.reference(exact(inputs)).items():
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        found[name] = float(share_of(error, allowed).max())
-    return found
+    references = w.reference(exact(inputs))
+    return {name: worst_error(w, outputs, {name: reference}) for name, reference in references.items()}
 
 
 # -- definition ---------------------------------------------------------------------------------------------
@@ -251,28 +238,12 @@ def test_gradients_of_deviations_pass_and_differences_of_large_sums_fail(dtype: 
 
 # -- the kernels ---------------------------------------------------------------------------------------------
 
-H100 = representative("sm_90")
-NUMBERS: dict[str, Any] = {"int": np.int32, "float": F32}
 ONE_THREAD = Config({"col_threads": 64, "row_threads": 1, "vector": 1, "unroll": 4, "split": 1})
 """One thread per column, which processes all rows."""
 SPLIT = Config({"col_threads": 16, "row_threads": 8, "vector": 2, "unroll": 2, "split": 8})
 ON_PROCESSOR = [
     Config({"block": 64, "parts": parts, "unroll": unroll}) for parts, unroll in ((1, 4), (16, 1))
 ]
-
-
-def on_processor(w: BatchNormStats, config: Config, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Run the kernel and return its outputs."""
-    variant = numba_cpu.VARIANT
-    arrays = {name: value.view(np.uint16) if value.itemsize == 2 else value for name, value in inputs.items()}
-    for tensor in (*w.outputs(), *variant.scratch(w, config)):
-        arrays[tensor.name] = np.full(tensor.shape, 7, F32)
-    given = [
-        NUMBERS[argument.ctype](argument.value) if isinstance(argument, Scalar) else arrays[str(argument)]
-        for argument in variant.arguments(w, config)
-    ]
-    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(w, config))(*given)
-    return {tensor.name: arrays[tensor.name] for tensor in w.outputs()}
 
 
 def shifted(w: BatchNormStats, mean: float, first: float | None = None) -> dict[str, Array]:
@@ -315,7 +286,7 @@ def test_means_may_be_far_from_zero_on_cpu(
 ) -> None:
     w = batchnorm(f"rows=3000,cols=70,dtype={dtype}")
     inputs = shifted(w, mean, first)
-    found = shares(w, inputs, on_processor(w, config, inputs))
+    found = shares(w, inputs, checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs))
     assert max(found.values()) < 0.5, found
 
 
@@ -329,40 +300,34 @@ def test_differences_from_the_first_value_only_fail_verification() -> None:
     assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, ONE_THREAD, inputs)).values()) < 0.5
 
 
-@needs_compiler
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("if (top == line) sums.begin(held[0]);", ""),
-        ("from[i] = to;", ""),
-        ("first[i] = left;", ""),
-        ("- moved * (first[i] + left)", ""),
-        ("const float mean = some + total / rows;", "const float mean = some;"),
-        ("const float centre = some + over_lines(total, met[0]) / rows;", "const float centre = some;"),
-        ("momentum * (found.second / (rows - 1))", "momentum * (found.second / rows)"),
-        ("each + (share < more)", "each"),
-        ("share * each + min(share, more)", "share * each"),
-    ],
-)
-def test_injected_faults_are_detected(old: str, new: str) -> None:
-    w = batchnorm("rows=3003,cols=66,dtype=f32")
-    inputs = w.draw(np.random.default_rng(0))
-    assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1
-    wrong = emulate(planted(cuda_column.VARIANT, old, new), w, SPLIT, inputs)
-    assert max(shares(w, inputs, wrong).values()) > 1
+FORWARD = "rows=3003,cols=66,dtype=f32"
+RELU = "rows=403,cols=66,dtype=f16,direction=backward,act=relu"
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("text", "old", "new"),
     [
-        ("> 0.0f)) gradient", ">= 0.0f)) gradient"),
-        ("store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
-        ("to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
+        (FORWARD, "if (top == line) sums.begin(held[0]);", ""),
+        (FORWARD, "from[i] = to;", ""),
+        (FORWARD, "first[i] = left;", ""),
+        (FORWARD, "- moved * (first[i] + left)", ""),
+        (FORWARD, "const float mean = some + total / rows;", "const float mean = some;"),
+        (
+            FORWARD,
+            "const float centre = some + over_lines(total, met[0]) / rows;",
+            "const float centre = some;",
+        ),
+        (FORWARD, "momentum * (found.second / (rows - 1))", "momentum * (found.second / rows)"),
+        (FORWARD, "each + (share < more)", "each"),
+        (FORWARD, "share * each + min(share, more)", "share * each"),
+        (RELU, "> 0.0f)) gradient", ">= 0.0f)) gradient"),
+        (RELU, "store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
+        (RELU, "to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
     ],
 )
-def test_injected_relu_faults_are_detected(old: str, new: str) -> None:
-    w = batchnorm("rows=403,cols=66,dtype=f16,direction=backward,act=relu")
+def test_injected_faults_are_detected(text: str, old: str, new: str) -> None:
+    w = batchnorm(text)
     inputs = w.draw(np.random.default_rng(0))
     assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1
     wrong = emulate(planted(cuda_column.VARIANT, old, new), w, SPLIT, inputs)
@@ -394,10 +359,7 @@ def test_nan_propagates_in_cuda(config: Config) -> None:
 @pytest.mark.parametrize("config", ON_PROCESSOR, ids=["one part", "parts"])
 def test_nan_propagates_on_cpu(config: Config) -> None:
     w = batchnorm("rows=1100,cols=66,dtype=f32")
-    assert_broken(on_processor(w, config, broken(w)))
-
-
-GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
+    assert_broken(checks.run_on_cpu(numba_cpu.VARIANT, w, config, broken(w)))
 
 
 @given(
@@ -410,18 +372,12 @@ GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_
 def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, direction: str) -> None:
     w = batchnorm(f"rows={rows},cols={cols},dtype={dtype},direction={direction}")
     for variant in (cuda_column.VARIANT, numba_cuda.VARIANT):
-        for device in GPUS:
+        for device in GENERATIONS:
             table = variant.configs(w, device)
             assert table.row(variant.default(w, device)) is not None
             costs = variant.costs(w, table, device)
-            # All blocks together do no more than the total work, for any configuration.
-            blocks = np.broadcast_to(np.asarray(costs.blocks), len(table))
-            full = np.broadcast_to(np.asarray(costs.full_blocks), len(table))
-            assert (full <= blocks * (1 + 1e-9)).all()
-            fma = np.broadcast_to(np.asarray(costs.fma * costs.blocks), len(table))
-            assert (fma <= w.flops() * (1 + 1e-9)).all()
-            read = np.broadcast_to(np.asarray(costs.fill_bytes * costs.blocks), len(table))
-            assert (read <= w.traffic().read_bytes * (1 + 1e-9)).all()
+            checks.assert_work_is_not_overstated(w, costs)
+            assert np.all(costs.fill_bytes * costs.blocks <= w.traffic().read_bytes * (1 + 1e-9))
     processor = numba_cpu.VARIANT
     assert processor.configs(w, local_cpu()).row(processor.default(w, local_cpu())) is not None
 

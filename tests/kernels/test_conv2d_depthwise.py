@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_conv2d_variants import A100, GPUS, conv, convolutions, emulated
+from tests.kernels import kernel_checks as checks
+from tests.kernels.convolutions import GPUS, conv, convolutions, training
+from tests.kernels.kernel_checks import A100
 from tests.support import needs_compiler, needs_nvrtc
 from tunebench.device import representative
 from tunebench.emulate.emulator import ORDERS
@@ -32,8 +34,7 @@ def depthwise(draw: Any) -> Conv2d:
 @given(workload=depthwise(), device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
     assert VARIANT.refuses(workload, device) is None
-    config = VARIANT.default(workload, device)
-    assert VARIANT.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid([VARIANT], workload, device)
 
 
 @given(workload=depthwise(), steps=st.sampled_from([1, 2, 4]))
@@ -82,8 +83,7 @@ def test_odd_sizes_are_right(text: str) -> None:
     workload, choose = conv(text), random.Random(text)
     table = VARIANT.configs(workload, A100)
     config = table.config(choose.randrange(len(table)))
-    share, _ = emulated(VARIANT, workload, config, order=choose.choice(ORDERS), sanitize=True)
-    assert share <= 1, config
+    checks.assert_emulates_right(VARIANT, workload, config, order=choose.choice(ORDERS), sanitize=True)
 
 
 @needs_compiler
@@ -93,9 +93,7 @@ def test_parts_of_the_pixels_are_summed_in_one_order() -> None:
     table = VARIANT.configs(workload, A100)
     config = table.config(int(np.flatnonzero((table["split"] > 4) & (table["staged"] == 1))[0]))
     assert len(VARIANT.launches(workload, config)) == 2
-    runs = [emulated(VARIANT, workload, config, order=order) for order in ("forward", "random")]
-    assert all(share <= 1 for share, _ in runs)
-    np.testing.assert_array_equal(runs[0][1]["dw"], runs[1][1]["dw"])
+    checks.assert_order_does_not_matter(VARIANT, workload, config)
 
 
 LAYERS = (
@@ -106,14 +104,9 @@ LAYERS = (
 """Layers of MobileNetV2, ConvNeXt and EfficientNet."""
 
 
-def training(text: str) -> list[Conv2d]:
-    layer = conv(text)
-    return [layer, *(replace(layer, direction=d, epilogue="none") for d in ("dgrad", "wgrad"))]
-
-
 @pytest.mark.parametrize("text", LAYERS)
 def test_spaces_are_large_enough_to_search_and_emulation_workloads_end_alike(text: str) -> None:
-    for workload in training(text):
+    for workload in training(conv(text)):
         table = VARIANT.configs(workload, A100)
         assert 200 < len(table) < 20_000
         for row in random.Random(text).sample(range(len(table)), 20):
@@ -130,9 +123,5 @@ def test_spaces_are_large_enough_to_search_and_emulation_workloads_end_alike(tex
 @needs_nvrtc
 @pytest.mark.parametrize(("layer", "direction"), [(0, "fprop"), (1, "dgrad"), (2, "wgrad")])
 def test_usual_layers_compile_without_spills(layer: int, direction: str) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
-    workload = next(found for found in training(LAYERS[layer]) if found.direction == direction)
-    device = representative("sm_75")
-    binary = compile_cuda(VARIANT, workload, VARIANT.default(workload, device), device)
-    assert binary.resources.spill_bytes == 0
+    workload = next(found for found in training(conv(LAYERS[layer])) if found.direction == direction)
+    checks.compiled(VARIANT, workload, representative("sm_75"))

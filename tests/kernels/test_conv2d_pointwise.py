@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_conv2d_variants import A100, H100, conv, emulated
+from tests.kernels.convolutions import conv, training
+from tests.kernels.kernel_checks import A100, H100, assert_emulates_right, exact
 from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.kernels.conv2d._pointwise import Pointwise, gemm_of
@@ -18,20 +19,19 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 VARIANTS = [variant for variant in kernels.variants("conv2d") if isinstance(variant, Pointwise)]
 LAYER = conv("n=3,c=24,h=8,w=7,k=40,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc")
-TRAINING = [replace(LAYER, epilogue="bias+relu"), *(replace(LAYER, direction=d) for d in ("dgrad", "wgrad"))]
+TRAINING = training(replace(LAYER, epilogue="bias+relu"))
 
 
 @pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.direction)
 def test_gemm_of_a_convolution_computes_it(workload: Conv2d) -> None:
     product = gemm_of(workload)
     assert product.flops() == workload.flops()
-    inputs = workload.draw(np.random.default_rng(0))
-    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    (reference,) = workload.reference(exact).values()
+    inputs = exact(workload.draw(np.random.default_rng(0)))
+    (reference,) = workload.reference(inputs).values()
     first, second = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[workload.direction]
     shapes = {tensor.name: tensor.shape for tensor in product.inputs()}
-    renamed = {"a": exact[first].reshape(shapes["a"]), "b": exact[second].reshape(shapes["b"])}
-    renamed |= {"bias": exact["bias"]} if workload.has_bias else {}
+    renamed = {"a": inputs[first].reshape(shapes["a"]), "b": inputs[second].reshape(shapes["b"])}
+    renamed |= {"bias": inputs["bias"]} if workload.has_bias else {}
     value = product.reference(renamed)["c"].value
     np.testing.assert_allclose(value.reshape(reference.value.shape), reference.value, rtol=1e-12, atol=1e-12)
 
@@ -45,8 +45,7 @@ def test_gemm_of_a_convolution_computes_it(workload: Conv2d) -> None:
 def test_gradients_are_right(variant: Any, workload: Conv2d) -> None:
     table = variant.configs(workload, H100)
     config = table.config(random.Random(workload.direction).randrange(len(table)))
-    share, _ = emulated(variant, workload, config, sanitize=True)
-    assert share <= 1
+    assert_emulates_right(variant, workload, config, sanitize=True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

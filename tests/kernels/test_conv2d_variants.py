@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.kernels import kernel_checks as checks
+from tests.kernels.convolutions import GPUS, conv, convolutions, training
+from tests.kernels.kernel_checks import A100, H100, assert_emulates_right
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.device import described, representative
-from tunebench.emulate.emulator import ORDERS, emulate
-from tunebench.errors import InputError
+from tunebench.device import representative
+from tunebench.emulate.emulator import ORDERS
 from tunebench.kernels.conv2d import _conv
 from tunebench.kernels.conv2d._conv import Product, alignment, product
 from tunebench.kernels.conv2d.cuda_implicit_gemm import VARIANT as SIMT
@@ -27,41 +29,6 @@ from tunebench.space import Config
 from tunebench.workloads.operators.conv2d import Conv2d
 
 VARIANTS = (SIMT, MMA, NUMBA)
-GPUS = [device for device in described().values() if device.compute_capability >= (7, 5)]
-A100, H100 = representative("sm_80"), representative("sm_90")
-
-
-def conv(text: str) -> Conv2d:
-    workload = workloads.parse(f"conv2d:{text}")
-    assert isinstance(workload, Conv2d)
-    return workload
-
-
-@st.composite
-def convolutions(draw: Any, largest: int = 512) -> Conv2d:
-    """Draw a workload of any direction, layout and type, with extents up to `largest`."""
-    extents = st.sampled_from([e for e in (1, 2, 3, 5, 7, 8, 16, 31, 56, 64, 112, 256, 512) if e <= largest])
-    groups, few = draw(st.sampled_from([1, 1, 2, 3])), st.integers(1, 3)
-    direction = draw(st.sampled_from(["fprop", "dgrad", "wgrad"]))
-    dimensions: dict[str, Any] = {
-        **{name: draw(extents) for name in ("n", "h", "w")},
-        **{name: groups * draw(extents) for name in ("c", "k")},
-        **{name: draw(st.sampled_from([1, 2, 3, 5])) for name in ("r", "s")},
-        **{name: draw(few) for name in ("stride", "dilation")},
-        "pad": draw(few) - 1,
-        "groups": groups,
-        "dtype": draw(st.sampled_from(["f32", "tf32", "f16", "bf16"])),
-        "layout": draw(st.sampled_from(["nchw", "nhwc"])),
-        "direction": direction,
-    }
-    if direction == "fprop":
-        dimensions["epilogue"] = draw(st.sampled_from(Conv2d.choices("epilogue")))
-    try:
-        return Conv2d(**dimensions)
-    except InputError:
-        assume(False)
-        raise
-
 
 # ---------------------------------------------------------------------------------- as a product of matrices
 
@@ -119,10 +86,7 @@ def test_steps_cover_k_and_less_than_a_step_more(workload: Conv2d, walk: str) ->
 
 @given(workload=convolutions(), device=st.sampled_from(GPUS))
 def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
-    for variant in VARIANTS:
-        if variant.refuses(workload, device) is None:
-            config = variant.default(workload, device)
-            assert variant.space.check(config, workload=workload, device=device) == config
+    checks.assert_default_is_valid(VARIANTS, workload, device)
 
 
 @given(workload=convolutions(), device=st.sampled_from(GPUS))
@@ -221,12 +185,6 @@ def padded_work(whole: Product, config: Config) -> float:
     return float(whole.work(config["bm"], config["bn"], config["bk"], config["walk"]))
 
 
-def training(workload: Conv2d) -> list[Conv2d]:
-    """Return a layer and its gradients."""
-    gradients = [replace(workload, direction=d, epilogue="none") for d in ("dgrad", "wgrad")]
-    return [workload, *gradients]
-
-
 def test_emulation_workloads_run_the_same_binary_on_few_tiles_with_the_same_edges() -> None:
     choose = random.Random(0)
     layers = [layer.workload for layer in workloads.suite("resnet50", batch=32)]
@@ -256,23 +214,6 @@ def test_small_workload_is_its_own_emulation_workload() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- emulation
-
-
-def worst(workload: Conv2d, outputs: dict[str, Any], inputs: dict[str, Any]) -> float:
-    """Return the largest error as a share of the tolerance; NaN counts as infinite."""
-    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
-    tolerance, shares = workload.tolerance(), [0.0]
-    for name, reference in workload.reference(exact).items():
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        shares.append(float(np.max(np.where(error <= 0, 0.0, error / np.maximum(allowed, 1e-300)))))
-    return float("inf") if np.isnan(shares).any() else max(shares)
-
-
-def emulated(variant: Any, workload: Conv2d, config: Config, **options: Any) -> tuple[float, dict[str, Any]]:
-    inputs = workload.draw(np.random.default_rng(1))
-    outputs = emulate(variant, workload, config, inputs, **options)
-    return worst(workload, outputs, inputs), outputs
 
 
 ODD = (
@@ -307,8 +248,7 @@ def cases() -> list[Any]:
 @needs_compiler
 @pytest.mark.parametrize(("variant", "workload", "config", "order"), cases())
 def test_odd_sizes_are_right(variant: Any, workload: Conv2d, config: Config, order: Any) -> None:
-    share, _ = emulated(variant, workload, config, order=order)
-    assert share <= 1
+    assert_emulates_right(variant, workload, config, order=order)
 
 
 @needs_compiler
@@ -316,8 +256,7 @@ def test_odd_sizes_are_right(variant: Any, workload: Conv2d, config: Config, ord
 def test_no_access_leaves_its_tensor(variant: Any) -> None:
     for text in (ODD[1], ODD[9]):
         workload = conv(text)
-        share, _ = emulated(variant, workload, variant.default(workload, A100), sanitize=True)
-        assert share <= 1
+        assert_emulates_right(variant, workload, variant.default(workload, A100), sanitize=True)
 
 
 @needs_compiler
@@ -333,8 +272,7 @@ def test_wide_indices_and_a_second_row_of_the_grid(monkeypatch: pytest.MonkeyPat
         assert launch.grid[0] == 4
         assert launch.grid[1] > 1
         assert "i64" in launch.entry
-        share, _ = emulated(variant, workload, config)
-        assert share <= 1
+        assert_emulates_right(variant, workload, config)
 
 
 @needs_compiler
@@ -343,9 +281,7 @@ def test_parts_of_k_are_summed_in_one_order() -> None:
     table = SIMT.configs(workload, A100)
     config = table.config(int(np.flatnonzero(table["split"] == 8)[0]))
     assert [t.shape for t in SIMT.scratch(workload, config)] == [(8, 8 * 3 * 3 * 8)]
-    runs = [emulated(SIMT, workload, config, order=order) for order in ("forward", "random")]
-    assert all(share <= 1 for share, _ in runs)
-    np.testing.assert_array_equal(runs[0][1]["dw"], runs[1][1]["dw"])
+    checks.assert_order_does_not_matter(SIMT, workload, config)
 
 
 @needs_compiler
@@ -358,15 +294,14 @@ def test_the_epilogue_is_applied_to_the_sum_of_parts(layout: str) -> None:
         table = variant.configs(workload, A100)
         config = table.config(int(np.flatnonzero(table["split"] == 4)[0]))
         assert len(variant.launches(workload, config)) == 2
-        share, _ = emulated(variant, workload, config)
-        assert share <= 1
+        assert_emulates_right(variant, workload, config)
 
 
 @needs_compiler
 def test_pixels_that_no_tap_reaches_become_zero() -> None:
     workload = conv("n=1,c=4,h=7,w=7,k=4,r=1,s=1,stride=3,pad=0,dtype=f16,layout=nhwc,direction=dgrad")
     for variant in (SIMT, MMA):
-        _, outputs = emulated(variant, workload, variant.default(workload, A100))
+        outputs = assert_emulates_right(variant, workload, variant.default(workload, A100))
         assert not outputs["dx"][0, 1::3].any()
         assert not outputs["dx"][0, :, 2::3].any()
         assert outputs["dx"][0, ::3, ::3].all()
@@ -378,27 +313,17 @@ def test_pixels_that_no_tap_reaches_become_zero() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("variant", [SIMT, MMA], ids=str)
 def test_usual_layers_compile_without_spills(variant: Any) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     layer = workloads.parse("resnet50/conv3_2,n=32")
     assert isinstance(layer, Conv2d)
     for workload, device in zip(training(layer), (A100, H100, representative("sm_100")), strict=True):
-        config = variant.default(workload, device)
-        binary = compile_cuda(variant, workload, config, device)
-        assert binary.resources.spill_bytes == 0
-        table = variant.configs(workload, device)
-        costs = variant.costs(workload, table.take(np.array([table.row(config)])), device)
-        assert np.all(costs.registers <= binary.resources.registers)
+        checks.assert_default_compiles_without_spills(variant, workload, device)
 
 
 @needs_nvrtc
 def test_wide_indices_compile() -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload = conv("n=16384,c=64,h=56,w=56,k=64,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc")
     for variant in (SIMT, MMA):
-        config = variant.default(workload, A100)
-        assert compile_cuda(variant, workload, config, A100).resources.spill_bytes == 0
+        checks.compiled(variant, workload, A100)
 
 
 @needs_numba_cuda
@@ -417,7 +342,7 @@ def test_numba_simulates_right(text: str) -> None:
     table = NUMBA.configs(workload, A100)
     config = table.config(random.Random(text).randrange(len(table)))
     inputs = workload.draw(np.random.default_rng(1))
-    assert worst(workload, simulate(NUMBA, workload, config, inputs), inputs) <= 1
+    checks.assert_right(workload, inputs, simulate(NUMBA, workload, config, inputs))
 
 
 @needs_numba_cuda

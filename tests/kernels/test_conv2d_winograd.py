@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_conv2d_variants import A100, H100, SIMT, conv, emulated
+from tests.kernels import kernel_checks as checks
+from tests.kernels.convolutions import conv
+from tests.kernels.kernel_checks import A100, H100
 from tests.support import needs_compiler, needs_nvrtc
 from tunebench import workloads
 from tunebench.bound import bound
 from tunebench.device import representative
 from tunebench.explanation.grid import blocks_and_waves
+from tunebench.kernels.conv2d.cuda_implicit_gemm import VARIANT as SIMT
 from tunebench.kernels.conv2d.cuda_winograd import VARIANT, product_of
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -39,8 +42,8 @@ ODD = (
 @pytest.mark.parametrize(("m", "text"), ODD)
 def test_odd_sizes_are_right(m: int, text: str) -> None:
     workload = conv(f"{text},r=3,s=3,stride=1,dtype=f32")
-    share, _ = emulated(VARIANT, workload, some_config(workload, m), sanitize=True, order="random", seed=2)
-    assert share <= 1
+    config = some_config(workload, m)
+    checks.assert_emulates_right(VARIANT, workload, config, sanitize=True, order="random", seed=2)
 
 
 def test_products_are_fewer_by_what_winograd_saves() -> None:
@@ -68,8 +71,7 @@ def test_the_bound_is_of_the_products_that_are_made() -> None:
 
 def test_blocks_and_waves_are_those_of_the_products() -> None:
     config = VARIANT.default(LAYER, A100)
-    table = VARIANT.configs(LAYER, A100)
-    costs = VARIANT.costs(LAYER, table.take(np.array([table.row(config)])), A100)
+    costs = checks.costs_of(VARIANT, LAYER, config, A100)
     block, waves = blocks_and_waves(VARIANT, LAYER, config, costs, A100)
     assert block is not None
     assert waves is not None
@@ -118,10 +120,6 @@ def test_spaces_are_large_enough_to_search_and_small_enough_to_enumerate() -> No
     "changes", [{"epilogue": "scale+bias+relu"}, {"layout": "nchw", "direction": "dgrad"}]
 )
 def test_transforms_compile_without_spills(changes: dict[str, Any]) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     workload, device = replace(LAYER, **changes), representative("sm_75")
-    config = VARIANT.default(workload, device)
-    binary = compile_cuda(VARIANT, workload, config, device)
-    assert len(binary.entries) == len(VARIANT.launches(workload, config))
-    assert binary.resources.spill_bytes == 0
+    binary = checks.compiled(VARIANT, workload, device)
+    assert len(binary.entries) == len(VARIANT.launches(workload, VARIANT.default(workload, device)))

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_cuda_variants import assert_right, cases
+from tests.kernels.cuda_cases import cases
+from tests.kernels.kernel_checks import assert_right
 from tests.support import needs_compiler
 from tunebench.device import Device, representative
 from tunebench.emulate.counts import Counts, LaunchCounts, WorkCounts
@@ -152,7 +153,7 @@ def test_costs_are_floors_and_nothing_races(
         inputs = workload.draw(np.random.default_rng(0))
         seen = watch(variant, workload, config, inputs)
         what = f"{variant.key} {workload} {config} on {device.sm_count} SMs"
-        assert_right(seen.outputs, workload, inputs, what)
+        assert_right(workload, inputs, seen.outputs, what)
         staying = blocks_that_stay(variant.launches(workload, config))
         assert not list(excesses(variant.costs(workload, table, device), seen.counts, staying)), what
         assert not list(chains(variant, workload, table, device, seen.counts)), what

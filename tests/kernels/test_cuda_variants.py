@@ -1,6 +1,6 @@
 """Contract of every CUDA C++ variant: right results at odd sizes, code for each architecture, honest costs.
 
-A new variant joins by being in its folder; a new operator needs a line of `WORKLOADS`.
+A new variant joins by being in its folder; a new operator needs a line of `cuda_cases.WORKLOADS`.
 """
 
 from __future__ import annotations
@@ -12,159 +12,19 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
+from tests.kernels import kernel_checks as checks
+from tests.kernels.cuda_cases import WORKLOADS, cases
+from tests.kernels.kernel_checks import H100
 from tests.support import needs_compiler, needs_nvrtc, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import architectures, representative
-from tunebench.emulate.emulator import ORDERS, emulate
 from tunebench.errors import InputError
-from tunebench.space import Config
+from tunebench.testing.variant_contract import check_launches, sample_configs
 from tunebench.variant import CudaVariant, Variant
 from tunebench.workload import Workload
 
-# Odd and prime extents cut every tile, vector and row somewhere; one size with many factors uses the widest
-# accesses. Each variant runs those that it supports.
-WORKLOADS = {
-    "attention": (
-        "attention:batch=1,heads=2,seq_q=37,head_dim=24,dtype=f16,causal=true,seq_k=53",
-        "attention:batch=1,heads=4,seq_q=3,head_dim=80,dtype=bf16,seq_k=150,heads_k=2",
-        "attention:batch=1,heads=1,seq_q=5,head_dim=13,dtype=f32,seq_k=35",
-        "attention:batch=1,heads=4,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
-        "attention:batch=1,heads=1,seq_q=70,head_dim=64,dtype=bf16,seq_k=37,direction=backward",
-        "attention:batch=1,heads=3,seq_q=35,head_dim=13,dtype=f32,seq_k=45,heads_k=1,causal=true,direction=backward",
-    ),
-    "batchnorm_stats": (
-        "batchnorm_stats:rows=150,cols=37,dtype=f32,eps=0.25,momentum=0.5",
-        "batchnorm_stats:rows=301,cols=200,dtype=f16",
-        "batchnorm_stats:rows=97,cols=131,dtype=f32,direction=backward",
-        "batchnorm_stats:rows=301,cols=72,dtype=bf16,direction=backward",
-        "batchnorm_stats:rows=301,cols=72,dtype=f16,direction=backward,act=relu",
-    ),
-    "cross_entropy": (
-        "cross_entropy:rows=37,cols=131,dtype=f32",
-        "cross_entropy:rows=5,cols=1000,dtype=f16",
-        "cross_entropy:rows=24,cols=97,dtype=f16,direction=backward",
-        "cross_entropy:rows=200,cols=3,dtype=bf16,direction=backward",
-    ),
-    "elementwise": (
-        "elementwise:rows=37,cols=131,dtype=f32,expression=alpha*gelu(x+bias)*y-tanh(x),vectors=bias,scalars=alpha",
-        "elementwise:rows=20,cols=50,dtype=bf16,expression=silu(x)/max(1+square(y),2),out=f32",
-        "elementwise:rows=5,cols=1000,dtype=f16,expression=relu(x*gamma+beta),vectors=beta+gamma",
-        "elementwise:rows=19,cols=33,dtype=f32,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
-        "elementwise:rows=19,cols=40,dtype=f16,expression=relu((x-m)*g)*r,vectors=g+m,columns=r,vector_dtype=f32",
-    ),
-    "reduction": (
-        "reduction:rows=37,cols=131,dtype=f32,expression=alpha*x*r+b,vectors=b,columns=r,scalars=alpha,reduce=sum",
-        "reduction:rows=3,cols=5000,dtype=f16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5),out=f32",
-        "reduction:rows=150,cols=37,dtype=f32,expression=(x-mean)*b,vectors=b,columns=mean,axis=rows,reduce=sum",
-        "reduction:rows=301,cols=200,dtype=bf16,expression=silu(x)*y,reduce=max,axis=rows",
-    ),
-    "softmax": (
-        "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
-        "softmax:rows=5,cols=1000,dtype=f16",
-        "softmax:rows=7,cols=3,dtype=bf16,prologue=mask",
-        "softmax:rows=5,cols=1000,dtype=bf16,prologue=scale,log=true",
-        "softmax:rows=37,cols=131,dtype=f32,prologue=scale,direction=backward",
-        "softmax:rows=5,cols=1000,dtype=f16,direction=backward",
-        "softmax:rows=6,cols=520,dtype=bf16,prologue=scale,log=true,direction=backward",
-    ),
-    "layernorm": (
-        "layernorm:rows=37,cols=131,dtype=f32,prologue=bias+residual,stats=true",
-        "layernorm:rows=5,cols=1000,dtype=f16,eps=0.001",
-        "layernorm:rows=7,cols=3,dtype=bf16,prologue=residual,eps=1e-12",
-        "layernorm:rows=37,cols=131,dtype=f32,direction=backward",
-        "layernorm:rows=19,cols=1000,dtype=f16,direction=backward",
-        "layernorm:rows=7,cols=3,dtype=bf16,direction=backward",
-        "layernorm:rows=3,cols=5000,dtype=f16,prologue=bias+residual,eps=0.25",
-    ),
-    "rmsnorm": (
-        "rmsnorm:rows=37,cols=131,dtype=f32,prologue=residual,stats=true",
-        "rmsnorm:rows=5,cols=1000,dtype=bf16,eps=1e-6",
-        "rmsnorm:rows=19,cols=1000,dtype=bf16,direction=backward",
-        "rmsnorm:rows=3,cols=5000,dtype=f16,prologue=residual,stats=true,eps=0.25",
-    ),
-    "gemm": (
-        "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias+gelu",
-        "gemm:m=40,n=72,k=104,dtype=f16,epilogue=bias+silu+residual",
-        "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2,epilogue=residual",
-        "gemm:m=96,n=64,k=64,dtype=bf16,trans=nt",
-        "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,epilogue=bias+residual,act=x*tanh(max(x,0)+log(1+exp(-abs(x))))",
-        "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias,act=tanh(x),pre=silu(x*scale+shift)+exp(min(x,0))",
-        "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,batch=2,pre=relu(x*scale+shift)",
-        "gemm:m=37,n=58,k=30,dtype=bf16,epilogue=bias+relu,pre=x*sigmoid(1.702*x)",
-        "gemm:m=33,n=65,k=17,dtype=tf32",
-        "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",
-        "gemm:m=35,n=27,k=45,dtype=e4m3,trans=tn,out=f16",
-        "gemm:m=33,n=48,k=96,dtype=i8,trans=nt,batch=2",
-        "gemm:m=35,n=27,k=45,dtype=i8,trans=tn",
-    ),
-    "gated_gemm": (
-        "gated_gemm:m=67,n=53,k=43,dtype=f32,trans=nt,activation=gelu",
-        "gated_gemm:m=40,n=72,k=104,dtype=f16",
-        "gated_gemm:m=37,n=66,k=34,dtype=bf16,trans=nt,activation=sigmoid,out=f32",
-        "gated_gemm:m=33,n=65,k=17,dtype=tf32,activation=relu",
-    ),
-    "grouped_gemm": (
-        "grouped_gemm:groups=5,m=67,n=53,k=43,dtype=f32",
-        "grouped_gemm:groups=9,m=40,n=72,k=104,dtype=f16,trans=nt,skew=zipf",
-        "grouped_gemm:groups=4,m=130,n=34,k=38,dtype=bf16,skew=one,out=f32",
-        "grouped_gemm:groups=3,m=1,n=65,k=17,dtype=tf32,trans=nt",
-        "grouped_gemm:groups=3,m=30,n=48,k=80,dtype=e4m3",
-        "grouped_gemm:groups=5,m=70,n=44,k=84,dtype=e4m3,trans=nt",
-    ),
-    "conv2d": (
-        "conv2d:n=2,c=9,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+residual,"
-        "act=x*tanh(max(x,0)+log(1+exp(-abs(x))))",
-        "conv2d:n=1,c=16,h=9,w=9,k=24,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",
-        "conv2d:n=2,c=6,h=8,w=5,k=9,r=2,s=3,stride=1,pad=2,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
-        "epilogue=scale+bias+residual+relu",
-        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,epilogue=bias,"
-        "act=x*min(max(x+3,0),6)/6",
-        "conv2d:n=2,c=12,h=9,w=11,k=12,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc,groups=12,"
-        "epilogue=scale+bias,act=max(min(x,6),0)",
-        "conv2d:n=2,c=3,h=10,w=13,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,groups=3,direction=wgrad",
-        "conv2d:n=2,c=24,h=9,w=7,k=20,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias+relu,"
-        "pre=max(x*scale+shift,0)",
-        "conv2d:n=2,c=10,h=8,w=5,k=9,r=3,s=2,stride=2,pad=2,dtype=tf32,layout=nchw,act=tanh(x),"
-        "pre=sigmoid(x-shift)",
-        "conv2d:n=2,c=12,h=6,w=9,k=8,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nchw,groups=2,pre=x*scale+shift",
-        "conv2d:n=2,c=12,h=7,w=9,k=6,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
-        "epilogue=scale+bias,pre=silu(x)*scale",
-        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,pre=relu(x*scale+shift)",
-    ),
-}
 ARCHITECTURES = ("sm_80", "sm_90")
-
-
-def cases() -> list[Any]:
-    """Return every variant with every workload that it supports."""
-    device = representative("sm_90")
-    found = []
-    for variant in package_variants(CudaVariant):
-        for text in WORKLOADS[variant.operator.operator]:
-            workload = workloads.parse(text)
-            if variant.refuses(workload, device) is None:
-                found.append(pytest.param(variant, workload, id=f"{variant.key}-{text}"))
-    return found
-
-
-def some_configs(variant: CudaVariant[Any], workload: Workload, others: int) -> list[Config]:
-    """Return the default and some other configurations, the same ones in every run."""
-    device = representative("sm_90")
-    table = variant.configs(workload, device)
-    rows = random.Random(str(workload)).sample(range(len(table)), min(others, len(table)))
-    return [variant.default(workload, device), *map(table.config, rows)]
-
-
-def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, Any], what: str) -> None:
-    """Check every element against the operator's tolerance; NaN is always wrong."""
-    tolerance = workload.tolerance()
-    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
-    for name, reference in workload.reference(exact).items():
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        wrong = ~(error <= allowed)
-        assert not wrong.any(), f"{what}: {wrong.sum()} of {wrong.size} elements of {name} are wrong"
 
 
 @needs_compiler
@@ -172,12 +32,9 @@ def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, 
 def test_emulated_results_are_right(
     variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
 ) -> None:
-    for config in some_configs(variant, workload, pytestconfig.getoption("configs") - 1):
+    for config in sample_configs(variant, workload, H100, pytestconfig.getoption("configs")):
         small = variant.emulation_workload(workload, config)
-        inputs = small.draw(np.random.default_rng(0))
-        for order in ORDERS:
-            outputs = emulate(variant, small, config, inputs, order=order, seed=1, sanitize=True)
-            assert_right(outputs, small, inputs, f"{variant.key} {small} {config} {order}")
+        checks.assert_right_in_every_order(variant, small, config, sanitize=True)
 
 
 @needs_nvrtc
@@ -186,44 +43,25 @@ def test_emulated_results_are_right(
 def test_binary_matches_declared_resources(
     variant: CudaVariant[Any], workload: Workload, architecture: str
 ) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     device = representative(architecture)
     if variant.refuses(workload, device):
         pytest.skip(str(variant.refuses(workload, device)))
     config = variant.default(workload, device)
-    table = variant.configs(workload, device)
-    row = table.row(config)
-    assert row is not None, f"the default {config} is not a valid configuration"
-    binary = compile_cuda(variant, workload, config, device)
+    binary = checks.compiled(variant, workload, device)
     launches = variant.launches(workload, config)
     assert len(binary.entries) == len(launches)
     assert launch_refusal(binary, launches, device) is None
     # Declared costs are floors: the compiler may use more, never less.
-    costs = variant.costs(workload, table.take(np.array([row])), device)
+    costs = checks.costs_of(variant, workload, config, device)
     used_bytes = binary.resources.static_smem_bytes or 0
     used_bytes += max(launch.smem_bytes for launch in launches)
     assert np.all(costs.smem_bytes <= used_bytes)
-    assert binary.resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize(("variant", "workload"), cases())
 def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workload: Workload) -> None:
-    device = representative("sm_90")
-    table = variant.configs(workload, device)
-    costs = variant.costs(workload, table, device)
-    threads = np.broadcast_to(costs.threads, len(table))
-    tensors = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-    for row in random.Random(0).sample(range(len(table)), min(20, len(table))):
-        config = table.config(row)
-        launches = variant.launches(workload, config)
-        assert threads[row] in {x * y * z for x, y, z in (launch.block for launch in launches)}
-        known = tensors | {tensor.name for tensor in variant.scratch(workload, config)}
-        named = {
-            argument for launch in launches for argument in launch.arguments if isinstance(argument, str)
-        }
-        assert named <= known
-        assert {tensor.name for tensor in workload.outputs()} <= named
+    check_launches(variant, workload, H100)
+    for config in sample_configs(variant, workload, H100, 20):
         assert "#include" not in variant.source(workload, config)
 
 
@@ -231,9 +69,8 @@ def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workloa
 def test_tiles_account_for_what_is_computed_beyond_the_edges(
     variant: CudaVariant[Any], workload: Workload
 ) -> None:
-    device = representative("sm_90")
-    table = variant.configs(workload, device)
-    costs = variant.costs(workload, table, device)
+    table = variant.configs(workload, H100)
+    costs = variant.costs(workload, table, H100)
     for row in random.Random(0).sample(range(len(table)), min(20, len(table))):
         config = table.config(row)
         tiles = variant.tiles(workload, config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import GENERATIONS, H100, drawn, parser
+from tests.kernels.scalar_evaluation import MEANINGS, meant, rounded
 from tests.support import needs_compiler
-from tunebench.device import local_cpu, representative
-from tunebench.emulate.emulator import emulate
+from tunebench.device import local_cpu
 from tunebench.errors import InputError
-from tunebench.expression import FUNCTIONS, Name, Number, names, parse, steps
+from tunebench.expression import FUNCTIONS, names, parse, steps
 from tunebench.kernels.common import cuda_expression, numba_expression
 from tunebench.kernels.common.expression import least_operations, lines, variable
 from tunebench.kernels.common.numba_expression import by_libm, by_polynomials
@@ -25,74 +26,11 @@ from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
 from tunebench.measure.baselines import elementwise as library
 from tunebench.measure.verify import worst_error
 from tunebench.space import Config
-from tunebench.workload import Reference
-from tunebench.workloads import parse as parse_workload
 from tunebench.workloads.operators import _expression
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.elementwise import Elementwise
 
-Arrays = Mapping[str, Any]
-
-
-def chain(text: str) -> Elementwise:
-    workload = parse_workload(f"elementwise:{text}")
-    assert isinstance(workload, Elementwise)
-    return workload
-
-
-def drawn(workload: Elementwise, seed: int = 0) -> tuple[dict[str, Any], dict[str, Reference]]:
-    return drawn_of(workload, seed)
-
-
-def drawn_of(workload: ExpressionWorkload, seed: int) -> tuple[dict[str, Any], dict[str, Reference]]:
-    inputs = workload.draw(np.random.default_rng(seed))
-    return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
-
-
-# -- scalar evaluation, independent of the package ----------------------------------------------------------
-
-MEANINGS: dict[str, Callable[..., float]] = {
-    "neg": lambda x: -x,
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
-    "max": max,
-    "min": min,
-    "abs": abs,
-    "erf": math.erf,
-    "exp": math.exp,
-    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
-    "log": math.log,
-    "relu": lambda x: max(x, 0.0),
-    "rsqrt": lambda x: x**-0.5,
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "sqrt": math.sqrt,
-    "square": lambda x: x**2,
-    "step": lambda x: 1.0 if x > 0 else 0.0,
-    "tanh": math.tanh,
-}
-
-
-def meant(tree: Any, inputs: Mapping[str, float]) -> float:
-    if isinstance(tree, Name):
-        return inputs[tree.name]
-    if isinstance(tree, Number):
-        return tree.value
-    return MEANINGS[tree.operation](*(meant(argument, inputs) for argument in tree.arguments))
-
-
-def rounded(tree: Any, inputs: Arrays) -> Any:
-    """Compute in f32 with each operation rounded, like a kernel without contraction."""
-    if isinstance(tree, Name):
-        return np.asarray(inputs[tree.name], np.float32)
-    if isinstance(tree, Number):
-        return np.float32(tree.value)
-    arguments = [np.asarray(rounded(argument, inputs), np.float64) for argument in tree.arguments]
-    each = np.vectorize(MEANINGS[tree.operation], otypes=[np.float64])(*arguments)
-    return each.astype(np.float32)
-
+chain = parser(Elementwise)
 
 EVERY = (
     "max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+rsqrt(2+square(x))-sigmoid(x)*relu(-y)"
@@ -240,36 +178,28 @@ def test_slightly_wrong_operations_exceed_the_error_analysis(place: int) -> None
 # -- the kernels ---------------------------------------------------------------------------------------------
 
 
-def over_all_exponents(workload: Elementwise) -> tuple[dict[str, Any], dict[str, Reference]]:
-    """Return inputs whose x makes exponentials larger and smaller than in tuning, and references."""
+def over_all_exponents(workload: Elementwise) -> dict[str, Any]:
+    """Return inputs whose x makes exponentials larger and smaller than in tuning."""
     inputs, _ = drawn(workload)
     x = np.linspace(-80, 79, inputs["x"].size).reshape(inputs["x"].shape)
     inputs["x"] = x.astype(inputs["x"].dtype)
-    return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
+    return inputs
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_cuda_computes_every_function(dtype: str) -> None:
     workload = chain(f"rows=6,cols=33,dtype={dtype},expression={EVERY}*s+v,vectors=v,scalars=s,out=f32")
-    inputs, references = over_all_exponents(workload)
-    config = cuda_vector.VARIANT.default(workload, representative("sm_90"))
-    got = emulate(cuda_vector.VARIANT, workload, config, inputs)
-    assert worst_error(workload, got, references) <= 1
+    config = cuda_vector.VARIANT.default(workload, H100)
+    checks.assert_emulates_right(cuda_vector.VARIANT, workload, config, over_all_exponents(workload))
 
 
 @pytest.mark.parametrize("functions", ["poly", "libm"])
 def test_cpu_computes_every_function(functions: str) -> None:
-    import numba
-
     workload = chain(f"rows=2,cols=4096,dtype=f32,expression={EVERY}*s+v,vectors=v,scalars=s")
     config = Config({"chunk": 256, "row_block": 2, "functions": functions})
-    inputs, references = over_all_exponents(workload)
-    got = np.full((2, 4096), np.nan, np.float32)
-    kernel = numba.njit(numba_cpu.VARIANT.kernel(workload, config))
-    arguments = [inputs[t.name] if t.shape else np.float32(inputs[t.name]) for t in workload.inputs()]
-    kernel(*arguments, got, np.int32(2), np.int32(4096))
-    assert worst_error(workload, {"out": got}, references) <= 1
+    inputs = over_all_exponents(workload)
+    checks.assert_right(workload, inputs, checks.run_on_cpu(numba_cpu.VARIANT, workload, config, inputs))
 
 
 @pytest.mark.parametrize("functions", [by_polynomials, by_libm])
@@ -319,7 +249,7 @@ def test_vectors_may_be_of_another_type() -> None:
     plain = chain("rows=4,cols=8,dtype=f16,expression=x+y,vector_dtype=f32")
     assert plain == chain("rows=4,cols=8,dtype=f16,expression=x+y")  # no input is a vector
     for variant in (cuda_vector.VARIANT, numba_cpu.VARIANT):
-        device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
+        device = local_cpu() if variant is numba_cpu.VARIANT else H100
         config = variant.default(made, device)
         alike = made.changed(vector_dtype="f16")
         assert variant.revision(made, config) != variant.revision(alike, config)
@@ -342,15 +272,12 @@ def test_least_operations_of_an_element() -> None:
 def test_revision_depends_on_the_expression() -> None:
     one, two = (chain(f"rows=8,cols=64,dtype=f32,expression={text}") for text in ("x+y", "x-y"))
     for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT, numba_cpu.VARIANT):
-        device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
+        device = local_cpu() if variant is numba_cpu.VARIANT else H100
         config = variant.default(one, device)
         assert variant.revision(one, config) != variant.revision(two, config)
         assert variant.revision(one, config) == variant.revision(
             chain("rows=8,cols=64,dtype=f32,expression=x + y"), config
         )
-
-
-GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
 
 
 @given(
@@ -364,7 +291,7 @@ GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_
 def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, out: str, rest: str) -> None:
     workload = chain(f"rows={rows},cols={cols},dtype={dtype},out={out},expression={rest}")
     for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT):
-        for device in GPUS:
+        for device in GENERATIONS:
             table = variant.configs(workload, device)
             assert table.row(variant.default(workload, device)) is not None
             costs = variant.costs(workload, table, device)
@@ -379,7 +306,7 @@ def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, 
 
 def test_emulation_workloads_keep_line_alignment() -> None:
     workload = chain("rows=4096,cols=4104,dtype=f16,expression=gelu(x+b),vectors=b")
-    table = cuda_vector.VARIANT.configs(workload, representative("sm_90"))
+    table = cuda_vector.VARIANT.configs(workload, H100)
     for row in range(0, len(table), 7):
         config = table.config(row)
         small = cuda_vector.VARIANT.emulation_workload(workload, config)

@@ -13,14 +13,13 @@ from tests.kernels import kernel_checks as checks
 from tests.kernels.kernel_checks import A100, GPUS, H100, parser
 from tests.support import needs_compiler, needs_nvrtc
 from tunebench.device import local_cpu
-from tunebench.emulate.emulator import emulate
 from tunebench.kernels.gated_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gated_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.gated_gemm.cuda_wgmma import VARIANT as WGMMA
 from tunebench.kernels.gated_gemm.numba_cpu import VARIANT as CPU
 from tunebench.kernels.gated_gemm.numba_cuda import VARIANT as NUMBA
 from tunebench.measure.sampled import Sampled, is_sampled
-from tunebench.measure.verify import InputSet
+from tunebench.measure.verify import draw
 from tunebench.space import Config
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
@@ -89,9 +88,7 @@ def configured(variant: Any, workload: GatedGemm, choices: dict[str, int]) -> Co
 def test_results_of_each_path_are_right(variant: Any, text: str, choices: dict[str, int]) -> None:
     workload = gated(text)
     config = configured(variant, workload, choices)
-    inputs = workload.draw(np.random.default_rng(3))
-    outputs = emulate(variant, workload, config, inputs, order="reverse", seed=2)
-    checks.assert_right(workload, inputs, outputs)
+    checks.assert_emulates_right(variant, workload, config, order="reverse", seed=2)
 
 
 @needs_nvrtc
@@ -116,7 +113,7 @@ def test_as_many_sums_as_there_are_registers_for_are_not_spilled(
 def test_a_large_result_is_checked_in_parts() -> None:
     assert is_sampled(gated("m=2048,n=14336,k=4096,dtype=bf16,trans=nt"))
     workload = gated("m=130,n=150,k=40,dtype=f16,trans=nt")
-    inputs = InputSet(workload=workload, seed=1, inputs=workload.draw(np.random.default_rng(1)))
+    inputs = draw(workload, 1)
     c = inputs.references["c"].value.astype(np.float16)
     check = Sampled(inputs)
     assert check.worst({"c": c}) <= 1

@@ -17,7 +17,6 @@ from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench.bound import bound
 from tunebench.device import representative
 from tunebench.dtype import itemsize, numpy_dtype
-from tunebench.emulate.emulator import emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
 from tunebench.kernels.grouped_gemm import _grouped
@@ -352,8 +351,8 @@ def test_results_are_right_in_every_order(variant: Any, text: str, choices: Any,
 def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, int]) -> None:
     workload = workload_of(text)
     inputs = inputs_of(workload, EDGES["edges"])
-    outputs = emulate(variant, workload, configured(variant, workload, choices), inputs, sanitize=True)
-    checks.assert_right(workload, inputs, outputs)
+    config = configured(variant, workload, choices)
+    checks.assert_emulates_right(variant, workload, config, inputs, sanitize=True)
 
 
 @needs_compiler
@@ -362,8 +361,7 @@ def test_tiles_in_turn_end_where_there_are_no_more() -> None:
     inputs = inputs_of(workload)
     config = configured(MMA, workload, {"bm": 16, "group_m": 1, "stages": 2, "tiles_a_block": 2})
     assert MMA.launches(workload, config)[0].grid == (3, 1, 1)
-    outputs = emulate(MMA, workload, config, inputs)
-    checks.assert_right(workload, inputs, outputs)
+    checks.assert_emulates_right(MMA, workload, config, inputs)
 
 
 @needs_numba_cuda

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import exact
 from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.compile.numba_cuda import key_numba_cuda
 from tunebench.device import representative
-from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
-from tunebench.measure.verify import InputSet, worst_error
 from tunebench.variant import CudaVariant, NumbaCudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -37,10 +37,6 @@ CONV = "conv2d:n=2,c=8,h=5,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
 
 def gemm(text: str) -> Workload:
     return parse(f"gemm:m=9,n=11,k=64,{text}")
-
-
-def exact(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value, np.float64) for name, value in inputs.items()}
 
 
 def product(workload: Any, t: Mapping[str, Any], act: Callable[[Any], Any]) -> Any:
@@ -91,8 +87,7 @@ def share(workload: Workload, act: Callable[[Any], Any]) -> float:
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     (out,) = workload.outputs()
     found = product(workload, single, act).astype(inputs["a"].dtype)
-    references = InputSet(workload=workload, seed=1, inputs=inputs).references
-    return worst_error(workload, {out.name: found}, references)
+    return checks.worst(workload, inputs, {out.name: found})
 
 
 @pytest.mark.parametrize(
@@ -214,9 +209,7 @@ def test_parts_of_sums_are_activated_once_added_up() -> None:
     assert isinstance(variant, CudaVariant)
     table = variant.configs(workload, device)
     config = table.config(int(np.flatnonzero(table["split"] == 2)[0]))
-    inputs = workload.draw(np.random.default_rng(4))
-    found = emulate(variant, workload, config, inputs)
-    assert worst_error(workload, found, InputSet(workload=workload, seed=4, inputs=inputs).references) <= 1
+    checks.assert_emulates_right(variant, workload, config)
 
 
 # -- kernels -------------------------------------------------------------------------------------------------

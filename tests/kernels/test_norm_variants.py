@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support import needs_compiler
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import A100, H100
+from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench import kernels
-from tunebench.compile import unavailable
-from tunebench.device import local_cpu, representative
-from tunebench.emulate.emulator import ORDERS, emulate, watch
+from tunebench.device import local_cpu
+from tunebench.emulate.emulator import watch
 from tunebench.emulate.numba_simulator import simulate
-from tunebench.measure.verify import InputSet, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, NumbaCudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-
-H100 = representative("sm_90")
 
 
 def cuda(key: str) -> CudaVariant[Any]:
@@ -36,10 +33,6 @@ def point(variant: CudaVariant[Any], workload: Workload, text: str) -> Config:
     return config
 
 
-def worst(workload: Workload, inputs: Any, outputs: Any) -> float:
-    return worst_error(workload, outputs, InputSet(workload=workload, seed=0, inputs=inputs).references)
-
-
 BACKWARD = [
     "sums=registers,reads=2,row_threads=16,rows=2,vector=4,unroll=1,blocks=8",
     "sums=shared,reads=2,row_threads=64,rows=1,vector=2,unroll=2,blocks=8",
@@ -48,20 +41,15 @@ BACKWARD = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("text", "config"),
-    [*itertools.product(["layernorm:rows=37,cols=260,dtype=f16,direction=backward"], BACKWARD)],
-)
-def test_persistent_gradients_do_not_depend_on_block_order(text: str, config: str) -> None:
+@pytest.mark.parametrize("config", BACKWARD)
+def test_persistent_gradients_do_not_depend_on_block_order(config: str) -> None:
     """For every storage of sums over rows: blocks have several iterations, the last of which lacks rows."""
-    workload, variant = parse(text), cuda("layernorm/cuda_backward")
+    workload = parse("layernorm:rows=37,cols=260,dtype=f16,direction=backward")
+    variant = cuda("layernorm/cuda_backward")
     chosen = point(variant, workload, config)
+    checks.assert_order_does_not_matter(variant, workload, chosen, seed=1)
     inputs = workload.draw(np.random.default_rng(0))
-    outputs = [emulate(variant, workload, chosen, inputs, order=order, seed=1) for order in ORDERS]
-    assert worst(workload, inputs, outputs[0]) <= 1
-    for name, other in itertools.product(outputs[0], outputs[1:]):
-        assert outputs[0][name].tobytes() == other[name].tobytes()
-    assert worst(workload, inputs, watch(variant, workload, chosen, inputs).outputs) <= 1
+    checks.assert_right(workload, inputs, watch(variant, workload, chosen, inputs).outputs)
 
 
 @needs_compiler
@@ -71,10 +59,10 @@ def test_a_long_row_is_merged_from_parts_of_unlike_means() -> None:
     config = point(variant, workload, "threads=64,parts=64,vector=1,unroll=1")
     inputs = workload.draw(np.random.default_rng(1))
     inputs["x"] += np.linspace(-300, 300, 4104, dtype=np.float32) + np.float32(5000)
-    assert worst(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True)) <= 1
+    checks.assert_emulates_right(variant, workload, config, inputs, sanitize=True)
 
 
-@pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+@needs_nvrtc
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -85,14 +73,10 @@ def test_a_long_row_is_merged_from_parts_of_unlike_means() -> None:
     ],
 )
 def test_defaults_of_long_rows_do_not_spill(key: str, text: str) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
-    workload, device = parse(text), representative("sm_80")
-    config = cuda(key).default(workload, device)
-    assert compile_cuda(cuda(key), workload, config, device).resources.spill_bytes == 0, config
+    checks.compiled(cuda(key), parse(text), A100)
 
 
-@pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+@needs_numba_cuda
 @pytest.mark.parametrize(
     ("text", "config"),
     [
@@ -105,7 +89,7 @@ def test_numba_cuda_simulates_correctly_without_a_sum(text: str, config: dict[st
     variant = kernels.variant(f"{workload.operator}/numba_cuda")
     assert isinstance(variant, NumbaCudaVariant)
     inputs = workload.draw(np.random.default_rng(2))
-    assert worst(workload, inputs, simulate(variant, workload, Config(config), inputs)) <= 1
+    checks.assert_right(workload, inputs, simulate(variant, workload, Config(config), inputs))
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])

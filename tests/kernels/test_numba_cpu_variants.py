@@ -11,20 +11,18 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
+from tests.kernels import kernel_checks as checks
 from tests.support import package_variants
 from tunebench.device import local_cpu
-from tunebench.dtype import numpy_dtype
-from tunebench.variant import NumbaCpuVariant, Scalar
+from tunebench.variant import NumbaCpuVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse, suite, suites
 
 VARIANTS = package_variants(NumbaCpuVariant)
 ARCHITECTURES = ("x86_64-v4", "x86_64-v3", "x86_64-v2", "aarch64")
-NUMBERS: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
 
 # Odd sizes cut every tile; together they cover each type, transpose, layout, direction and epilogue.
 _CONV2D = "conv2d:n=2,c=6,h=11,w=9,k=4"
@@ -93,34 +91,6 @@ def _serving(text: str) -> list[Any]:
     return [pytest.param(v, workload, id=f"{v.key}-{text}") for v in found]
 
 
-def _worst(variant: NumbaCpuVariant[Any], workload: Workload, config: Any, seed: int) -> float:
-    """Run one configuration and return its largest error as a share of the tolerance."""
-    inputs = workload.draw(np.random.default_rng(seed))
-    written = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in workload.outputs()}
-    for array in written.values():
-        array.view(np.uint8).fill(0xFF)
-    scratch = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, config)}
-    arrays = {**inputs, **written, **scratch}
-    arguments = []
-    for argument in variant.arguments(workload, config):
-        if isinstance(argument, Scalar):
-            arguments.append(NUMBERS[argument.ctype](argument.value))
-        elif not arrays[argument].shape:
-            arguments.append(np.float32(arrays[argument]))
-        else:
-            half = arrays[argument].dtype.itemsize == 2
-            arguments.append(arrays[argument].view(np.uint16) if half else arrays[argument])
-    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(workload, config))(*arguments)
-    tolerance, worst = workload.tolerance(), 0.0
-    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
-    for name, reference in workload.reference(exact).items():
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(written[name].astype(np.float64) - reference.value)
-        share = np.where(error > 0, error / np.maximum(allowed, 1e-300), 0.0)
-        worst = max(worst, float(np.where(np.isnan(error), np.inf, share).max()))
-    return worst
-
-
 ON_PATHS = [case for text in PATHS for case in _serving(text)]
 FIRST = {case.values[0]: case for case in reversed(ON_PATHS)}
 """The first path of each variant."""
@@ -138,7 +108,9 @@ def test_results_are_right(variant: NumbaCpuVariant[Any], workload: Workload) ->
     config = table.config(random.Random(str(workload)).randrange(len(table)))
     if workload == FIRST[variant].values[1]:
         config = variant.default(workload, local_cpu())
-    assert _worst(variant, workload, config, seed=1) <= 1, f"{workload} with {config}"
+    inputs = workload.draw(np.random.default_rng(1))
+    outputs = checks.run_on_cpu(variant, workload, config, inputs)
+    checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
 
 
 SIZES = [

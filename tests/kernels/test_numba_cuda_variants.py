@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels import kernel_checks as checks
 from tests.support import needs_numba_cuda, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
@@ -65,12 +66,7 @@ def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: W
     small = variant.emulation_workload(workload, config)
     inputs = small.draw(np.random.default_rng(0))
     outputs = simulate(variant, small, config, inputs)
-    tolerance = small.tolerance()
-    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
-    for name, reference in small.reference(exact).items():
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        assert (error <= allowed).all(), f"{name} of {small} with {config}"
+    checks.assert_right(small, inputs, outputs, f"{small} with {config}")
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels.kernel_checks import exact, worst
 from tests.support import needs_compiler
 from tunebench import kernels
 from tunebench.device import local_cpu, representative
@@ -15,7 +16,7 @@ from tunebench.dtype import numpy_dtype, storage
 from tunebench.emulate.emulator import watch
 from tunebench.errors import InputError
 from tunebench.forecast.library.kernel import library_kernels
-from tunebench.measure.verify import InputSet, worst_error
+from tunebench.measure.verify import draw
 from tunebench.variant import CudaVariant, NumbaCpuVariant, strip_comments
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -32,10 +33,6 @@ MEANINGS: dict[str, Function] = {
 
 def gemm(text: str) -> Workload:
     return parse(f"gemm:m=9,n=11,k=64,{text}")
-
-
-def exact(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value, np.float64) for name, value in inputs.items()}
 
 
 def product(workload: Any, t: Mapping[str, Any], function: Function, dtype: Any = None) -> Any:
@@ -64,8 +61,7 @@ def share(workload: Workload, function: Function) -> float:
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     stored = numpy_dtype(storage(workload.dtype))
     found = product(workload, single, function, stored).astype(stored)
-    references = InputSet(workload=workload, seed=1, inputs=inputs).references
-    return worst_error(workload, {"c": found}, references)
+    return worst(workload, inputs, {"c": found})
 
 
 @pytest.mark.parametrize("pre", MEANINGS)
@@ -98,10 +94,9 @@ def test_kernel_that_does_not_round_the_operand_exceeds_tolerance() -> None:
     workload = parse("gemm:m=9,n=11,k=64,dtype=bf16,out=f32,pre=x*scale")
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
-    references = InputSet(workload=workload, seed=1, inputs=inputs).references
     for dtype, is_right in ((numpy_dtype("bf16"), True), (None, False)):
         found = product(workload, single, lambda x, scale, shift: x * scale, dtype)
-        assert (worst_error(workload, {"c": found}, references) <= 1) is is_right
+        assert (worst(workload, inputs, {"c": found}) <= 1) is is_right
 
 
 def test_the_function_has_one_text_and_its_vectors_come_last() -> None:
@@ -141,7 +136,7 @@ def test_a_function_that_divides_by_its_scale_is_not_padded_along_k() -> None:
 
 def test_signed_sums_see_the_function() -> None:
     workload: Any = parse("gemm:m=9,n=300,k=40,dtype=bf16,trans=tn,out=f32,pre=max(x*scale+shift,0)")
-    inputs = InputSet(workload=workload, seed=3, inputs=workload.draw(np.random.default_rng(3)))
+    inputs = draw(workload, 3)
     signs = np.random.default_rng(4).choice([-1.0, 1.0], workload.n)
     sums = workload.reference_sums(inputs.exact(), 0, signs, 128)
     whole = workload.reference(inputs.exact())["c"]
@@ -241,13 +236,12 @@ def test_a_convolution_of_a_rounded_operand_is_within_tolerance(dtype: str) -> N
     text = CONV.replace("f32", dtype)
     workload = parse(f"{text},layout=nhwc,pre=max(x*scale+shift,0)")
     inputs = workload.draw(np.random.default_rng(5))
-    references = InputSet(workload=workload, seed=5, inputs=inputs).references
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     stored = numpy_dtype(dtype)  # type: ignore[arg-type]
     for shift, is_right in ((single["pre_shift"], True), (np.roll(single["pre_shift"], 1), False)):
         x = np.maximum(single["x"] * single["pre_scale"] + shift, 0).astype(stored).astype(np.float64)
         y = parse(f"{text},layout=nhwc").reference({"x": x, "w": exact(inputs)["w"]})["y"].value
-        assert (worst_error(workload, {"y": y.astype(stored)}, references) <= 1) is is_right
+        assert (worst(workload, inputs, {"y": y.astype(stored)}) <= 1) is is_right
 
 
 @pytest.mark.parametrize(

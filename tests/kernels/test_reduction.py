@@ -7,21 +7,21 @@ import math
 import sys
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_elementwise import drawn_of, meant, rounded
+from tests.kernels import kernel_checks as checks
+from tests.kernels.kernel_checks import GENERATIONS, H100, drawn, parser
+from tests.kernels.scalar_evaluation import meant, rounded
 from tests.support import needs_compiler
-from tunebench.device import local_cpu, representative
+from tunebench.device import local_cpu
 from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.kernels.reduction import cuda_column, cuda_row, numba_cpu, numba_cuda
 from tunebench.measure.verify import worst_error
 from tunebench.space import Config
-from tunebench.workload import Reference
 from tunebench.workloads import parse
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.reduction import Reduction
@@ -30,16 +30,7 @@ JOIN: dict[str, Any] = {"sum": math.fsum, "mean": lambda x: math.fsum(x) / len(x
 F32 = np.float32
 
 
-def reduction(text: str) -> Reduction:
-    workload = parse(f"reduction:{text}")
-    assert isinstance(workload, Reduction)
-    return workload
-
-
-def drawn(workload: Reduction, seed: int = 0) -> tuple[dict[str, Any], dict[str, Reference]]:
-    return drawn_of(workload, seed)
-
-
+reduction = parser(Reduction)
 # -- definition ---------------------------------------------------------------------------------------------
 
 
@@ -163,19 +154,6 @@ def test_error_of_an_extreme_is_that_of_its_candidates() -> None:
 # -- the kernels ---------------------------------------------------------------------------------------------
 
 
-def on_processor(w: Reduction, config: Config, inputs: Any) -> Any:
-    """Run the kernel on f32 arrays and return its output."""
-    variant = numba_cpu.VARIANT
-    arrays = {**inputs, "out": np.full(w.results, 7, F32)}
-    arrays |= {t.name: np.full(t.shape, 7, F32) for t in variant.scratch(w, config)}
-    given = [
-        arrays[a] if isinstance(a, str) else {"int": np.int32, "float": F32}[a.ctype](a.value)  # type: ignore[index]
-        for a in variant.arguments(w, config)
-    ]
-    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(w, config))(*given)
-    return arrays["out"]
-
-
 def broken(reduce: str, axis: str) -> tuple[Reduction, dict[str, Any], Any]:
     """Return a workload with NaN of either sign and an infinity, and its results."""
     shift = {"max": -20, "min": 20}[reduce]  # no extreme is beyond 0
@@ -191,7 +169,8 @@ def broken(reduce: str, axis: str) -> tuple[Reduction, dict[str, Any], Any]:
 def test_nan_propagates_on_cpu(reduce: str, axis: str) -> None:
     w, inputs, expected = broken(reduce, axis)
     config = Config({"block": 64 if axis == "rows" else 4, "parts": 2, "unroll": 1, "functions": "poly"})
-    np.testing.assert_allclose(on_processor(w, config, inputs), expected, rtol=1e-4, atol=1e-4)
+    out = checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs)["out"]
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_compiler
@@ -200,7 +179,7 @@ def test_nan_propagates_in_cuda(axis: str) -> None:
     variant = cuda_row.VARIANT if axis == "cols" else cuda_column.VARIANT
     for reduce in ("max", "min"):
         w, inputs, expected = broken(reduce, axis)
-        config = variant.default(w, representative("sm_90"))
+        config = variant.default(w, H100)
         assert config["split"] > 1 or axis == "cols"
         np.testing.assert_array_equal(emulate(variant, w, config, inputs)["out"], expected.astype(F32))
 
@@ -212,12 +191,8 @@ def test_results_of_many_parts_are_joined() -> None:
     columns = reduction("rows=90,cols=5,dtype=f16,expression=square(x),reduce=sum,axis=rows,out=f32")
     parts = Config({"col_threads": 8, "row_threads": 8, "vector": 1, "unroll": 1, "split": 16})
     for variant, w, config in ((cuda_row.VARIANT, rows, split), (cuda_column.VARIANT, columns, parts)):
-        assert variant.configs(w, representative("sm_90")).row(config) is not None
-        inputs, references = drawn(w)
-        assert worst_error(w, emulate(variant, w, config, inputs), references) <= 1
-
-
-GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
+        assert variant.configs(w, H100).row(config) is not None
+        checks.assert_emulates_right(variant, w, config)
 
 
 @given(
@@ -232,40 +207,33 @@ def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, 
     w = reduction(f"rows={rows},cols={cols},dtype={dtype},axis={axis},reduce=mean,expression={rest}")
     gpu = cuda_row.VARIANT if axis == "cols" else cuda_column.VARIANT
     for variant in (gpu, numba_cuda.VARIANT):
-        for device in GPUS:
+        for device in GENERATIONS:
             table = variant.configs(w, device)
-            row = table.row(variant.default(w, device))
-            assert row is not None
+            assert table.row(variant.default(w, device)) is not None
             costs = variant.costs(w, table, device)
-            # All blocks together do no more than the total work, for any configuration.
-            elements = np.asarray(costs.accesses * costs.blocks)
-            assert np.isfinite(elements).all()
-            full = np.broadcast_to(np.asarray(costs.full_blocks), len(table))
-            assert (full <= np.broadcast_to(np.asarray(costs.blocks), len(table)) * (1 + 1e-9)).all()
-            fma = np.broadcast_to(np.asarray(costs.fma * costs.blocks), len(table))
-            assert (fma <= w.flops() * (1 + 1e-9)).all()
+            assert np.isfinite(costs.accesses * costs.blocks).all()
+            checks.assert_work_is_not_overstated(w, costs)
     processor = numba_cpu.VARIANT
     assert processor.configs(w, local_cpu()).row(processor.default(w, local_cpu())) is not None
 
 
 def test_few_results_keep_the_device_busy() -> None:
-    device = representative("sm_90")
     for variant, text in (
         (cuda_row.VARIANT, "rows=1,cols=16777216,dtype=f32,expression=x,reduce=sum"),
         (cuda_column.VARIANT, "rows=65536,cols=768,dtype=f16,expression=x,reduce=sum,axis=rows"),
     ):
         w = reduction(text)
-        first, last = variant.launches(w, variant.default(w, device))
-        assert first.grid[0] * first.grid[1] >= device.sm_count
+        first, last = variant.launches(w, variant.default(w, H100))
+        assert first.grid[0] * first.grid[1] >= H100.sm_count
         assert last.arguments[:2] == ("partial", "out")
     many = reduction("rows=65536,cols=49,dtype=f16,expression=x,reduce=mean")
-    assert len(cuda_row.VARIANT.launches(many, cuda_row.VARIANT.default(many, device))) == 1
+    assert len(cuda_row.VARIANT.launches(many, cuda_row.VARIANT.default(many, H100))) == 1
 
 
 def test_emulation_workloads_keep_row_alignment_and_are_small() -> None:
     w = reduction("rows=1048576,cols=4104,dtype=f16,expression=x*b,vectors=b,reduce=sum")
     for variant, work in ((cuda_row.VARIANT, w), (cuda_column.VARIANT, w.changed(axis="rows"))):
-        table = variant.configs(work, representative("sm_90"))
+        table = variant.configs(work, H100)
         for row in range(0, len(table), 13):
             config = table.config(row)
             small = variant.emulation_workload(work, config)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.kernels.kernel_checks import compiled
+from tests.support import needs_nvrtc
 from tunebench import kernels
-from tunebench.compile import unavailable
 from tunebench.device import representative
-from tunebench.variant import CudaVariant
 from tunebench.workloads import parse
 
 
-@pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+@needs_nvrtc
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_100"])
 @pytest.mark.parametrize(
     ("key", "text"),
@@ -23,10 +23,7 @@ from tunebench.workloads import parse
     ],
 )
 def test_longest_rows_in_registers_do_not_spill(key: str, text: str, architecture: str) -> None:
-    from tunebench.compile.nvrtc import compile_cuda
-
     variant, device = kernels.variant(key), representative(architecture)
-    assert isinstance(variant, CudaVariant)
     vectors = set()
     for cols in (32768, 40960):
         workload = parse(text.format(cols=cols))
@@ -35,5 +32,5 @@ def test_longest_rows_in_registers_do_not_spill(key: str, text: str, architectur
         for row in np.flatnonzero(largest):
             config = table.config(row)
             vectors.add(config["vector"])
-            assert compile_cuda(variant, workload, config, device).resources.spill_bytes == 0, config
+            compiled(variant, workload, device, config)
     assert len(vectors) >= 3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.kernels.kernel_checks import H100, exact
 from tests.support import needs_compiler
 from tunebench import kernels
-from tunebench.device import representative
 from tunebench.emulate.emulator import emulate
-from tunebench.measure.verify import InputSet
 from tunebench.space import Config
 from tunebench.variant import CudaVariant
 from tunebench.workloads import parse
-
-DEVICE = representative("sm_90")
 
 
 def _split(key: str) -> CudaVariant[object]:
@@ -32,7 +29,7 @@ def _split(key: str) -> CudaVariant[object]:
     ],
 )
 def test_split_refuses_many_and_short_rows(text: str, says: str) -> None:
-    assert says in str(_split("softmax/cuda_split").refuses(parse(text), DEVICE))
+    assert says in str(_split("softmax/cuda_split").refuses(parse(text), H100))
 
 
 @pytest.mark.parametrize("cols", [256, 257, 1000, 50257, 1000003, 2**20, 2**30])
@@ -43,14 +40,14 @@ def test_the_default_is_valid_and_fills_the_device(rows: int, cols: int) -> None
         ("softmax/cuda_split_backward", f"softmax:rows={rows},cols={cols},dtype=f32,direction=backward"),
     ):
         workload, variant = parse(text), _split(key)
-        config = variant.default(workload, DEVICE)
-        assert variant.configs(workload, DEVICE).row(config) is not None, config
+        config = variant.default(workload, H100)
+        assert variant.configs(workload, H100).row(config) is not None, config
         launches = variant.launches(workload, config)
         assert len({launch.grid for launch in launches}) == 1
         blocks = rows * config["split"]
-        assert blocks <= 8 * DEVICE.sm_count
+        assert blocks <= 8 * H100.sm_count
         if cols > 10_000_000:
-            assert blocks > DEVICE.sm_count
+            assert blocks > H100.sm_count
 
 
 @needs_compiler
@@ -69,6 +66,6 @@ def test_parts_of_very_different_magnitude_are_merged(text: str) -> None:
     config = Config({"split": 64, "threads": 64, "vector": 1, "unroll": 1})
     outputs = emulate(_split(f"{workload.operator}/cuda_split"), workload, config, inputs, sanitize=True)
     with np.errstate(invalid="ignore"):  # infinity in the scale of errors
-        references = InputSet(workload=workload, seed=1, inputs=inputs).references
+        references = workload.reference(exact(inputs))
     for name, reference in references.items():
         np.testing.assert_allclose(outputs[name], reference.value, rtol=1e-5, atol=1e-6)
