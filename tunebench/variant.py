@@ -204,12 +204,14 @@ class Variant(ABC, Generic[W]):
         operator: The workload class it implements.
         language: Language of the kernel; set by the base class.
         space: Its parameters and constraints.
+        direction: The only direction of its operator that it computes, or None if there is no such limit.
     """
 
     name: ClassVar[str]
     operator: ClassVar[type[Workload]]
     language: ClassVar[Language]
     space: ClassVar[Space]
+    direction: ClassVar[str | None] = None
 
     @property
     def key(self) -> str:
@@ -230,6 +232,8 @@ class Variant(ABC, Generic[W]):
             return f"{self.key} does not implement {workload.operator}"
         if device.kind != ("cpu" if self.language == "numba-cpu" else "gpu"):
             return f"{self.key} does not run on a {device.kind}"
+        if self.direction not in (None, getattr(workload, "direction", None)):
+            return f"{self.key} supports direction={self.direction} only"
         return self.limits(workload, device)
 
     def limits(self, workload: W, device: Device) -> str | None:

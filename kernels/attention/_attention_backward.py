@@ -240,8 +240,6 @@ def refusal(workload: Attention, key: str, least_tile: int) -> str | None:
         key: Key of the variant, for the message.
         least_tile: Rows of the smallest tile.
     """
-    if workload.direction != "backward":
-        return f"{key} supports direction=backward only"
     if max(workload.seq_q, workload.seq_k) > MAX_SEQUENCE:
         return f"{key} takes sequences of up to {MAX_SEQUENCE}"
     most = max(blocks(workload, "keys", least_tile), blocks(workload, "queries", least_tile))

@@ -78,8 +78,6 @@ def refusal(workload: Attention, key: str, fits: Any) -> str | None:
         key: Key of the variant, for the message.
         fits: Whether any tile fits the workload.
     """
-    if workload.direction != "forward":
-        return f"{key} supports direction=forward only"
     if not fits:
         return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {key}"
     return None

@@ -282,6 +282,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
 
     name = "cuda_mma"
     operator = Attention
+    direction = "forward"
     space = SPACE
     minimum_cc = (8, 0)
 

@@ -344,6 +344,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     name = "cuda_mma_backward"
     operator = Attention
+    direction = "backward"
     space = SPACE
     minimum_cc = (8, 0)
 

@@ -248,6 +248,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
 
     name = "cuda_simt"
     operator = Attention
+    direction = "forward"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:

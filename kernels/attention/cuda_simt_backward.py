@@ -155,6 +155,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
 
     name = "cuda_simt_backward"
     operator = Attention
+    direction = "backward"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:

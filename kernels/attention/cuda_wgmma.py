@@ -313,6 +313,7 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
     """Forward variant for f16 and bf16 on Hopper."""
 
     name = "cuda_wgmma"
+    direction = "forward"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:

@@ -130,6 +130,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
     """Backward variant for f16 and bf16 on Hopper: causal or not, with grouped queries, any lengths."""
 
     name = "cuda_wgmma_backward"
+    direction = "backward"
     space = SPACE
 
     def limits(self, workload: Attention, device: Device) -> str | None:

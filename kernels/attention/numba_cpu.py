@@ -115,13 +115,12 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
 
     name = "numba_cpu"
     operator = Attention
+    direction = "forward"
     space = SPACE
     fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why the variant does not support a workload, or None."""
-        if workload.direction != "forward":
-            return f"{self.key} supports direction=forward only"
         if 4 * (2 * 17 * workload.head_dim + 16) > BUFFER_BYTES:
             return f"{self.key} keeps tiles in a cache, which is too small for head_dim={workload.head_dim}"
         return None

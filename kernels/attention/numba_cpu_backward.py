@@ -105,13 +105,8 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
 
     name = "numba_cpu_backward"
     operator = Attention
+    direction = "backward"
     space = SPACE
-
-    def limits(self, workload: Attention, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        if workload.direction != "backward":
-            return f"{self.key} supports direction=backward only"
-        return None
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return square blocks; workers get whole heads if there are enough."""

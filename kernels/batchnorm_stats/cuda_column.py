@@ -19,6 +19,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import column_block
+from tunebench.kernels.common.column_block import ColumnWork
 from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -78,32 +79,10 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         return column_block.tiles(workload, config)
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
-        """Count a part of a block's columns: operations, loads, and bytes that no other block reads."""
-        split, vector, down = table["split"], table["vector"], table["row_threads"]
-        tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
-        elements, whole, met = 1.0 * part * tile, _read(workload), down > 1
-        moved = whole + workload.has_relu
-        # One sector at either end of each row may be shared with another tile.
-        row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
-        left_behind = np.where(met, 2.0 * down * tile, 0.0)
-        adds = part // down + np.where(met, down - 1, 0) - 1.0
-        return Costs(
-            # Some parts have one more row.
-            blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
-            full_blocks=split * (workload.cols // tile),
-            threads=table["col_threads"] * down,
-            smem_bytes=4.0 * left_behind,
-            fma=OPERATIONS * elements,
-            # Written once and read once, four bytes per lane.
-            smem_traffic_bytes=8.0 * left_behind,
-            fill_bytes=whole * part * row_bytes,
-            accesses=moved * elements / vector + 2.0 * left_behind,
-            # The first load, sequential additions, and the exchange between threads of a column.
-            chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
-            + np.maximum(0.0, adds) * device.fma_latency
-            + met * device.smem_latency,
-            serial_launches=np.where(split == 1, 1, 2),
-        )
+        """Count the operations and accesses of an element; threads of a column exchange two numbers."""
+        read = _read(workload)
+        work = ColumnWork(read=read, moved=read + workload.has_relu, fma=OPERATIONS, numbers=2)
+        return column_block.column_costs(workload, table, device, work)
 
     def scratch(self, workload: BatchNormStats, config: Config) -> tuple[Tensor, ...]:
         """Return memory for both numbers of each part, if there are parts."""

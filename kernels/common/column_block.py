@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.kernels.common.cuda_expression import threads_along
 from tunebench.kernels.common.reduction import MOST_BLOCKS, SMALL, SPLITS
 from tunebench.kernels.common.row_block import widest_vector
-from tunebench.space import Config, Constraint, Parameter, Space
-from tunebench.variant import Tiling, ceil_div
+from tunebench.space import Config, Constraint, Parameter, Space, Table
+from tunebench.variant import Costs, Tiling, ceil_div
 
-__all__ = ["CONSTRAINTS", "PARAMETERS", "along", "default_config", "small", "tiles"]
+__all__ = [
+    "CONSTRAINTS",
+    "PARAMETERS",
+    "ColumnWork",
+    "along",
+    "column_costs",
+    "default_config",
+    "small",
+    "tiles",
+]
 
 SIDE_BY_SIDE = 64
 """Least bytes of a row that the threads of a block cover."""
@@ -99,6 +110,64 @@ def tiles(workload: Columns, config: Config) -> tuple[Tiling, ...]:
     return (
         Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
         Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnWork:
+    """Work of a column kernel for each element.
+
+    Attributes:
+        read: Matrices that are read.
+        moved: Matrices that are read or written.
+        fma: Multiply-adds of an element.
+        sfu: Special functions of an element.
+        numbers: Numbers of a column that its threads exchange.
+        is_sum: Whether an element is added to that of the row before.
+    """
+
+    read: int
+    moved: int
+    fma: float
+    sfu: float = 0.0
+    numbers: int = 1
+    is_sum: bool = True
+
+
+def column_costs(workload: Columns, table: Table, device: Device, work: ColumnWork) -> Costs:
+    """Return the costs of a part of a block's columns.
+
+    Args:
+        workload: The workload.
+        table: Configurations with `PARAMETERS`.
+        device: The device, for its latencies.
+        work: Work for each element.
+    """
+    split, vector, down = table["split"], table["vector"], table["row_threads"]
+    tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
+    elements, met = 1.0 * part * tile, down > 1
+    # One sector at either end of each row may be shared with another tile.
+    row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
+    left_behind = np.where(met, 1.0 * work.numbers * down * tile, 0.0)
+    adds = part // down + np.where(met, down - 1, 0) - 1.0
+    return Costs(
+        # Some parts have one more row.
+        blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
+        full_blocks=split * (workload.cols // tile),
+        threads=table["col_threads"] * down,
+        smem_bytes=4.0 * left_behind,
+        fma=work.fma * elements,
+        sfu=work.sfu * elements,
+        # Written once and read once, four bytes per lane.
+        smem_traffic_bytes=8.0 * left_behind,
+        # Only bytes that no other block reads.
+        fill_bytes=work.read * part * row_bytes,
+        accesses=work.moved * elements / vector + 2.0 * left_behind,
+        # The first load, sequential additions, and the exchange between threads of a column.
+        chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
+        + work.is_sum * np.maximum(0.0, adds) * device.fma_latency
+        + met * device.smem_latency,
+        serial_launches=np.where(split == 1, 1, 2),
     )
 
 

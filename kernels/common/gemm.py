@@ -106,7 +106,9 @@ def workload_constants(workload: Gemm) -> dict[str, str | bool | int]:
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
-        "Activation": ACTIVATIONS.get(workload.activation, cuda_expression.INJECTED),
+        "Activation": (
+            ACTIVATIONS[workload.activation] if workload.act == IDENTITY else cuda_expression.INJECTED
+        ),
         "HAS_BIAS": workload.has_bias,
         "HAS_RESIDUAL": workload.has_residual,
         "A_K_CONTIGUOUS": workload.trans[0] == "n",

@@ -10,32 +10,14 @@ from typing import Any, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import (
-    SPACE,
-    RowWork,
-    batch,
-    default_config,
-    row_costs,
-    smem_bytes,
-    tiles,
-)
+from tunebench.kernels.common.row_block import SPACE, CudaRowBlock, RowWork, default_config, row_costs
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type", "rows_of"]
+__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type"]
 
 N = TypeVar("N", bound=Norm)
-
-
-def rows_of(workload: N, rows: int) -> N:
-    """Return the workload with at most `rows` rows.
-
-    Args:
-        workload: The workload.
-        rows: Most rows of the result.
-    """
-    return dataclasses.replace(workload, rows=min(workload.rows, rows))
 
 
 def is_centred(workload: Norm) -> bool:
@@ -70,25 +52,18 @@ def sums_leave_room(cache: Any, row_threads: Any, rows: Any, vector: Any, worklo
 FORWARD_SPACE = dataclasses.replace(SPACE, constraints=(*SPACE.constraints, sums_leave_room))
 
 
-class CudaBlockNorm(CudaVariant[N]):
+class CudaBlockNorm(CudaRowBlock[N]):
     """Forward variant for every size, type and prologue."""
 
     name = "cuda_block"
+    direction = "forward"
     space = FORWARD_SPACE
-
-    def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: N, device: Device) -> Config:
         """Return wide accesses and about 16 elements per thread; the row is kept where there is room."""
         usual = default_config(workload, device)
         elsewhere = ({**usual, "cache": cache} for cache in ("shared", "online"))
         return FORWARD_SPACE.first_valid((usual, *elsewhere), workload=workload, device=device)
-
-    def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
-        """Return the rows of a block, and the elements of an access by all threads of a row."""
-        return tiles(workload, config)
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
         """Count the operations of an element, at two per instruction.
@@ -113,18 +88,4 @@ class CudaBlockNorm(CudaVariant[N]):
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
-        shape = f"{row_threads}, {rows}, {vector}, {batch(workload, config)}"
-        return (
-            Launch(
-                entry=f"norm_{config['cache']}<{norm_type(workload)}, {shape}>",
-                grid=(ceil_div(workload.rows, rows), 1, 1),
-                block=(row_threads * rows, 1, 1),
-                arguments=forward_arguments(workload),
-                smem_bytes=smem_bytes(workload, config),
-            ),
-        )
-
-    def emulation_workload(self, workload: N, config: Config) -> N:
-        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
-        return rows_of(workload, 2 * config["rows"] + 1)
+        return self.launch(workload, config, "norm", norm_type(workload), forward_arguments(workload))

@@ -16,8 +16,8 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
-from tunebench.kernels.common.norm import is_centred, norm_type, rows_of
-from tunebench.kernels.common.row_block import widest_vector
+from tunebench.kernels.common.norm import is_centred, norm_type
+from tunebench.kernels.common.row_block import rows_of, widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -191,11 +191,8 @@ class CudaBackwardNorm(CudaVariant[N]):
     """Backward variant for every size and type."""
 
     name = "cuda_backward"
+    direction = "backward"
     space = SPACE
-
-    def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: N, device: Device) -> Config:
         """Return sums in registers where they fit, about 16 elements per thread, and some blocks per SM."""

@@ -65,12 +65,11 @@ class CudaSplitNorm(CudaVariant[N]):
     """Forward variant for few long rows of every type and prologue."""
 
     name = "cuda_split"
+    direction = "forward"
     space = SPACE
 
     def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse gradients, short rows and many rows."""
-        if workload.is_backward:
-            return f"{self.key} supports direction=forward only"
+        """Refuse short rows and many rows."""
         if workload.cols < LEAST_COLS or workload.rows > ROWS_PER_SM * device.sm_count:
             return f"{self.key} needs rows of {LEAST_COLS} or more elements, up to {ROWS_PER_SM} per SM"
         return None

@@ -45,18 +45,15 @@ class NumbaCudaRows(NumbaCudaVariant[R]):
     """A variant for matrices (rows, cols) of f32 and f16, whose blocks have several rows.
 
     Attributes:
-        backward: Whether the variant computes gradients; it supports one direction only.
         more: Default values of parameters that `PARAMETERS` does not contain.
     """
 
     space = Space(PARAMETERS, CONSTRAINTS)
-    backward: ClassVar[bool] = False
+    direction = "forward"
     more: ClassVar[dict[str, Any]] = {}
 
     def limits(self, workload: Any, device: Device) -> str | None:
-        """Refuse the other direction, and bf16, whose conversions only a driver can link."""
-        if workload.is_backward != self.backward:
-            return f"{self.key} supports direction={'backward' if self.backward else 'forward'} only"
+        """Refuse bf16, whose conversions only a driver can link."""
         return f"{self.key} does not support bf16" if workload.dtype == "bf16" else None
 
     def default(self, workload: Any, device: Device) -> Config:

@@ -62,16 +62,13 @@ class NumbaCpuForwardNorm(NumbaCpuVariant[N]):
     """
 
     name = "numba_cpu"
+    direction = "forward"
     space = Space(PARAMETERS, CONSTRAINTS)
     more: ClassVar[dict[str, Any]] = {}
 
     @abstractmethod
     def statistics(self, config: Config) -> Statistics:
         """Return a function of this module that computes the mean and the squared deviations of a row."""
-
-    def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: N, device: Device) -> Config:
         """Return chunks of 1 KiB in f32, which stay in the first cache."""
@@ -326,14 +323,11 @@ class NumbaCpuBackwardNorm(NumbaCpuVariant[N]):
     """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
+    direction = "backward"
     space = Space(
         (Parameter("parts", PARTS, "parts of the rows, one task each"),),
         (lambda parts, workload: (parts == 1) | (parts <= workload.rows),),
     )
-
-    def limits(self, workload: N, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: N, device: Device) -> Config:
         """Return two parts for each core: more parts need more sums, fewer leave cores idle."""

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tunebench.device import Device
 from tunebench.dtype import DType
 from tunebench.kernels.common.numba_cpu import inlined, jitted, load
-from tunebench.space import Config, Constraint, Parameter
-from tunebench.variant import ceil_div
+from tunebench.space import Config, Constraint, Parameter, Space, Table
+from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 __all__ = [
     "BUFFER_BYTES",
     "LANES",
     "PARAMETERS",
     "Blocking",
+    "NumbaCpuProduct",
     "Operand",
     "constraints",
     "expert",
@@ -35,6 +39,8 @@ __all__ = [
     "usual_sums",
     "walker",
 ]
+
+W = TypeVar("W", bound=Gemm | GatedGemm | GroupedGemm)
 
 LANES = 16
 """f32 elements per vector of the micro-kernel; LLVM splits it on targets with shorter registers."""
@@ -198,6 +204,23 @@ def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows
     depth = max(value for value in (64, 128, 256) if value == 64 or value < 2 * k)
     sizes = {"mr": mr, "nr": nr, "m_panels": m_panels, "n_panels": n_panels, "depth": depth}
     return Config({**sizes, "a_panel": a_panel, "unroll": 1})
+
+
+class NumbaCpuProduct(NumbaCpuVariant[W]):
+    """A matrix product of f32, tf32, f16 and bf16, walked by `walker`."""
+
+    name = "numba_cpu"
+    space = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, workload.k)))
+
+    def limits(self, workload: W, device: Device) -> str | None:
+        """Return why the input type is not supported, or None. f32 sums cannot hold those of i8."""
+        if workload.dtype in ("e4m3", "i8"):
+            return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
+        return None
+
+    def costs(self, workload: W, table: Table, device: Device) -> Costs:
+        """Count the multiply-adds of the product, without those on padding."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
 
 def walker(

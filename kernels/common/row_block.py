@@ -13,26 +13,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.workload import Workload
 
 __all__ = [
     "SPACE",
+    "CudaRowBlock",
     "Kept",
     "RowWork",
     "Rows",
-    "batch",
     "default_config",
     "most_held",
     "row_costs",
     "row_space",
-    "smem_bytes",
-    "tiles",
+    "rows_of",
     "widest_vector",
 ]
 
@@ -177,31 +177,68 @@ def default_config(
     )
 
 
-def batch(workload: Rows, config: Config) -> int:
-    """Return the vectors that a thread processes together: all of its row, or `unroll` of them."""
-    if config["cache"] != "registers":
-        return int(config["unroll"])
-    vector = config["vector"]
-    return int(_held(workload, config["row_threads"], vector) // vector)
+R = TypeVar("R", bound=Workload)
 
 
-def smem_bytes(workload: Rows, config: Config, kept: Kept = _one) -> int:
-    """Return the dynamic shared memory of a block in bytes; rows are kept as f32.
+class CudaRowBlock(CudaVariant[R]):
+    """A variant whose blocks have some rows, each shared by some threads.
 
-    Args:
-        workload: The workload.
-        config: The configuration.
-        kept: Function to the elements that are kept for each element of a row.
+    Attributes:
+        caches: Values of the parameter `cache`.
     """
-    return int(4 * kept(workload) * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
+
+    space = SPACE
+    caches: ClassVar[tuple[str, ...]] = CACHES
+
+    def kept(self, workload: Any) -> int:
+        """Return the elements, of all tensors, that are kept for each element of a row (override)."""
+        return 1
+
+    def default(self, workload: Any, device: Device) -> Config:
+        """Return wide accesses and about 16 elements of each tensor per thread."""
+        return default_config(workload, device, self.kept, self.caches)
+
+    def tiles(self, workload: Any, config: Config) -> tuple[Tiling, ...]:
+        """Return the rows of a block, and the elements of an access by all threads of a row."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
+        )
+
+    def launch(
+        self, workload: Any, config: Config, kernel: str, types: str, arguments: tuple[Argument, ...]
+    ) -> tuple[Launch, ...]:
+        """Return the launch of one block for every `rows` rows.
+
+        Args:
+            workload: The workload.
+            config: The configuration.
+            kernel: Name of the kernel without that of the cache.
+            types: First arguments of its template; the others are sizes.
+            arguments: Arguments of the kernel.
+        """
+        cache, row_threads, rows, vector, unroll = (config[p.name] for p in self.space.parameters)
+        # The vectors that a thread processes together: all of its row, or `unroll` of them.
+        batch = _held(workload, row_threads, vector) // vector if cache == "registers" else unroll
+        kept_bytes = 4 * self.kept(workload) * rows * workload.cols
+        return (
+            Launch(
+                entry=f"{kernel}_{cache}<{types}, {row_threads}, {rows}, {vector}, {batch}>",
+                grid=(ceil_div(workload.rows, rows), 1, 1),
+                block=(row_threads * rows, 1, 1),
+                arguments=arguments,
+                smem_bytes=kept_bytes if cache == "shared" else 0,
+            ),
+        )
+
+    def emulation_workload(self, workload: R, config: Config) -> R:
+        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
+        return rows_of(workload, 2 * config["rows"] + 1)
 
 
-def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
-    """Return the rows of a block, and the elements of an access by all threads of a row."""
-    return (
-        Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-        Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
-    )
+def rows_of(workload: R, rows: int) -> R:
+    """Return the workload with at most `rows` rows."""
+    return dataclasses.replace(workload, rows=min(workload.rows, rows))  # type: ignore[attr-defined, call-arg]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,19 @@ merges the contributions of its row, in a fixed order, and writes its part.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.row_block import Rows, most_held, widest_vector
+from tunebench.kernels.common.row_block import Rows, most_held, rows_of, widest_vector
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor, Workload
 
-__all__ = ["SPACE", "block", "default_config", "grid", "part_costs", "refusal", "split_space", "tiles"]
+__all__ = ["CudaRowSplit", "part_costs", "split_space"]
+
+R = TypeVar("R", bound=Workload)
 
 SPLITS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 WARP = 32
@@ -61,57 +64,78 @@ LEAST_COLS = 2 * 2 * 64
 """Columns from which a valid configuration exists for every alignment."""
 
 
-def refusal(workload: Rows, device: Device) -> str | None:
-    """Return why rows are not worth splitting, or None if they are.
-
-    Args:
-        workload: The workload.
-        device: The device that should be kept busy.
-    """
-    if workload.cols < LEAST_COLS:
-        return f"rows of {workload.cols} elements are too short to be split; expected {LEAST_COLS} or more"
-    if workload.rows >= MOST_BLOCKS * device.sm_count:
-        return f"{workload.rows} rows keep the device busy without being split"
-    return None
-
-
-def default_config(workload: Rows, device: Device) -> Config:
-    """Return wide accesses, two blocks per SM, and threads with some vectors each."""
-    vector, split = widest_vector(workload), SPLITS[0]
-    while split < SPLITS[-1] and 2 * split * workload.rows <= 2 * device.sm_count:
-        split *= 2
-    # The part of a block keeps 64 threads busy with one access each.
-    while split > SPLITS[0] and split * 64 * vector > workload.cols:
-        split //= 2
-    while vector > 1 and not _is_useful(workload, split, 64, vector, 1):
-        vector //= 2
-    threads = max(t for t in (64, 128, 256) if t == 64 or 4 * split * t * vector <= workload.cols)
-    unroll = max(u for u in (1, 2, 4) if u == 1 or _is_useful(workload, split, threads, vector, u))
-    return Config({"split": split, "threads": threads, "vector": vector, "unroll": unroll})
-
-
 def _is_useful(workload: Rows, split: int, threads: int, vector: int, unroll: int) -> bool:
     each = split * threads * vector * unroll
     return bool(_lines(workload, vector) >= split and each < 2 * workload.cols)
 
 
-def grid(workload: Rows, config: Config) -> tuple[int, int, int]:
-    """Return the grid of a launch: rows, and parts of a row."""
-    return (workload.rows, int(config["split"]), 1)
+class CudaRowSplit(CudaVariant[R]):
+    """A variant for few long rows, each split among `split` blocks.
 
+    Attributes:
+        partial_shape: Shape of the numbers that each part of a row leaves behind.
+    """
 
-def block(config: Config) -> tuple[int, int, int]:
-    """Return the threads of a block."""
-    return (int(config["threads"]), 1, 1)
+    space = SPACE
+    partial_shape: ClassVar[tuple[int, ...]] = (2,)
 
+    def limits(self, workload: Any, device: Device) -> str | None:
+        """Return why rows are not worth splitting, or None if they are."""
+        if workload.cols < LEAST_COLS:
+            return (
+                f"rows of {workload.cols} elements are too short to be split; expected {LEAST_COLS} or more"
+            )
+        if workload.rows >= MOST_BLOCKS * device.sm_count:
+            return f"{workload.rows} rows keep the device busy without being split"
+        return None
 
-def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
-    """Return one row per block, and the elements of a part: equal parts up to whole warp accesses."""
-    part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
-    return (
-        Tiling(dimension="rows", extent=workload.rows, tile=1),
-        Tiling(dimension="cols", extent=workload.cols, tile=int(part)),
-    )
+    def default(self, workload: Any, device: Device) -> Config:
+        """Return wide accesses, two blocks per SM, and threads with some vectors each."""
+        vector, split = widest_vector(workload), SPLITS[0]
+        while split < SPLITS[-1] and 2 * split * workload.rows <= 2 * device.sm_count:
+            split *= 2
+        # The part of a block keeps 64 threads busy with one access each.
+        while split > SPLITS[0] and split * 64 * vector > workload.cols:
+            split //= 2
+        while vector > 1 and not _is_useful(workload, split, 64, vector, 1):
+            vector //= 2
+        threads = max(t for t in (64, 128, 256) if t == 64 or 4 * split * t * vector <= workload.cols)
+        unroll = max(u for u in (1, 2, 4) if u == 1 or _is_useful(workload, split, threads, vector, u))
+        return Config({"split": split, "threads": threads, "vector": vector, "unroll": unroll})
+
+    def tiles(self, workload: Any, config: Config) -> tuple[Tiling, ...]:
+        """Return one row per block, and the elements of a part: equal parts up to whole warp accesses."""
+        part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=1),
+            Tiling(dimension="cols", extent=workload.cols, tile=int(part)),
+        )
+
+    def scratch(self, workload: Any, config: Config) -> tuple[Tensor, ...]:
+        """Return memory for the numbers of each part."""
+        shape = (workload.rows, config["split"], *self.partial_shape)
+        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+
+    def launch(self, workload: Any, config: Config, kernel: str, types: str, *arguments: Argument) -> Launch:
+        """Return the launch of a block for every part of a row.
+
+        Args:
+            workload: The workload.
+            config: The configuration.
+            kernel: Name of the kernel.
+            types: First arguments of its template; the others are sizes.
+            arguments: Arguments of the kernel before the length of rows.
+        """
+        return Launch(
+            entry=f"{kernel}<{types}, {config['threads']}, {config['vector']}, {config['unroll']}>",
+            grid=(workload.rows, config["split"], 1),
+            block=(config["threads"], 1, 1),
+            arguments=(*arguments, Scalar("int", workload.cols)),
+        )
+
+    def emulation_workload(self, workload: R, config: Config) -> R:
+        """Return two rows; their length decides the size of the parts."""
+        return rows_of(workload, 2)
 
 
 def part_costs(

@@ -8,13 +8,11 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import RowWork, batch, default_config, row_costs, row_space, tiles
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs, row_space
 from tunebench.space import Config, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 KERNELS = r"""
@@ -60,24 +58,14 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) cross_entropy_online(CR
 CACHES = ("registers", "online")
 
 
-class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
+class CudaBlockCrossEntropy(CudaRowBlock[CrossEntropy]):
     """Forward variant for every size and type."""
 
     name = "cuda_block"
     operator = CrossEntropy
+    direction = "forward"
+    caches = CACHES
     space = row_space(caches=CACHES)
-
-    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
-
-    def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return wide accesses and about 16 elements per thread."""
-        return default_config(workload, device, caches=CACHES)
-
-    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return the rows of a block, and the elements of an access by all threads of a row."""
-        return tiles(workload, config)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
         """Count scaling, difference and sum; scaling and difference may be one instruction."""
@@ -101,21 +89,9 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
-        return (
-            Launch(
-                entry=f"cross_entropy_{config['cache']}<{ctype(workload.dtype)}, "
-                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
-                grid=(ceil_div(workload.rows, rows), 1, 1),
-                block=(row_threads * rows, 1, 1),
-                arguments=("x", "target", "loss", "lse", *sizes),
-            ),
-        )
-
-    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
-        return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
+        arguments = ("x", "target", "loss", "lse", *sizes)
+        return self.launch(workload, config, "cross_entropy", ctype(workload.dtype), arguments)
 
 
 VARIANT = CudaBlockCrossEntropy()

@@ -91,12 +91,11 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
 
     name = "cuda_flat_backward"
     operator = CrossEntropy
+    direction = "backward"
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the forward direction, and more elements than a grid can have."""
-        if not workload.is_backward:
-            return f"{self.key} supports direction=backward only"
+        """Refuse more elements than a grid can have."""
         if len(self.configs(workload, device)) == 0:
             return f"x ({workload.rows}, {workload.cols}) needs more than {MAX_BLOCKS} blocks"
         return None

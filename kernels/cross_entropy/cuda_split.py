@@ -8,14 +8,11 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.kernels.common.row_split import CudaRowSplit, part_costs
 from tunebench.space import Config, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling
-from tunebench.workload import Tensor
+from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 KERNELS = r"""
@@ -41,34 +38,16 @@ cross_entropy_whole(const T* __restrict__ x, const i32* __restrict__ target,
 """
 
 
-class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
+class CudaSplitCrossEntropy(CudaRowSplit[CrossEntropy]):
     """Forward variant for few long rows of every type."""
 
     name = "cuda_split"
     operator = CrossEntropy
-    space = SPACE
-
-    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the backward direction, and rows that are too many or too short."""
-        if workload.is_backward:
-            return f"{self.key} supports direction=forward only"
-        return refusal(workload, device)
-
-    def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return wide accesses, and enough blocks for all SMs."""
-        return default_config(workload, device)
-
-    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return the row of a block, and the elements of a part."""
-        return tiles(workload, config)
+    direction = "forward"
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
         """Count scaling, difference and sum; scaling and difference may be one instruction."""
         return part_costs(workload, table, device, row_tensors=1, fma=2.0, sfu=1.0, reductions=2)
-
-    def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
-        """Return memory for the maximum and the sum of each part."""
-        return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
 
     def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
         """Return the special-function unit, which computes exponentials."""
@@ -82,14 +61,8 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch a block for each part of a row, then a warp for each row."""
         dtype, cols = ctype(workload.dtype), Scalar("int", workload.cols)
-        sizes = f"{config['threads']}, {config['vector']}, {config['unroll']}"
         return (
-            Launch(
-                entry=f"cross_entropy_part<{dtype}, {sizes}>",
-                grid=grid(workload, config),
-                block=block(config),
-                arguments=("x", "partial", cols),
-            ),
+            self.launch(workload, config, "cross_entropy_part", dtype, "x", "partial"),
             Launch(
                 entry=f"cross_entropy_whole<{dtype}>",
                 grid=(workload.rows, 1, 1),
@@ -97,10 +70,6 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
                 arguments=("x", "target", "partial", "loss", "lse", cols, Scalar("int", config["split"])),
             ),
         )
-
-    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return two rows; their length decides the size of the parts."""
-        return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 
 VARIANT = CudaSplitCrossEntropy()

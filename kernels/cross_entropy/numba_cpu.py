@@ -38,12 +38,9 @@ class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
 
     name = "numba_cpu"
     operator = CrossEntropy
+    direction = "forward"
     space = SPACE
     fastmath = FASTMATH
-
-    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
         """Return chunks of 1 KiB in f32, and parts if there are few rows."""

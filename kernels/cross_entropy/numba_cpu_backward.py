@@ -34,12 +34,9 @@ class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
 
     name = "numba_cpu_backward"
     operator = CrossEntropy
+    direction = "backward"
     space = SPACE
     fastmath = FASTMATH
-
-    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
         """Return pieces of up to 16 K elements, and as many rows as have about 16 K elements."""

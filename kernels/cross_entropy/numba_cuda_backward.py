@@ -33,12 +33,11 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
 
     name = "numba_cuda_backward"
     operator = CrossEntropy
+    direction = "backward"
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse the forward direction, huge rows, and bf16, whose conversions only a driver can link."""
-        if not workload.is_backward:
-            return f"{self.key} supports direction=backward only"
+        """Refuse huge rows, and bf16, whose conversions only a driver can link."""
         if workload.cols > 8 * 1024 * MAX_GRID_Y:
             return f"{self.key} supports rows of up to {8 * 1024 * MAX_GRID_Y} elements"
         return f"{self.key} does not support bf16" if workload.dtype == "bf16" else None

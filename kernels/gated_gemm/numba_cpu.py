@@ -17,14 +17,15 @@ from tunebench.kernels.common.numba_product import (
     LANES,
     PARAMETERS,
     Blocking,
+    NumbaCpuProduct,
     Operand,
     constraints,
     expert,
     stored_line,
     walker,
 )
-from tunebench.space import Config, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.space import Config, Space
+from tunebench.variant import ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 
@@ -41,10 +42,9 @@ def _extents(workload: GatedGemm) -> tuple[int, int, int]:
 SPACE = Space(PARAMETERS, (strips_come_in_pairs, *constraints(_extents)))
 
 
-class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
+class NumbaCpuGatedGemm(NumbaCpuProduct[GatedGemm]):
     """f32, tf32, f16 and bf16 of any size, layout and activation."""
 
-    name = "numba_cpu"
     operator = GatedGemm
     space = SPACE
 
@@ -53,10 +53,6 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
         config = expert(_extents(workload), device, "rows")
         nr = LANES if workload.n <= LANES else config["nr"]
         return Config({**config, "nr": nr, "n_panels": max(2, config["n_panels"])})
-
-    def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds of both products, without those on padding."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:
         """Return the kernel `(a, b_gate, b_up, c)` for these types, this layout and activation."""

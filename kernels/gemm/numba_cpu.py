@@ -13,44 +13,29 @@ from tunebench.kernels.common.gemm import added
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
 from tunebench.kernels.common.numba_expression import on_cpu
 from tunebench.kernels.common.numba_product import (
-    PARAMETERS,
     Blocking,
+    NumbaCpuProduct,
     Operand,
-    constraints,
     expert,
     stored_line,
     walker,
 )
 from tunebench.kernels.common.numba_prologue import line_ahead
 from tunebench.kernels.common.prologue import operands
-from tunebench.space import Config, Space, Table
-from tunebench.variant import Argument, Costs, NumbaCpuVariant
+from tunebench.space import Config
+from tunebench.variant import Argument
 from tunebench.workloads.operators.gemm import Gemm
 
-SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, workload.k)))
 
-
-class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
+class NumbaCpuGemm(NumbaCpuProduct[Gemm]):
     """f32, tf32, f16 and bf16 of any size, transpose, batch and epilogue."""
 
-    name = "numba_cpu"
     operator = Gemm
-    space = SPACE
-
-    def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return why the input type is not supported, or None. f32 sums cannot hold those of i8."""
-        if workload.dtype in ("e4m3", "i8"):
-            return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
-        return None
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return near-square tiles, with rows packed in the order in which they are stored."""
         extents = (workload.m, workload.n, workload.k)
         return expert(extents, device, "rows" if workload.trans[0] == "n" else "columns")
-
-    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds of the product, without those on padding."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
         """Return all tensors: c for a missing bias or residual, a for a missing scale or shift."""

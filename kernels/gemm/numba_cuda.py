@@ -28,6 +28,7 @@ from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
 from tunebench.kernels.common.prologue import operands
 from tunebench.space import Config, Space
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -64,8 +65,8 @@ class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):
         A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
         a_transposed, b_transposed = workload.trans[0] == "t", workload.trans[1] == "t"
         has_bias, has_residual = workload.has_bias, workload.has_residual
-        activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}.get(workload.activation, 4)
-        injected = in_cuda(workload.act)
+        is_injected, injected = workload.act != IDENTITY, in_cuda(workload.act)
+        activation = 4 if is_injected else {"none": 0, "relu": 1, "gelu": 2, "silu": 3}[workload.activation]
         has_ahead, ahead = workload.has_pre, ahead_in_cuda(workload)
         has_scale, has_shift = (name in vectors(workload.pre) for name in ("scale", "shift"))
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))

@@ -13,42 +13,27 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, store
 from tunebench.kernels.common.numba_product import (
-    PARAMETERS,
     Blocking,
+    NumbaCpuProduct,
     Operand,
-    constraints,
     expert,
     stored_line,
     walker,
 )
-from tunebench.space import Config, Space, Table
-from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
+from tunebench.space import Config
+from tunebench.variant import Argument, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, workload.k)))
 
-
-class NumbaCpuGroupedGemm(NumbaCpuVariant[GroupedGemm]):
+class NumbaCpuGroupedGemm(NumbaCpuProduct[GroupedGemm]):
     """f32, tf32, f16 and bf16 of any size, layout of b and split of rows."""
 
-    name = "numba_cpu"
     operator = GroupedGemm
-    space = SPACE
-
-    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
-        """Return why the input type is not supported, or None if it is."""
-        if workload.dtype == "e4m3":
-            return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
-        return None
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
         """Return the default for groups of equal size, with rows packed as they are stored."""
         rows = ceil_div(workload.m, workload.most_filled)
         return expert((rows, workload.n, workload.k), device, "rows")
-
-    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds of the products, without those on padding."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: GroupedGemm, config: Config) -> tuple[Argument, ...]:
         """Return a, b, offsets and c."""

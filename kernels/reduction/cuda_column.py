@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
 from tunebench.kernels.common import column_block
+from tunebench.kernels.common.column_block import ColumnWork, column_costs
 from tunebench.kernels.common.cuda_expression import column_loads, filled
 from tunebench.kernels.common.reduction import CudaReduction, fit, fma_of_element, sfu_of_element, source
 from tunebench.space import Config, Space, Table
@@ -142,32 +141,11 @@ class CudaColumnReduction(CudaReduction):
         return column_block.tiles(workload, config)
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
-        """Count a part of a block's columns: operations, loads, and bytes that no other block reads."""
-        split, vector, down = table["split"], table["vector"], table["row_threads"]
-        tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
-        elements, whole, met = 1.0 * part * tile, len(workload.whole_names), down > 1
-        # One sector at either end of each row may be shared with another tile.
-        row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
-        left_behind = np.where(met, 1.0 * down * tile, 0.0)
-        adds = part // down + np.where(met, down - 1, 0) - 1.0
-        return Costs(
-            # Some parts have one more row.
-            blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
-            full_blocks=split * (workload.cols // tile),
-            threads=table["col_threads"] * down,
-            smem_bytes=4.0 * left_behind,
-            fma=fma_of_element(workload) * elements,
-            sfu=sfu_of_element(workload) * elements,
-            # Written once and read once, four bytes per lane.
-            smem_traffic_bytes=8.0 * left_behind,
-            fill_bytes=whole * part * row_bytes,
-            accesses=whole * elements / vector + 2.0 * left_behind,
-            # The first load, sequential additions, and the exchange between threads of a column.
-            chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
-            + workload.is_sum * np.maximum(0.0, adds) * device.fma_latency
-            + met * device.smem_latency,
-            serial_launches=np.where(split == 1, 1, 2),
-        )
+        """Count the operations and loads of an element of the expression."""
+        whole = len(workload.whole_names)
+        fma, sfu = fma_of_element(workload), sfu_of_element(workload)
+        work = ColumnWork(read=whole, moved=whole, fma=fma, sfu=sfu, is_sum=workload.is_sum)
+        return column_costs(workload, table, device, work)
 
     def source(self, workload: Reduction, config: Config) -> str:
         """Return the kernels of this expression."""

@@ -9,21 +9,11 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import (
-    SPACE,
-    RowWork,
-    batch,
-    default_config,
-    row_costs,
-    smem_bytes,
-    tiles,
-)
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
@@ -94,24 +84,12 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_
 """
 
 
-class CudaBlockSoftmax(CudaVariant[Softmax]):
+class CudaBlockSoftmax(CudaRowBlock[Softmax]):
     """Forward variant for every size and type, with fused prologue."""
 
     name = "cuda_block"
     operator = Softmax
-    space = SPACE
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses and about 16 elements per thread."""
-        return default_config(workload, device)
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return the rows of a block, and the elements of an access by all threads of a row."""
-        return tiles(workload, config)
+    direction = "forward"
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, difference, sum and product, at two operations per instruction."""
@@ -129,25 +107,11 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows; a missing mask is passed as x and not read."""
-        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
         mask = "mask" if workload.has_mask else "x"
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
-        return (
-            Launch(
-                entry=f"softmax_{config['cache']}<{ctype(workload.dtype)}, {flag(workload.has_mask)}, "
-                f"{flag(workload.log)}, {row_threads}, {rows}, {vector}, {batch(workload, config)}>",
-                grid=(ceil_div(workload.rows, rows), 1, 1),
-                block=(row_threads * rows, 1, 1),
-                arguments=("x", scale, mask, "y", *sizes),
-                smem_bytes=smem_bytes(workload, config),
-            ),
-        )
-
-    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
-        rows = min(workload.rows, 2 * config["rows"] + 1)
-        return dataclasses.replace(workload, rows=rows)
+        types = f"{ctype(workload.dtype)}, {flag(workload.has_mask)}, {flag(workload.log)}"
+        return self.launch(workload, config, "softmax", types, ("x", scale, mask, "y", *sizes))
 
 
 VARIANT = CudaBlockSoftmax()

@@ -6,21 +6,11 @@ only dy; y is read once, for the result. See `tunebench.kernels.common.row_block
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import (
-    RowWork,
-    batch,
-    default_config,
-    row_costs,
-    row_space,
-    smem_bytes,
-    tiles,
-)
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs, row_space
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
@@ -83,29 +73,22 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_online
 """
 
 
-def kept(workload: Softmax) -> int:
+def _kept(workload: Softmax) -> int:
     """Return the tensors whose rows are kept until the sum is known: y and dy, or dy only."""
     return 1 if workload.log else 2
 
 
-class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
+class CudaBlockSoftmaxBackward(CudaRowBlock[Softmax]):
     """Backward variant for every size and type, with fused scale."""
 
     name = "cuda_block_backward"
     operator = Softmax
-    space = row_space(kept)
+    direction = "backward"
+    space = row_space(_kept)
 
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        return None if workload.is_backward else f"{self.key} supports direction=backward only"
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses and about 16 elements of each tensor per thread."""
-        return default_config(workload, device, kept)
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return the rows of a block, and the elements of an access by all threads of a row."""
-        return tiles(workload, config)
+    def kept(self, workload: Softmax) -> int:
+        """Return the tensors whose rows are kept."""
+        return _kept(workload)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count the product's sum, a difference and two products; log-softmax has as many.
@@ -119,7 +102,7 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
             sfu=(1.0, 1.0) if log else (0.0, 0.0),
             sums=1,
             reductions=1,
-            kept=kept,
+            kept=_kept,
             read_again=1 if log else 2,
         )
         return row_costs(workload, table, device, work)
@@ -134,23 +117,10 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
-        return (
-            Launch(
-                entry=f"softmax_backward_{config['cache']}<{ctype(workload.dtype)}, {flag(workload.log)}, "
-                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
-                grid=(ceil_div(workload.rows, rows), 1, 1),
-                block=(row_threads * rows, 1, 1),
-                arguments=("y", "dy", scale, "dx", *sizes),
-                smem_bytes=smem_bytes(workload, config, kept),
-            ),
-        )
-
-    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
-        return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
+        types = f"{ctype(workload.dtype)}, {flag(workload.log)}"
+        return self.launch(workload, config, "softmax_backward", types, ("y", "dy", scale, "dx", *sizes))
 
 
 VARIANT = CudaBlockSoftmaxBackward()

@@ -9,14 +9,11 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.kernels.common.row_split import CudaRowSplit, part_costs
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
-from tunebench.workload import Tensor
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
@@ -50,35 +47,17 @@ softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask,
 """
 
 
-class CudaSplitSoftmax(CudaVariant[Softmax]):
+class CudaSplitSoftmax(CudaRowSplit[Softmax]):
     """Forward variant for few long rows of every type, with fused prologue."""
 
     name = "cuda_split"
     operator = Softmax
-    space = SPACE
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the backward direction, and rows that are too many or too short."""
-        if workload.is_backward:
-            return f"{self.key} supports direction=forward only"
-        return refusal(workload, device)
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses, and enough blocks for all SMs."""
-        return default_config(workload, device)
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return the row of a block, and the elements of a part."""
-        return tiles(workload, config)
+    direction = "forward"
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, difference and sum; scaling and difference may be one instruction."""
         inputs = 1 + workload.has_mask
         return part_costs(workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2)
-
-    def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
-        """Return memory for the maximum and the sum of each part."""
-        return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return both kernels."""
@@ -87,26 +66,12 @@ class CudaSplitSoftmax(CudaVariant[Softmax]):
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of a row, twice; a missing mask is passed as x and not read."""
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
-        mask, cols = "mask" if workload.has_mask else "x", Scalar("int", workload.cols)
-        kind = f"{ctype(workload.dtype)}, {flag(workload.has_mask)}"
-        sizes = f"{config['threads']}, {config['vector']}, {config['unroll']}"
-        launch = Launch(grid=grid(workload, config), block=block(config), arguments=())
+        inputs = ("x", scale, "mask" if workload.has_mask else "x", "partial")
+        types = f"{ctype(workload.dtype)}, {flag(workload.has_mask)}"
         return (
-            dataclasses.replace(
-                launch,
-                entry=f"softmax_part<{kind}, {sizes}>",
-                arguments=("x", scale, mask, "partial", cols),
-            ),
-            dataclasses.replace(
-                launch,
-                entry=f"softmax_whole<{kind}, {flag(workload.log)}, {sizes}>",
-                arguments=("x", scale, mask, "partial", "y", cols),
-            ),
+            self.launch(workload, config, "softmax_part", types, *inputs),
+            self.launch(workload, config, "softmax_whole", f"{types}, {flag(workload.log)}", *inputs, "y"),
         )
-
-    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two rows; their length decides the size of the parts."""
-        return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 
 VARIANT = CudaSplitSoftmax()

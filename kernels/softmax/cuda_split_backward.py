@@ -7,22 +7,11 @@ row and writes its part. It reads the part again, from L2 if the inputs fit ther
 
 from __future__ import annotations
 
-import dataclasses
-
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_split import (
-    block,
-    default_config,
-    grid,
-    part_costs,
-    refusal,
-    split_space,
-    tiles,
-)
+from tunebench.kernels.common.row_split import CudaRowSplit, part_costs, split_space
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
-from tunebench.workload import Tensor
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
@@ -61,26 +50,14 @@ softmax_backward_whole(const T* __restrict__ y, const T* __restrict__ dy, float 
 """
 
 
-class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
+class CudaSplitSoftmaxBackward(CudaRowSplit[Softmax]):
     """Backward variant for few long rows of every type, with fused scale."""
 
     name = "cuda_split_backward"
     operator = Softmax
+    direction = "backward"
     space = split_space(tensors=2)
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the forward direction, and rows that are too many or too short."""
-        if not workload.is_backward:
-            return f"{self.key} supports direction=backward only"
-        return refusal(workload, device)
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return wide accesses, and enough blocks for all SMs."""
-        return default_config(workload, device)
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return the row of a block, and the elements of a part."""
-        return tiles(workload, config)
+    partial_shape = ()
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count the sum; log-softmax does without the first addition of each vector."""
@@ -88,10 +65,6 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
         fma = (vector - 1) / vector if workload.log else 1.0
         inputs = 1 if workload.log else 2
         return part_costs(workload, table, device, row_tensors=inputs, fma=fma, sfu=0.0, reductions=1)
-
-    def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
-        """Return memory for the sum of each part."""
-        return (Tensor(name="partial", shape=(workload.rows, config["split"]), dtype="f32"),)
 
     def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
         """Return the special-function unit if there are exponentials."""
@@ -104,26 +77,12 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of a row, twice."""
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
-        cols = Scalar("int", workload.cols)
-        kind = f"{ctype(workload.dtype)}, {flag(workload.log)}"
-        constants = f"{kind}, {config['threads']}, {config['vector']}, {config['unroll']}"
-        launch = Launch(grid=grid(workload, config), block=block(config), arguments=())
+        types = f"{ctype(workload.dtype)}, {flag(workload.log)}"
+        whole = ("y", "dy", scale, "partial", "dx")
         return (
-            dataclasses.replace(
-                launch,
-                entry=f"softmax_backward_part<{constants}>",
-                arguments=("y", "dy", "partial", cols),
-            ),
-            dataclasses.replace(
-                launch,
-                entry=f"softmax_backward_whole<{constants}>",
-                arguments=("y", "dy", scale, "partial", "dx", cols),
-            ),
+            self.launch(workload, config, "softmax_backward_part", types, "y", "dy", "partial"),
+            self.launch(workload, config, "softmax_backward_whole", types, *whole),
         )
-
-    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
-        """Return two rows; their length decides the size of the parts."""
-        return dataclasses.replace(workload, rows=min(workload.rows, 2))
 
 
 VARIANT = CudaSplitSoftmaxBackward()

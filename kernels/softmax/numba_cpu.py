@@ -42,12 +42,9 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
 
     name = "numba_cpu"
     operator = Softmax
+    direction = "forward"
     space = SPACE
     fastmath = FASTMATH
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the backward direction."""
-        return f"{self.key} supports direction=forward only" if workload.is_backward else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return two passes: with slow memory, computing an exponential twice is cheaper than storing it."""

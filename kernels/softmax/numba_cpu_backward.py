@@ -43,12 +43,9 @@ class NumbaCpuSoftmaxBackward(NumbaCpuVariant[Softmax]):
 
     name = "numba_cpu_backward"
     operator = Softmax
+    direction = "backward"
     space = SPACE
     fastmath = FASTMATH
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse the forward direction."""
-        return None if workload.is_backward else f"{self.key} supports direction=backward only"
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return sums over 1 KiB of f32, and inputs that are read again from the cache."""

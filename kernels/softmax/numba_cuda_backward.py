@@ -20,7 +20,7 @@ class NumbaCudaSoftmaxBackward(NumbaCudaRows[Softmax]):
 
     name = "numba_cuda_backward"
     operator = Softmax
-    backward = True
+    direction = "backward"
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count two multiply-adds per element: one of the sum, and one of the result."""
