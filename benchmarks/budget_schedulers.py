@@ -118,7 +118,7 @@ class Model:
             trials: Trials spent on each workload.
         """
         each = zip(self.counts, traces, trials, strict=True)
-        return sum(count * trace.time_us(made) for count, trace, made in each)
+        return sum(count * trace.time_us(spent) for count, trace, spent in each)
 
 
 def draw(optima_us: Sequence[float], models: int) -> list[Model]:
@@ -144,22 +144,22 @@ Share = Callable[[Sequence[int], Sequence[SearchTrace], int], list[int]]
 """A rule: the trials of each workload, from the numbers of calls, the searches and the total budget."""
 
 
-def _even(shares: Sequence[float], made: list[int], traces: Sequence[SearchTrace], left: int) -> list[int]:
+def _even(shares: Sequence[float], spent: list[int], traces: Sequence[SearchTrace], left: int) -> list[int]:
     """Distribute the remaining trials one by one, each to the workload furthest below its share.
 
     Args:
         shares: Share of each workload; only ratios matter.
-        made: Trials of each workload so far; changed in place.
+        spent: Trials of each workload so far; changed in place.
         traces: Search of each workload, which limits its trials.
         left: Trials to distribute.
     """
-    since = list(made)
+    since = list(spent)
     for _ in range(left):
-        able = [i for i, trace in enumerate(traces) if made[i] < len(trace)]
+        able = [i for i, trace in enumerate(traces) if spent[i] < len(trace)]
         if not able:
             break
-        made[min(able, key=lambda i: (made[i] - since[i] + 1) / shares[i])] += 1
-    return made
+        spent[min(able, key=lambda i: (spent[i] - since[i] + 1) / shares[i])] += 1
+    return spent
 
 
 def equal(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
@@ -170,9 +170,9 @@ def equal(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> l
 def by_time(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
     """Give first rounds, then shares proportional to the model's time after them."""
     first = max(1, min(FIRST, int(FIRST_SHARE * total) // len(traces)))
-    made = _even([1.0] * len(traces), [0] * len(traces), traces, min(total, first * len(traces)))
+    spent = _even([1.0] * len(traces), [0] * len(traces), traces, min(total, first * len(traces)))
     shares = [count * trace.time_us(first) for count, trace in zip(counts, traces, strict=True)]
-    return _even(shares, made, traces, total - sum(made))
+    return _even(shares, spent, traces, total - sum(spent))
 
 
 def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
@@ -185,14 +185,14 @@ def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> 
     while (turn := allotment.next(left)) is not None:
         number, trials = turn
         account, trace = accounts[number], traces[number]
-        made = min(trials, len(trace) - account.trials)
-        left -= made
-        now = account.trials + made
+        spent = min(trials, len(trace) - account.trials)
+        left -= spent
+        now = account.trials + spent
         account.update(
             trials=now,
             best_us=trace.best_us[now - 1],
             floor_us=trace.floor_us[now - 1],
-            closed=made < trials,
+            closed=spent < trials,
         )
     return [account.trials for account in accounts.values()]
 
@@ -209,11 +209,11 @@ def hindsight(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) 
             after_us[trials:][better], choice[trials:][better] = candidate[better], trials
         least_us = after_us
         choices.append(choice)
-    left, made = int(least_us.argmin()), []
+    left, spent = int(least_us.argmin()), []
     for choice in reversed(choices):
-        made.append(int(choice[left]))
-        left -= made[-1]
-    return made[::-1]
+        spent.append(int(choice[left]))
+        left -= spent[-1]
+    return spent[::-1]
 
 
 WAYS: Mapping[str, Share] = {"by time": by_time, "saving": saving, "hindsight": hindsight}
@@ -238,9 +238,9 @@ def ratios(
     """
     found: dict[str, Array] = {way: np.ones((len(traces), len(models))) for way in WAYS}
     off = np.ones((len(traces), len(models)))
-    for seed, made in enumerate(traces):
+    for seed, of_seed in enumerate(traces):
         for number, model in enumerate(models):
-            own, total = [made[i] for i in model.workloads], each * len(model.workloads)
+            own, total = [of_seed[i] for i in model.workloads], each * len(model.workloads)
             equal_us = model.time_us(own, equal(model.counts, own, total))
             pairs = zip(model.counts, own, strict=True)
             off[seed, number] = equal_us / sum(count * trace.optimum_us for count, trace in pairs)
@@ -287,13 +287,13 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
     return markdown(head, rows)
 
 
-def replayed(asked: argparse.Namespace) -> int:
+def replayed(options: argparse.Namespace) -> int:
     """Run the missing searches and print the table; return the exit status."""
-    data = Data(asked.data)
+    data = Data(options.data)
     if not data.has_all(one.space for one in SUBSPACES):
         return 6
-    traces, console = TraceFile(asked.out, data), Console(stderr=True)
-    seeds = range(asked.first, asked.first + asked.seeds)
+    traces, console = TraceFile(options.out, data), Console(stderr=True)
+    seeds = range(options.first, options.first + options.seeds)
     todo = list(traces.missing(SUBSPACES, seeds))
     print(f"{len(todo)} of {len(SUBSPACES) * len(seeds)} searches to run", file=sys.stderr)
     try:
@@ -301,9 +301,9 @@ def replayed(asked: argparse.Namespace) -> int:
             traces.get(subspace, seed)
     except KeyboardInterrupt:
         return 130
-    made = [[traces.get(one, seed) for one in SUBSPACES] for seed in seeds]
-    models = draw([trace.optimum_us for trace in made[0]], asked.models)
-    print(f"{len(models)} models, {len(made)} seeds\n\n{table(models, made)}")
+    found = [[traces.get(one, seed) for one in SUBSPACES] for seed in seeds]
+    models = draw([trace.optimum_us for trace in found[0]], options.models)
+    print(f"{len(models)} models, {len(found)} seeds\n\n{table(models, found)}")
     return 0
 
 
@@ -330,9 +330,9 @@ def measured(trials: int, seed: int) -> str:
         for report in tune_all(map(parse, SUITE), device="cpu", db=dbs[0], plan=alike):
             print(f"equal: {report.workload} {sum(report.trials.values())} trials", file=sys.stderr)
         found = tune_suite(SUITE, device="cpu", db=dbs[1], plan=plan)
-        given = {part.workload: part.trials for part in found.parts}
-        print(f"saving: {given}", file=sys.stderr)
-        return _compared(given, *_in_turn(dbs, seed))
+        trials_of = {part.workload: part.trials for part in found.parts}
+        print(f"saving: {trials_of}", file=sys.stderr)
+        return _compared(trials_of, *_in_turn(dbs, seed))
 
 
 def _in_turn(dbs: Sequence[Path], seed: int) -> tuple[Times, ...]:
@@ -360,17 +360,17 @@ def _served(text: str, db: Path) -> Task:
     )
 
 
-def _compared(given: Mapping[str, int], equal_us: Times, saving_us: Times) -> str:
+def _compared(trials_of: Mapping[str, int], equal_us: Times, saving_us: Times) -> str:
     head = ("workload", "calls", "trials", "equal, us", "saving, us", "saving / equal")
     rows = []
     for text, count in SUITE.items():
         one, other = np.array(equal_us[text]), np.array(saving_us[text])
         cells = (f"{np.median(one):.1f}", f"{np.median(other):.1f}", f"{np.median(other / one):.3f}")
-        rows.append((text, str(count), str(given[text]), *cells))
+        rows.append((text, str(count), str(trials_of[text]), *cells))
     models = [sum(SUITE[text] * np.array(us) for text, us in way.items()) for way in (equal_us, saving_us)]
     each = models[1] / models[0]
     cells = (*(f"{np.median(model):.0f}" for model in models), f"{np.median(each):.3f}")
-    rows.append(("all", "", str(sum(given.values())), *cells))
+    rows.append(("all", "", str(sum(trials_of.values())), *cells))
     turns = f"ratio of all workloads in the {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
     return f"{markdown(head, rows)}\n\n{turns}"
 
@@ -388,11 +388,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
     parser.add_argument("--trials", type=int, default=50, help="cpu: total budget in trials, default 50")
     parser.add_argument("--seed", type=int, default=0, help="cpu: seed of the searches, default 0")
-    asked = parser.parse_args(arguments)
-    if asked.part == "cpu":
-        print(measured(asked.trials, asked.seed))
+    options = parser.parse_args(arguments)
+    if options.part == "cpu":
+        print(measured(options.trials, options.seed))
         return 0
-    return replayed(asked)
+    return replayed(options)
 
 
 if __name__ == "__main__":

@@ -350,25 +350,25 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile the missing configurations, print the table and return the exit status."""
-    asked = _arguments(arguments)
+    options = _arguments(arguments)
     if find_disassembler() is None:
         print("nvdisasm not found: pip install 'tunebench[cuda]'", file=sys.stderr)
         return 6
-    variants = [v for v in cuda_variants() if asked.variant is None or v.key in asked.variant]
-    wanted = shard(items(asked.arch.split(","), variants, asked.configs, asked.seed), asked.shard)
-    known = load(asked.out)
-    todo = [item for item in wanted if not stands(known.get(item.identity), item)]
-    print(f"{len(todo)} of {len(wanted)} configurations to compile", file=sys.stderr)
+    variants = [v for v in cuda_variants() if options.variant is None or v.key in options.variant]
+    chosen = shard(items(options.arch.split(","), variants, options.configs, options.seed), options.shard)
+    known = load(options.out)
+    todo = [item for item in chosen if not stands(known.get(item.identity), item)]
+    print(f"{len(todo)} of {len(chosen)} configurations to compile", file=sys.stderr)
     progress, status, begun = Progress(len(todo)), 0, time.monotonic()
     try:
-        for record in compile_all(todo, asked.out, asked.workers):
+        for record in compile_all(todo, options.out, options.workers):
             progress.count(record)
     except KeyboardInterrupt:
         status = 130
     seconds = time.monotonic() - begun
     print(progress.line(seconds), file=sys.stderr)
-    known = load(asked.out)
-    records = [known[item.identity] for item in wanted if item.identity in known]
+    known = load(options.out)
+    records = [known[item.identity] for item in chosen if item.identity in known]
     print(summary(records))
     for record in records:
         for problem in record["problems"]:

@@ -116,14 +116,16 @@ def main() -> None:
     )
     parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
-    for workload in given.workload or WORKLOADS:
-        report = tune(workload, device="cpu", db=given.db, plan=Plan(trials=given.trials, sampler="random"))
-        rows.append(figures(report, given.db))
+    for workload in options.workload or WORKLOADS:
+        report = tune(
+            workload, device="cpu", db=options.db, plan=Plan(trials=options.trials, sampler="random")
+        )
+        rows.append(figures(report, options.db))
         print(json.dumps(rows[-1]), flush=True)
-        if given.out is not None:
-            given.out.write_text(json.dumps({"device": local_cpu().key, "rows": rows}, indent=1) + "\n")
+        if options.out is not None:
+            options.out.write_text(json.dumps({"device": local_cpu().key, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

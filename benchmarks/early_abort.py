@@ -90,16 +90,16 @@ def main() -> None:
         "--factor", type=float, default=Protocol().abort_factor, help="limit over the incumbent"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    files = given.files or sorted(p for p in DATA.glob("*/*.json.gz") if "_T4" not in p.name)
+    options = parser.parse_args()
+    files = options.files or sorted(p for p in DATA.glob("*/*.json.gz") if "_T4" not in p.name)
     if not files:
         print(f"no recorded spaces in {DATA}; name cache files of Kernel Tuner")
         return
     rows = []
     for path in files:
         samples = read(path)
-        orders = [np.random.default_rng(seed).permutation(len(samples)) for seed in range(given.seeds)]
-        runs = [abort(samples, order, after=given.after, factor=given.factor) for order in orders]
+        orders = [np.random.default_rng(seed).permutation(len(samples)) for seed in range(options.seeds)]
+        runs = [abort(samples, order, after=options.after, factor=options.factor) for order in orders]
         rows.append(
             {
                 "space": space_of(path),
@@ -111,11 +111,12 @@ def main() -> None:
                 "lost": sum(run.lost for run in runs),
             }
         )
-    if given.json:
+    if options.json:
         print(json.dumps(rows))
         return
     print(
-        f"abort after {given.after} samples above {given.factor:g} x incumbent, {given.seeds} random orders"
+        f"abort after {options.after} samples above {options.factor:g} x incumbent, "
+        f"{options.seeds} random orders"
     )
     for row in rows:
         print(

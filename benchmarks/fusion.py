@@ -164,15 +164,15 @@ def lines(found: Row) -> Iterator[str]:
         yield f"    {part['us']:.0f} us {part['workload']}"
 
 
-def tuner(given: argparse.Namespace) -> Tune:
+def tuner(options: argparse.Namespace) -> Tune:
     """Return a function that tunes a workload with the trials that the database does not have yet."""
-    device, protocol = find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache)
+    device, protocol = find(options.device), dataclasses.replace(Plan().protocol, cache=options.cache)
 
     def tuned(workload: Workload) -> Report:
-        missing = max(given.trials - known(workload, device, given.cache, given.db), 1)
-        print(f"tuning {workload}: {missing} of {given.trials} trials", file=sys.stderr, flush=True)
+        missing = max(options.trials - known(workload, device, options.cache, options.db), 1)
+        print(f"tuning {workload}: {missing} of {options.trials} trials", file=sys.stderr, flush=True)
         plan = Plan(trials=missing, protocol=protocol)
-        return tune(workload, device=given.device, db=given.db, plan=plan)
+        return tune(workload, device=options.device, db=options.db, plan=plan)
 
     return tuned
 
@@ -248,18 +248,18 @@ def _samples_us(task: Task, answer: Result | Crashed | TimedOut) -> tuple[float,
     raise InputError(f"{task.workload} with {task.config}: {getattr(outcome, 'reason', outcome.kind)}")
 
 
-def save(path: Path, given: argparse.Namespace, rows: list[Row], skipped: Mapping[str, str]) -> None:
+def save(path: Path, options: argparse.Namespace, rows: list[Row], skipped: Mapping[str, str]) -> None:
     """Write all rows so far as JSON.
 
     Args:
         path: Output file.
-        given: Command-line arguments.
+        options: Command-line arguments.
         rows: One row per fused workload.
         skipped: Reason for each skipped workload, by its text.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"device": find(given.device).key, "trials": given.trials, "cache": given.cache}
-    data = {**facts, "finest": given.finest, "rows": rows, "skipped": skipped}
+    facts = {"device": find(options.device).key, "trials": options.trials, "cache": options.cache}
+    data = {**facts, "finest": options.finest, "rows": rows, "skipped": skipped}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
@@ -285,19 +285,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, help=f"JSON file of the results, default: named by architecture in {RESULTS}"
     )
-    given = parser.parse_args(arguments)
-    out = given.out or RESULTS / f"{find(given.device).architecture}.json"
-    tuned, rows, skipped = tuner(given), list[Row](), dict[str, str]()
-    timed = in_turn(find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache))
-    for workload in parsed(given.workload or WORKLOADS, skipped):
+    options = parser.parse_args(arguments)
+    out = options.out or RESULTS / f"{find(options.device).architecture}.json"
+    tuned, rows, skipped = tuner(options), list[Row](), dict[str, str]()
+    timed = in_turn(find(options.device), dataclasses.replace(Plan().protocol, cache=options.cache))
+    for workload in parsed(options.workload or WORKLOADS, skipped):
         try:
-            rows.append(row(workload, given.finest, tuned, timed))
+            rows.append(row(workload, options.finest, tuned, timed))
         except InputError as error:
             skipped[str(workload)] = str(error)
             continue
         print("\n".join(lines(rows[-1])), flush=True)
-        save(out, given, rows, skipped)
-    save(out, given, rows, skipped)
+        save(out, options, rows, skipped)
+    save(out, options, rows, skipped)
     for text, reason in skipped.items():
         print(f"skipped: {text}: {reason}")
 

@@ -124,6 +124,6 @@ def replayed(recording: RecordedSpace, rows: Iterable[int], *, trials: int, seed
         seed: Seed of the search.
     """
     times_us = np.where(np.isnan(recording.times_us), np.inf, recording.times_us)
-    asked = list(dict.fromkeys(rows))[:trials]
-    best_us = np.minimum.accumulate(times_us[asked])
-    return ReplayTrace(seed=seed, best_us=tuple(best_us.tolist()), exhausted=len(asked) < trials)
+    distinct = list(dict.fromkeys(rows))[:trials]
+    best_us = np.minimum.accumulate(times_us[distinct])
+    return ReplayTrace(seed=seed, best_us=tuple(best_us.tolist()), exhausted=len(distinct) < trials)

@@ -168,22 +168,22 @@ def main() -> None:
         "--records", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000], help="database sizes"
     )
     parser.add_argument("--repeats", type=int, default=9, help="fresh processes per figure, default 9")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore", tunebench.Unmeasured)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TUNEBENCH_CACHE"] = folder
-        for records in given.records:
+        for records in options.records:
             db = Path(folder) / f"{records}.db"
             began = time.perf_counter()
             fill(db, records)
             filled_s = time.perf_counter() - began
             known = next(workloads(1))
-            asked = {
+            lookups = {
                 "exact": (known, "measured here"),
                 "nearest": ("gemm:m=100,n=200,k=4000,dtype=f16", "neighbour"),
                 "predicted": ("softmax:rows=64,cols=64,dtype=f32", "predicted"),
             }
-            row = {name: cold(db, text, how, given.repeats) for name, (text, how) in asked.items()}
+            row = {name: cold(db, text, how, options.repeats) for name, (text, how) in lookups.items()}
             print(
                 json.dumps(
                     {

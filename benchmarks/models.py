@@ -23,13 +23,12 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import tunebench.torch as served
-from benchmarks.patched_models import AT_KINKS, SLACK, StepResult, step
+from benchmarks.patched_models import AT_KINKS, step, within_limits
 from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan
@@ -61,8 +60,8 @@ class ModelCase:
     def model(self) -> nn.Module:
         """Return the model on the CPU, channels last for images."""
         torch.manual_seed(SEED)
-        made = self.make()
-        return made if self.words else made.to(memory_format=LAST)
+        model = self.make()
+        return model if self.words else model.to(memory_format=LAST)
 
     def on_gpu(self) -> tuple[nn.Module, Tensor]:
         """Return the model in f16 on a GPU, and a random input."""
@@ -150,18 +149,6 @@ RIGHT = (
 )
 
 
-class _Compiled(nn.Module):
-    """A compiled model that shares the parameters and buffers of the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.run = served.compile(model)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.run(*inputs)
-
-
 def right(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
     """Yield a row for each step and implementation; exit if an error exceeds what rounding explains."""
     for training in (False, True):
@@ -170,22 +157,15 @@ def right(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
             _settle(model, inputs, case)
         targets = torch.randint(0, 2, _targets(model, inputs))
         truth = step(copy.deepcopy(model).double(), inputs if case.words else inputs.double(), targets)
-        theirs = step(model, inputs, targets)
+        by_torch = step(model, inputs, targets)
         torch._dynamo.reset()
         with prefer("tunebench"):
-            ours = _renamed(step(_Compiled(model), inputs, targets))
-        limits = theirs.error(truth)
-        for who, found in (("torch", theirs), ("tunebench", ours)):
-            output, gradient, worst = found.error(truth)
-            counts = [
-                sum(n for (by, _), n in found.served.items() if by == one) for one in ("tunebench", "torch")
-            ]
-            yield (
-                f"| {name} | {'training' if training else 'eval mode'} | {who} | {output:.2e} "
-                f"| {gradient:.2e} ({worst}) | {counts[0]} | {counts[1]} |"
-            )
-        output, gradient, worst = ours.error(truth)
-        if output > SLACK * limits[0] or gradient > max(SLACK * limits[1], case.gradient_limit):
+            tuned = step(model, inputs, targets, run=served.compile(model))
+        mode = "training" if training else "eval mode"
+        yield by_torch.row(name, mode, "torch", truth=truth)
+        yield tuned.row(name, mode, "tunebench", truth=truth)
+        if not within_limits(tuned, by_torch, truth, case.gradient_limit):
+            output, gradient, worst = tuned.error(truth)
             raise SystemExit(f"{name}: wrong: {output:.2e}, {gradient:.2e} ({worst})")
 
 
@@ -213,11 +193,6 @@ def _targets(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
     return (shape[0], *shape[2:])
 
 
-def _renamed(found: StepResult) -> StepResult:
-    names = {name.removeprefix("model."): gradient for name, gradient in found.gradients.items()}
-    return StepResult(outputs=found.outputs, gradients=names, served=found.served)
-
-
 # -- measured ------------------------------------------------------------------------------------------------
 
 MEASURED = (
@@ -227,16 +202,16 @@ MEASURED = (
 )
 
 
-def measured(name: str, case: ModelCase, given: argparse.Namespace) -> Iterator[str]:
+def measured(name: str, case: ModelCase, options: argparse.Namespace) -> Iterator[str]:
     """Yield a row: medians over rounds in which the implementations alternate."""
     torch._dynamo.reset()
-    model, inputs = case.on_gpu() if given.device == "cuda" else (case.model(), case.inputs())
+    model, inputs = case.on_gpu() if options.device == "cuda" else (case.model(), case.inputs())
     times = served.time_model(
-        _without_chance(model), inputs, rounds=given.rounds, training=given.training, benchmark=True
+        _without_chance(model), inputs, rounds=options.rounds, training=options.training, benchmark=True
     )
     cells = (
         name,
-        "training" if given.training else "inference",
+        "training" if options.training else "inference",
         *(f"{times.us[way] / 1e3:.1f} ms" for way in ("eager", "torch.compile", "tunebench")),
         *(f"{times.ratios[way]:.2f}" for way in ("eager", "torch.compile")),
         len(times.groups),
@@ -263,16 +238,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--training", action="store_true", help="time training steps in `measured`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of `measured`")
     parser.add_argument("--out", type=Path, help="file for the table")
-    given = parser.parse_args(arguments)
-    header, run = PARTS[given.part]
+    options = parser.parse_args(arguments)
+    header, run = PARTS[options.part]
     lines = [header]
     print(header, flush=True)
-    for name in given.model or CASES:
-        for row in run(name, CASES[name], given):
+    for name in options.model or CASES:
+        for row in run(name, CASES[name], options):
             print(row, flush=True)
             lines.append(row)
-            if given.out is not None:
-                given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            if options.out is not None:
+                options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

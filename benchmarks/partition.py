@@ -203,9 +203,9 @@ def captured() -> Iterator[tuple[str, PartitionCase]]:
         "GPT-2": (Gpt2(size), words),
         "BERT": (Bert(size), words),
     }
-    for name, (model, given) in models.items():
+    for name, (model, inputs) in models.items():
         for training in (False, True):
-            for step in capture(model, (given,), training=training):
+            for step in capture(model, (inputs,), training=training):
                 legal = [frozenset(group.nodes) for group in groups(step.graph)]
                 graph = [list(before) for before in step.graph.predecessors]
                 yield f"{name}, {step.graph.phase}", PartitionCase(graph, _priced(legal, len(graph)))
@@ -230,17 +230,18 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--nodes", type=int, action="append")
     parser.add_argument("--models", action="store_true", help="capture models of torch instead")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("| kind | nodes | candidates | deadlock cuts | proven optimal | gap | CPU s |")
     print("|---|---|---|---|---|---|---|")
-    if asked.models:
-        for name, made in captured():
-            print(row(name, [made], asked.limit), flush=True)
+    if options.models:
+        for name, graph in captured():
+            print(row(name, [graph], options.limit), flush=True)
         return
-    for kind in asked.kind or KINDS:
-        for count in asked.nodes or (50, 300, 3000):
+    for kind in options.kind or KINDS:
+        for count in options.nodes or (50, 300, 3000):
             print(
-                row(kind, [case(kind, count, seed) for seed in range(asked.seeds)], asked.limit), flush=True
+                row(kind, [case(kind, count, seed) for seed in range(options.seeds)], options.limit),
+                flush=True,
             )
 
 
@@ -248,11 +249,11 @@ def row(name: str, cases: Sequence[PartitionCase], limit_s: float) -> str:
     """Return the table row of some graphs."""
     found: list[Partition] = []
     took_s = []
-    for made in cases:
+    for graph in cases:
         began = time.process_time()
-        found.append(cheapest_partition(made.predecessors, made.candidates, limit_s=limit_s))
+        found.append(cheapest_partition(graph.predecessors, graph.candidates, limit_s=limit_s))
         took_s.append(time.process_time() - began)
-    nodes, candidates = len(cases[0].predecessors), max(len(made.candidates) for made in cases)
+    nodes, candidates = len(cases[0].predecessors), max(len(graph.candidates) for graph in cases)
     exact = sum(partition.exact for partition in found)
     cuts, gap = max(partition.cuts for partition in found), max(partition.gap for partition in found)
     return (

@@ -58,6 +58,14 @@ class StepResult:
     gradients: dict[str, Tensor]
     served: Counter[tuple[str, str]]
 
+    def row(self, *cells: str, truth: StepResult) -> str:
+        """Return a table row: first cells, errors, calls by tuned kernels, and calls by torch."""
+        output, gradient, worst = self.error(truth)
+        calls = (
+            str(sum(n for (by, _), n in self.served.items() if by == one)) for one in ("tunebench", "torch")
+        )
+        return f"| {' | '.join((*cells, f'{output:.2e}', f'{gradient:.2e} ({worst})', *calls))} |"
+
     def error(self, truth: StepResult) -> tuple[float, float, str]:
         """Return the relative errors of the outputs and of the worst gradient, and that gradient's name."""
         errors = {
@@ -78,8 +86,17 @@ def relative_error(found: Tensor, truth: Tensor) -> float:
     return float((found.double() - truth.double()).norm() / truth.double().norm())
 
 
-def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> StepResult:
-    """Run a model forward and backward, and restore its state."""
+def step(
+    model: nn.Module, inputs: Tensor, targets: Tensor, *, run: Callable[[Tensor], Tensor] | None = None
+) -> StepResult:
+    """Run a model forward and backward, and restore its state.
+
+    Args:
+        model: Model with the parameters.
+        inputs: Input of the model.
+        targets: Class of each output.
+        run: Forward pass; default: that of the model.
+    """
     before = copy.deepcopy(model.state_dict())
     served: Counter[tuple[str, str]] = Counter()
 
@@ -89,7 +106,7 @@ def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> StepResult:
     model.zero_grad(set_to_none=True)
     torch.set_num_threads(1)  # another number of threads changes the order of sums
     with watching(count):
-        outputs = model(inputs)
+        outputs = model(inputs) if run is None else run(inputs)
         nn.functional.cross_entropy(outputs, targets).backward()
     gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
     model.load_state_dict(before)
@@ -115,12 +132,24 @@ class PatchedModelCase:
         with patch(self.model) as report, patched_calls():
             if kernels:
                 print(report, flush=True)
-            if kernels:
                 with prefer("tunebench"):
                     ours = step(self.model, self.inputs, self.targets)
                 yield "tunebench", ours
             yield "faster", step(self.model, self.inputs, self.targets)
-        yield "given back", step(self.model, self.inputs, self.targets)
+        yield "restored", step(self.model, self.inputs, self.targets)
+
+
+def within_limits(found: StepResult, by_torch: StepResult, truth: StepResult, gradient_limit: float) -> bool:
+    """Return whether the errors of a step are at most `SLACK` times those of torch in float32.
+
+    Args:
+        found: The step.
+        by_torch: The same step by torch in float32.
+        truth: The same step in float64.
+        gradient_limit: Relative error that gradients may always have.
+    """
+    (output, gradient, _), limits = found.error(truth), by_torch.error(truth)
+    return output <= SLACK * limits[0] and gradient <= max(SLACK * limits[1], gradient_limit)
 
 
 def cases(names: list[str], layers: int | None) -> Iterator[PatchedModelCase]:
@@ -133,12 +162,12 @@ def cases(names: list[str], layers: int | None) -> Iterator[PatchedModelCase]:
 def _resnet(layers: int | None) -> Iterator[PatchedModelCase]:
     model = Resnet(blocks=(3, 4, 6, 3)[:layers])
     images, targets = torch.randn(4, 3, 96, 96), torch.randint(0, 1000, (4,))
-    given: dict[str, Any] = {"inputs": images, "targets": targets, "gradient_limit": AT_KINKS}
-    yield PatchedModelCase(name="ResNet-50, training", model=model.train(), **given)
+    shared: dict[str, Any] = {"inputs": images, "targets": targets, "gradient_limit": AT_KINKS}
+    yield PatchedModelCase(name="ResNet-50, training", model=model.train(), **shared)
     with torch.no_grad():
         for _ in range(10):
             model(images)  # updates running statistics, which are trivial in a new network
-    yield PatchedModelCase(name="ResNet-50, eval mode", model=model.eval(), **given)
+    yield PatchedModelCase(name="ResNet-50, eval mode", model=model.eval(), **shared)
 
 
 def _text(name: str, make: Callable[[Size], nn.Module], size: Size) -> Iterator[PatchedModelCase]:
@@ -162,22 +191,11 @@ def check_case(case: PatchedModelCase) -> tuple[list[str], bool]:
         steps[name] = found
         if name == "float64":
             continue
-        output, gradient, worst = found.error(steps["float64"])
-        ours, theirs = (
-            sum(n for (by, _), n in found.served.items() if by == who) for who in ("tunebench", "torch")
-        )
-        rows.append(f"| {case.name} | {name} | {output:.2e} | {gradient:.2e} ({worst}) | {ours} | {theirs} |")
+        rows.append(found.row(case.name, name, truth=steps["float64"]))
         print(rows[-1], dict(found.served), flush=True)
-        if name != "torch":
-            limits = steps["torch"].error(steps["float64"])
-            right &= output <= SLACK * limits[0]
-            right &= gradient <= max(SLACK * limits[1], case.gradient_limit)
-    same = torch.equal(steps["given back"].outputs, steps["torch"].outputs)
-    return rows, right and same and _ran(steps["tunebench"])
-
-
-def _ran(found: StepResult) -> bool:
-    return any(by == "tunebench" for by, _ in found.served)
+        right &= within_limits(found, steps["torch"], steps["float64"], case.gradient_limit)
+    same = torch.equal(steps["restored"].outputs, steps["torch"].outputs)
+    return rows, right and same and any(by == "tunebench" for by, _ in steps["tunebench"].served)
 
 
 HEADER = (
@@ -194,17 +212,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--layers", type=int, help="number of stages or layers, to run smaller models")
     parser.add_argument("--out", type=Path, help="file for the table")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     began, rows, right = time.monotonic(), [], True
-    for case in cases(given.model or list(CASES), given.layers):
+    for case in cases(options.model or list(CASES), options.layers):
         found, fine = check_case(case)
         rows += found
         right &= fine
         print(f"{case.name}: {'right' if fine else 'WRONG'}, {time.monotonic() - began:.0f} s", flush=True)
     table: Any = "\n".join((HEADER, *rows))
     print(table)
-    if given.out is not None:
-        given.out.write_text(table + "\n", encoding="utf-8")
+    if options.out is not None:
+        options.out.write_text(table + "\n", encoding="utf-8")
     return 0 if right else 1
 
 

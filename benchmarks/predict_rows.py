@@ -44,10 +44,10 @@ def problem(rng: random.Random) -> str:
 
 def write(path: Path, rows: int, seed: int) -> None:
     """Write a table of distinct workloads."""
-    rng, seen = random.Random(seed), set[str]()
-    while len(seen) < rows:
-        seen.add(problem(rng))
-    texts = sorted(seen)
+    rng, drawn = random.Random(seed), set[str]()
+    while len(drawn) < rows:
+        drawn.add(problem(rng))
+    texts = sorted(drawn)
     rng.shuffle(texts)
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["workload"], *([text] for text in texts)])
@@ -55,15 +55,15 @@ def write(path: Path, rows: int, seed: int) -> None:
 
 def main() -> None:
     """Time the prediction of a table and print the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("--rows", type=int, default=100_000)
-    options.add_argument("--device", default="h100-sxm")
-    options.add_argument("--seed", type=int, default=0)
-    asked = options.parse_args()
-    device = devices.find(asked.device)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--device", default="h100-sxm")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    device = devices.find(options.device)
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "in.csv"), Path(folder, "out.csv")
-        write(source, asked.rows, asked.seed)
+        write(source, options.rows, options.seed)
         predict_all([parse("gemm:m=1,n=1,k=1,dtype=f16")], device)  # warm up: load modules and the predictor
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wall, cpu = time.perf_counter(), time.process_time()

@@ -71,18 +71,18 @@ PROGRESS_EVERY = 10
 """Searches between two progress lines in a log; a terminal shows a progress bar."""
 
 
-def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) -> int:
+def complete(searches: Sequence[Search], results: Results, data: Data, jobs: int) -> int:
     """Run the missing searches; return 0, or 130 after Ctrl-C.
 
     Args:
-        wanted: All searches.
+        searches: All searches.
         results: File of the results.
         data: Folder of the recorded spaces.
         jobs: Number of worker processes.
     """
-    missing = [search for search in wanted if results.get(search) is None]
+    missing = [search for search in searches if results.get(search) is None]
     todo = [search for search in missing if version(search.sampler) is not None]
-    print(f"{len(todo)} of {len(wanted)} searches to run", file=sys.stderr)
+    print(f"{len(todo)} of {len(searches)} searches to run", file=sys.stderr)
     if len(todo) < len(missing):
         print(
             "skipped: Kernel Tuner's strategies, not installed (pip install 'tunebench[peers]')",
@@ -176,23 +176,23 @@ def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> flo
     return 0.0 if np.isnan(here_us).all() else float(space.recording.optimum_us / np.nanmin(here_us))
 
 
-def transfer(results: Results, data: Data, made: Sequence[Search], seeds: int) -> str:
+def transfer(results: Results, data: Data, searches: Sequence[Search], seeds: int) -> str:
     """Return a table of the efficiency with and without other devices, and of their fastest configurations.
 
     Args:
         results: File of the results.
         data: Folder of the recorded spaces.
-        made: Searches with a warm start.
+        searches: Searches with a warm start.
         seeds: Number of seeds.
     """
     rows = []
-    known = {search.space: search.elsewhere for search in made}
+    known = {search.space: search.elsewhere for search in searches}
     for name, group in groups(tuple(known)).items():
-        for sampler in dict.fromkeys(search.sampler for search in made):
+        for sampler in dict.fromkeys(search.sampler for search in searches):
             cold = [Search(space=space, sampler=sampler) for space in group]
             warm = [dataclasses.replace(search, elsewhere=known[search.space]) for search in cold]
-            for how, searches in (("cold", cold), ("warm", warm)):
-                if measured := figures(results, searches, WARM_CHECKPOINTS, seeds):
+            for how, of_group in (("cold", cold), ("warm", warm)):
+                if measured := figures(results, of_group, WARM_CHECKPOINTS, seeds):
                     rows.append((name, f"{sampler}, {how}", measured[0], "-", *measured[1:]))
         shares = [_taken_over(data, space, known[space]) for space in group]
         cells = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
@@ -234,38 +234,38 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("search.json"), help="file of the results, default search.json"
     )
     parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
-    asked = parser.parse_args(arguments)
-    asked.spaces = asked.spaces.split(",")
-    usual = known if asked.part == "compare" else ("surrogate",)
-    asked.samplers = tuple(asked.samplers.split(",")) if asked.samplers else usual
-    allowed = known if asked.part == "compare" else OURS
-    if unknown := set(asked.samplers) - set(allowed):
+    options = parser.parse_args(arguments)
+    options.spaces = options.spaces.split(",")
+    usual = known if options.part == "compare" else ("surrogate",)
+    options.samplers = tuple(options.samplers.split(",")) if options.samplers else usual
+    allowed = known if options.part == "compare" else OURS
+    if unknown := set(options.samplers) - set(allowed):
         parser.error(
-            f"unknown sampler {', '.join(sorted(unknown))} for {asked.part}; known: {', '.join(allowed)}"
+            f"unknown sampler {', '.join(sorted(unknown))} for {options.part}; known: {', '.join(allowed)}"
         )
-    return asked
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the missing searches, print the table and return the exit status."""
-    asked = _arguments(arguments)
-    if asked.part == "overhead":
-        print(overhead(asked.samplers))
+    options = _arguments(arguments)
+    if options.part == "overhead":
+        print(overhead(options.samplers))
         return 0
-    data, results = Data(asked.data), Results(asked.out)
-    if not data.has_all(asked.spaces):
+    data, results = Data(options.data), Results(options.out)
+    if not data.has_all(options.spaces):
         return 6
-    each = [Search(space=space, sampler=sampler) for space in asked.spaces for sampler in asked.samplers]
-    if asked.part == "warm":
-        family = [space for space in {*SPACES, *asked.spaces} if data.path(space).exists()]
+    each = [Search(space=space, sampler=sampler) for space in options.spaces for sampler in options.samplers]
+    if options.part == "warm":
+        family = [space for space in {*SPACES, *options.spaces} if data.path(space).exists()]
         each = [dataclasses.replace(one, elsewhere=elsewhere(one.space, family)) for one in each]
         each = [one for one in each if one.elsewhere]
-    wanted = [dataclasses.replace(one, seed=seed) for seed in range(asked.seeds) for one in each]
-    status = complete(wanted, results, data, asked.jobs)
-    if asked.part == "warm":
-        print(transfer(results, data, each, asked.seeds))
+    searches = [dataclasses.replace(one, seed=seed) for seed in range(options.seeds) for one in each]
+    status = complete(searches, results, data, options.jobs)
+    if options.part == "warm":
+        print(transfer(results, data, each, options.seeds))
     else:
-        print(comparison(results, asked.spaces, asked.samplers, asked.seeds))
+        print(comparison(results, options.spaces, options.samplers, options.seeds))
     return status
 
 

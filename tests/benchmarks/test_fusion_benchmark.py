@@ -78,7 +78,7 @@ def test_skipped_workloads_are_listed_with_reason(
             raise InputError("no variant")
         return report(3.0)
 
-    monkeypatch.setattr(fusion, "tuner", lambda given: tuned)
+    monkeypatch.setattr(fusion, "tuner", lambda _options: tuned)
     monkeypatch.setattr(fusion, "in_turn", lambda device, protocol: as_reported)
     out = tmp_path / "folder" / "out.json"
     plain = "gemm:m=4,n=8,k=2,dtype=f32"
@@ -145,8 +145,8 @@ def test_recorded_trials_are_subtracted_from_the_budget(
     asked: list[int] = []
     monkeypatch.setattr(fusion, "tune", lambda workload, *, device, db, plan: asked.append(plan.trials))
     for trials in (12, 2):
-        given = argparse.Namespace(device="cpu", trials=trials, cache="cold", db=db)
-        fusion.tuner(given)(workload)
+        options = argparse.Namespace(device="cpu", trials=trials, cache="cold", db=db)
+        fusion.tuner(options)(workload)
     assert asked == [10, 1]
     assert "10 of 12 trials" in capsys.readouterr().err
 

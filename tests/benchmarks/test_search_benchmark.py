@@ -77,12 +77,12 @@ def test_strategy_that_ends_early_keeps_its_best_time(data: Data) -> None:
 
 
 def test_cache_file_for_kernel_tuner_has_exactly_the_recorded_configurations(data: Data) -> None:
-    given = kernel_tuner_search.cache_of(recording(data))
-    assert given["tune_params"] == VALUES
-    assert set(given["cache"]) == {f"{a},{b}" for a, b in TIMES_MS}
-    assert given["cache"]["6,1"]["time"] == "RuntimeFailedConfig"
-    assert given["cache"]["9,4"] == {"a": 9, "b": 4, "time": pytest.approx(17)}
-    assert json.dumps(given).endswith("}}}")  # Kernel Tuner recognizes a complete file by this
+    cache = kernel_tuner_search.cache_of(recording(data))
+    assert cache["tune_params"] == VALUES
+    assert set(cache["cache"]) == {f"{a},{b}" for a, b in TIMES_MS}
+    assert cache["cache"]["6,1"]["time"] == "RuntimeFailedConfig"
+    assert cache["cache"]["9,4"] == {"a": 9, "b": 4, "time": pytest.approx(17)}
+    assert json.dumps(cache).endswith("}}}")  # Kernel Tuner recognizes a complete file by this
 
 
 @pytest.mark.skipif(kernel_tuner_search.version() is None, reason="Kernel Tuner is not installed")

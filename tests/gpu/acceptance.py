@@ -376,22 +376,22 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         "--only", default=",".join(STEPS), help=f"comma-separated steps (default: {','.join(STEPS)})"
     )
     parser.add_argument("--match", default="", help="run only workloads whose text contains this string")
-    given = parser.parse_args(arguments)
-    given.steps = [step for step in STEPS if step in given.only.split(",")]
-    unknown = set(given.only.split(",")) - set(STEPS)
+    options = parser.parse_args(arguments)
+    options.steps = [step for step in STEPS if step in options.only.split(",")]
+    unknown = set(options.only.split(",")) - set(STEPS)
     if unknown:
         parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(STEPS)}")
-    return given
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the steps, print the problems found, and return the exit status."""
-    given = parsed(arguments)
-    device = find_device(given.arch)
-    session = AcceptanceRun(device, AcceptanceReport(given.out), given.out, given.match)
+    options = parsed(arguments)
+    device = find_device(options.arch)
+    session = AcceptanceRun(device, AcceptanceReport(options.out), options.out, options.match)
     start = time.monotonic()
-    limits = ends(given.steps, given.minutes)
-    for step in given.steps:
+    limits = ends(options.steps, options.minutes)
+    for step in options.steps:
         session.until = start + limits[step]
         session.report.begin(step)
         session.report.say(f"{step}: {session.left_s:.0f} s")
@@ -402,11 +402,11 @@ def main(arguments: list[str] | None = None) -> int:
             problems = [*session.report.steps[step].get("problems", []), f"{type(error).__name__}: {error}"]
             session.report.put(step, problems=problems, traceback=traceback.format_exc())
         session.report.put(step, seconds=round(time.monotonic() - begun, 1))
-    problems = session.report.problems(given.steps)
+    problems = session.report.problems(options.steps)
     for problem in problems:
         session.report.say(f"WRONG: {problem[:300]}")
-    cut = [step for step in given.steps if not session.report.steps[step]["complete"]]
-    session.report.say(f"{len(problems)} problems; not complete: {', '.join(cut) or 'none'}; {given.out}")
+    cut = [step for step in options.steps if not session.report.steps[step]["complete"]]
+    session.report.say(f"{len(problems)} problems; not complete: {', '.join(cut) or 'none'}; {options.out}")
     return 1 if problems else 0
 
 

@@ -113,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("exported"), help="folder of the exported files (default: exported)"
     )
-    asked = parser.parse_args(arguments)
-    device, include = find_device(asked.arch), header_folder()
+    options = parser.parse_args(arguments)
+    device, include = find_device(options.arch), header_folder()
     if shutil.which("g++") is None or include is None:
         print("building exported kernels needs g++ and cuda.h; install both", file=sys.stderr)
         return 6
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             forms.append("cu")
         for form in forms:
             print(f"{choice.variant.key} ({form}) {choice.workload}", flush=True)
-            problem = ran(choice, asked.out / f"{number}-{form}", form, include)
+            problem = ran(choice, options.out / f"{number}-{form}", form, include)
             if problem is not None:
                 wrong += 1
                 print(f"  WRONG: {problem}", flush=True)

@@ -133,9 +133,7 @@ def _others(workload: Workload, device: Device) -> tuple[list[TimedCall], list[T
     tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
     try:
         calls = torch_calls(workload, tensors)
-    except (
-        Exception
-    ) as error:  # baselines may raise any exception; the report shows the reason in place of the time
+    except Exception as error:  # baselines may raise any exception: report it in place of the time
         return [TimedCall("torch", functools.partial(_refuse, error))], []
     ready = [TimedCall(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
     program = triton_program(workload, tensors, device) if importlib.util.find_spec("triton") else None
@@ -170,7 +168,6 @@ def _triton(
 
 def main(arguments: Sequence[str]) -> None:
     """Run one command and print its answers as JSON lines."""
-
     what, *rest = arguments
     if what == "ceilings":
         answers: Iterable[dict[str, Any]] = [ceilings()]

@@ -98,7 +98,6 @@ def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None)
         rows: Tuning reports, one per workload; workloads with matrix products are skipped.
         copy_gb_s: Bandwidth of a large copy (read and written), in GB/s; without it the result is empty.
     """
-
     if not copy_gb_s:
         return {}
     found = {}

@@ -70,9 +70,9 @@ def test_an_unknown_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_steps_come_in_their_order_and_share_the_time() -> None:
-    given = acceptance.parsed(["--only", "record,verify", "--minutes", "10"])
-    assert given.steps == ["verify", "record"]
-    limits = acceptance.ends(given.steps, given.minutes)
+    options = acceptance.parsed(["--only", "record,verify", "--minutes", "10"])
+    assert options.steps == ["verify", "record"]
+    limits = acceptance.ends(options.steps, options.minutes)
     assert limits["record"] == pytest.approx(600)
     assert limits["verify"] == pytest.approx(600 * 0.20 / 0.30)
     assert sum(acceptance.STEPS.values()) == pytest.approx(1)

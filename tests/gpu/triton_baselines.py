@@ -55,7 +55,6 @@ def triton_program(workload: Workload, tensors: Tensors, device: Device) -> Trit
     Args:
         workload: The workload.
         tensors: A torch tensor on the device for each input.
-
         device: The GPU.
     """
     if isinstance(workload, Gemm):

@@ -60,6 +60,11 @@ def _from_float(element: str, kind: Kind, **more: Any) -> WrapperCase:
     return _convert(name, FLOATS_8, f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more)
 
 
+def _to_float(element: str, bits: str, **more: Any) -> WrapperCase:
+    name, body = f"to_float({element})", f"EACH(8) r[i] = to_float({element}{{{bits}(h[i])}});"
+    return _convert(name, Operand("h", 8), body, Operand("r", 8, "floats"), **more)
+
+
 def _pack2(element: str, kind: Kind) -> WrapperCase:
     name = f"pack2<{element}>"
     body = f"EACH(4) r[i] = {name}(x[2 * i], x[2 * i + 1]);"
@@ -97,20 +102,8 @@ CASES: tuple[WrapperCase, ...] = (
     _pack2("half_t", "f16"),
     _pack2("bf16_t", "bf16"),
     _convert("to_tf32", FLOATS_8, "EACH(8) r[i] = to_tf32(x[i]);", Operand("r", 8, "floats")),
-    _convert(
-        "to_float(half_t)",
-        Operand("h", 8),
-        "EACH(8) r[i] = to_float(half_t{u16(h[i])});",
-        Operand("r", 8, "floats"),
-        minimum_cc=(7, 5),
-    ),
-    _convert(
-        "to_float(e4m3_t)",
-        Operand("h", 8),
-        "EACH(8) r[i] = to_float(e4m3_t{u8(h[i])});",
-        Operand("r", 8, "floats"),
-        minimum_cc=(8, 9),
-    ),
+    _to_float("half_t", "u16", minimum_cc=(7, 5)),
+    _to_float("e4m3_t", "u8", minimum_cc=(8, 9)),
     _from_float("e4m3_t", "e4m3", minimum_cc=(8, 9)),
     _approximate("fast_exp2", "x[i]"),
     _approximate("fast_rsqrt", "fabsf(x[i])"),

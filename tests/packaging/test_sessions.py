@@ -19,19 +19,19 @@ def sessions() -> set[str]:
 
 
 def test_every_mentioned_session_exists() -> None:
-    there = sessions()
+    existing = sessions()
     pages = [README, CI, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))]
-    spoken_of = {name for page in pages for name in re.findall(r"nox -s ([\w-]+)", page)}
-    assert {"tests", "tune", "lint"} <= spoken_of
-    assert spoken_of <= there
+    mentioned = {name for page in pages for name in re.findall(r"nox -s ([\w-]+)", page)}
+    assert {"tests", "tune", "lint"} <= mentioned
+    assert mentioned <= existing
 
 
 def test_development_page_lists_every_session() -> None:
     page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
-    there = sessions()
-    assert {name for name in there if not name.startswith("gpu-")} <= listed
-    assert any(name.startswith("gpu-") for name in listed & there)
+    existing = sessions()
+    assert {name for name in existing if not name.startswith("gpu-")} <= listed
+    assert any(name.startswith("gpu-") for name in listed & existing)
 
 
 def test_ci_runs_test_command_of_readme() -> None:

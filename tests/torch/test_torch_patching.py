@@ -484,13 +484,13 @@ def test_patched_models_have_the_same_outputs(name: str) -> None:
     case = _case(name)
     modules = [type(module) for module in case.model.modules()]
     steps = dict(case.run(kernels=False))
-    for by in ("faster", "given back"):
+    for by in ("faster", "restored"):
         output, gradient, _ = steps[by].error(steps["float64"])
         assert output < 1e-5
         assert gradient < 1e-4
-    assert steps["torch"].served == steps["given back"].served == {}
+    assert steps["torch"].served == steps["restored"].served == {}
     assert {who for who, _ in steps["faster"].served} == {"torch"}
-    assert torch.equal(steps["given back"].outputs, steps["torch"].outputs)
+    assert torch.equal(steps["restored"].outputs, steps["torch"].outputs)
     assert [type(module) for module in case.model.modules()] == modules
 
 
