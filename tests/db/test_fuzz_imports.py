@@ -27,9 +27,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.slow
 def test_corrupt_files_are_imported_partly_or_refused(store: Store, tmp_path: Path) -> None:
-    became = import_fuzz.fuzz(store, tmp_path, 0, range(240))
-    assert became["failed"] == 0
-    assert min(became[how] for how in ("whole", "with faults", "refused")) > 20
+    outcomes = import_fuzz.fuzz(store, tmp_path, 0, range(240))
+    assert outcomes["failed"] == 0
+    assert min(outcomes[how] for how in ("whole", "with faults", "refused")) > 20
 
 
 def test_failing_file_is_reported_and_kept(
@@ -42,10 +42,10 @@ def test_failing_file_is_reported_and_kept(
         )
 
     monkeypatch.setattr(import_fuzz, "import_file", lying)
-    became = import_fuzz.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
-    assert became["failed"] > 0
+    outcomes = import_fuzz.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
+    assert outcomes["failed"] > 0
     assert "reported" in capsys.readouterr().out
-    assert len(list((tmp_path / "failed").iterdir())) == became["failed"]
+    assert len(list((tmp_path / "failed").iterdir())) == outcomes["failed"]
 
 
 def test_slow_file_is_reported() -> None:

@@ -42,22 +42,9 @@ TOKENS = (
         b"\0",
         b"\xff",
     ),
-    *(
-        b"\n",
-        b"\r\n",
-        b'"',
-        b"\\",
-        b"{",
-        b"}",
-        b"]",
-        b",",
-        b":",
-        b"null",
-        b"\xef\xbb\xbf",
-        b"\xed\xa0\x80",
-        b"//",
-    ),
-    *(b'"cache":{', b'"results":[', b'{"what":"device"}\n', b"1" * 400, b"-", b"0.", b"e5", b"\x1f\x8b\x08"),
+    *(b"\n", b"\r\n", b'"', b"\\", b"{", b"}", b"]", b",", b":", b"null", b"\xef\xbb\xbf", b"\xed\xa0\x80"),
+    *(b"//", b'"cache":{', b'"results":[', b'{"what":"device"}\n', b"1" * 400, b"-", b"0.", b"e5"),
+    b"\x1f\x8b\x08",
 )
 
 

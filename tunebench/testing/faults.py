@@ -67,16 +67,16 @@ def read_forever(db: str, seconds_between: float, results: Any, until: Any) -> N
     over = False
     while not over:
         over = until.is_set()
-        problem = journaled_tuning.workload(draw.randint(max(0, newest - 2), newest + 1))
+        workload = journaled_tuning.workload(draw.randint(max(0, newest - 2), newest + 1))
         try:
-            answer = lookup_workload(problem, device=device, db=db, strict=True)
-            outcome = journaled_tuning.outcome_of(str(problem), answer.config)
+            answer = lookup_workload(workload, device=device, db=db, strict=True)
+            outcome = journaled_tuning.outcome_of(str(workload), answer.config)
             right = isinstance(outcome, Measured) and (outcome.median_us, outcome.ci_us) == (
                 answer.expected_us,
                 answer.ci_us,
             )
             counts["lookups" if right else f"wrong: {answer}"] += 1
-            newest = max(newest, problem.cols - 1)
+            newest = max(newest, workload.cols - 1)
         except LookupMiss:
             counts["lookups"] += 1
         except DatabaseError as error:
@@ -97,7 +97,7 @@ class TunersAndReaders:
         refresh_s: Refresh interval of the readers' lookup index, in seconds.
     """
 
-    def __init__(self, db: str, journal: Path, counts: FaultCounts, *, refresh_s: float = 0.1) -> None:
+    def __init__(self, db: str, journal: Path, counts: FaultCounts, *, refresh_s: float) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["tunebench.testing.journaled_tuning", "tunebench.testing.faults"]
@@ -122,7 +122,7 @@ class TunersAndReaders:
 
     def kill(self, place: int) -> None:
         """Kill one tuner; `replace` starts another one."""
-        self._replace_dead()
+        self.replace_dead()
         os.kill(self._tuners[place].pid, signal.SIGKILL)
         self._tuners[place].join()
         self._counts.kills += 1
@@ -131,16 +131,16 @@ class TunersAndReaders:
         """Start a tuner in place of a killed one."""
         self._tuners[place] = self._tuner()
 
-    def _replace_dead(self) -> None:
+    def replace_dead(self) -> None:
         """Count and replace tuners that ended without being killed."""
         for place, tuner in enumerate(self._tuners):
             if not tuner.is_alive():
                 self._counts.deaths += 1
                 self.replace(place)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill the tuners, end the readers, and add the readers' counts."""
-        self._replace_dead()
+        self.replace_dead()
         for tuner in self._tuners:
             tuner.kill()
             tuner.join()
@@ -170,23 +170,17 @@ def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0
         seed: Seed of the moments.
         pause_s: Longest time between kills, in seconds.
     """
-    counts, db, draw = FaultCounts(), folder / "soak.db", random.Random(seed)
-    with open_store(db) as store:
-        check = JournalCheck(store, folder / "journal", counts)
-        group = TunersAndReaders(str(db), check.journal, counts)
-        with _ended(group):
-            _wait_until(lambda: store.stats().runs >= TUNERS)
-            for _ in _with_progress(range(kills), counts):
-                time.sleep(draw.uniform(0, pause_s))
-                place = draw.randrange(TUNERS)
-                group.kill(place)
-                check.claim_trials_of_the_dead()
-                check.check()
-                group.replace(place)
-        check.check(everything=True)
+    draw = random.Random(seed)
+
+    def kill_tuner(group: TunersAndReaders, check: JournalCheck, _number: int) -> None:
+        time.sleep(draw.uniform(0, pause_s))
+        place = draw.randrange(TUNERS)
+        group.kill(place)
         check.claim_trials_of_the_dead()
-        check.finish(seed=9)
-    return counts
+        check.check()
+        group.replace(place)
+
+    return _soak(str(folder / "soak.db"), folder / "journal", kills, kill_tuner)
 
 
 def server_soak(
@@ -201,23 +195,37 @@ def server_soak(
         seed: Seed of the moments.
         pause_s: Longest time between kills, in seconds.
     """
-    counts, draw, url = FaultCounts(), random.Random(seed), server.new_database()
-    open_store(url).close()
-    journal = folder / "journal"
-    with open_store(url) as store:
+    draw = random.Random(seed)
+
+    def kill_server(group: TunersAndReaders, check: JournalCheck, number: int) -> None:
+        time.sleep(draw.uniform(0, pause_s))
+        server.kill() if number % 2 else server.stop("immediate")
+        check.counts.kills += 1
+        time.sleep(draw.uniform(0, pause_s / 2))
+        server.start()
+        _wait_for(check.journal, check.journal.stat().st_size + 1)
+        group.replace_dead()
+        check.check()
+
+    return _soak(server.new_database(), folder / "journal", kills, kill_server, refresh_s=0.5)
+
+
+def _soak(
+    db: str,
+    journal: Path,
+    kills: int,
+    kill: Callable[[TunersAndReaders, JournalCheck, int], None],
+    *,
+    refresh_s: float = 0.1,
+) -> FaultCounts:
+    """Run tuners and readers, call `kill` with the number of each kill, and check the database at the end."""
+    counts = FaultCounts()
+    with open_store(db) as store:
         check = JournalCheck(store, journal, counts)
-        group = TunersAndReaders(url, journal, counts, refresh_s=0.5)
-        with _ended(group):
+        with contextlib.closing(TunersAndReaders(db, journal, counts, refresh_s=refresh_s)) as group:
             _wait_until(lambda: store.stats().runs >= TUNERS)
             for number in _with_progress(range(kills), counts):
-                time.sleep(draw.uniform(0, pause_s))
-                server.kill() if number % 2 else server.stop("immediate")
-                counts.kills += 1
-                time.sleep(draw.uniform(0, pause_s / 2))
-                server.start()
-                _wait_for(journal, journal.stat().st_size + 1)
-                group._replace_dead()
-                check.check()
+                kill(group, check, number)
         check.check(everything=True)
         check.claim_trials_of_the_dead()
         check.finish(seed=9)
@@ -238,16 +246,8 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
     """
     counts, draw = FaultCounts(), random.Random(seed)
     db, journal = folder / "cli.db", folder / "cli-journal"
-    command = [
-        sys.executable,
-        "-m",
-        "tunebench.testing.faults",
-        "journal",
-        str(db),
-        str(journal),
-        *COMMAND,
-        *QUICK,
-    ]
+    program = [sys.executable, "-m", "tunebench.testing.faults", "journal"]
+    command = [*program, str(db), str(journal), *COMMAND, *QUICK]
     with open_store(db) as store:
         check = JournalCheck(store, journal, counts)
         for _ in _with_progress(range(kills), counts):
@@ -266,14 +266,6 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
         check.check(everything=True)
         counts.held += store.stats().claimed
     return counts
-
-
-@contextlib.contextmanager
-def _ended(group: TunersAndReaders) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        group.end()
 
 
 def _wait_for(journal: Path, size: int) -> None:
@@ -306,16 +298,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="number of kills (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
-    given = parser.parse_args()
-    parts = given.parts or ["sqlite", "postgresql", "cli", "power"]
+    options = parser.parse_args()
+    parts = options.parts or ["sqlite", "postgresql", "cli", "power"]
     found: dict[str, Any] = {}
     for part in parts:
         with tempfile.TemporaryDirectory() as name:
             os.environ["TUNEBENCH_CACHE"] = str(Path(name) / "cache")
-            found[part] = _run(part, Path(name), given.kills, given.seed)
+            found[part] = _run(part, Path(name), options.kills, options.seed)
         print(part, json.dumps(found[part]), flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
     sys.exit(bool(re.search(r'"faults": [1-9]', json.dumps(found))))
 
 

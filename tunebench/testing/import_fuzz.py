@@ -100,10 +100,14 @@ def import_outcome(store: Store, path: Path) -> str:
     else:
         assert counts[0] == done.added, f"{done.added} measurements reported, {counts[0]} stored"
         assert len(done.faults) == min(done.refused, MAX_FAULTS), "the number of faults differs from the list"
+    _empty(store)
+    return "refused" if done is None else "with faults" if done.refused else "whole"
+
+
+def _empty(store: Store) -> None:
     with store._write() as connection:
         for table in _TABLES:
             connection.execute(table.delete())
-    return "refused" if done is None else "with faults" if done.refused else "whole"
 
 
 def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | None = None) -> Counter[str]:
@@ -119,7 +123,7 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
     Returns:
         Number of files by outcome: whole, with faults, refused, failed.
     """
-    became: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     path = folder / "fuzzed"
     slowest = (0.0, 0)
     for number in numbers:
@@ -127,22 +131,22 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
         began = time.perf_counter()
         try:
             with time_limit(TIME_LIMIT_S):
-                became[import_outcome(store, path)] += 1
+                outcomes[import_outcome(store, path)] += 1
         except (Exception, ImportTooSlow):
-            became["failed"] += 1
+            outcomes["failed"] += 1
             print(f"file {number} of seed {seed} failed:\n{traceback.format_exc(limit=-6)}", flush=True)
             if failed is not None:
                 failed.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, failed / f"{seed}-{number}")
-            with store._write() as connection:
-                for table in _TABLES:
-                    connection.execute(table.delete())
-            if became["failed"] >= GIVE_UP:
+            _empty(store)
+            if outcomes["failed"] >= GIVE_UP:
                 break
         slowest = max(slowest, (time.perf_counter() - began, number))
         if number % 1000 == 999:
-            print(f"{number + 1}: {dict(became)}, slowest {slowest[0]:.2f} s (file {slowest[1]})", flush=True)
-    return became
+            print(
+                f"{number + 1}: {dict(outcomes)}, slowest {slowest[0]:.2f} s (file {slowest[1]})", flush=True
+            )
+    return outcomes
 
 
 def main() -> int:
@@ -161,11 +165,11 @@ def main() -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "fuzz.db") as store:
         numbers = range(arguments.first, arguments.first + arguments.files)
-        became = fuzz(store, Path(name), arguments.seed, numbers, arguments.out)
+        outcomes = fuzz(store, Path(name), arguments.seed, numbers, arguments.out)
     took_s = time.perf_counter() - began
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(f"{sum(became.values())} files in {took_s:.0f} s, at most {peak_mib} MiB: {dict(became)}")
-    return 1 if became["failed"] else 0
+    print(f"{sum(outcomes.values())} files in {took_s:.0f} s, at most {peak_mib} MiB: {dict(outcomes)}")
+    return 1 if outcomes["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -114,9 +114,9 @@ class JournalCheck:
         with contextlib.suppress(FileNotFoundError), self.journal.open("rb") as file:
             file.seek(self._read)
             text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read += len(whole)
-            return {lines[0]: lines for lines in map(json.loads, whole.splitlines())}
+            lines = text[: text.rfind(b"\n") + 1]
+            self._read += len(lines)
+            return {line[0]: line for line in map(json.loads, lines.splitlines())}
         return {}
 
     def _lost(self, lines: dict[int, list[Any]]) -> None:
@@ -147,14 +147,14 @@ class JournalCheck:
 
     def finish(self, seed: int) -> None:
         """Finish every workload with a new tuner, and check that lookup returns the best configuration."""
-        problems = self.store.stats().workloads
+        workloads = self.store.stats().workloads
         with journaled_tuning.journaled_store(_name(self.store), self.journal) as store:
-            for number in range(problems):
+            for number in range(workloads):
                 journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
         journaled_tuning.register_variant()
         if self.store.location.url is not None:  # on a server, the lookup index may be a minute old
             lookup_index.export_index(self.store, lookup_index.index_path(self.store.location))
-        for number in range(problems):
+        for number in range(workloads):
             self.counts.unfinished += not is_best(_name(self.store), number)
         self.check(everything=True)
         self.counts.held += self.store.stats().claimed
@@ -171,13 +171,13 @@ def _name(store: Store) -> str:
 def is_damaged(path: Path) -> bool:
     """Return whether SQLite's integrity or foreign key check of a file fails."""
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
-        whole = connection.execute("PRAGMA integrity_check").fetchall()
-        return whole != [("ok",)] or bool(connection.execute("PRAGMA foreign_key_check").fetchall())
+        found = connection.execute("PRAGMA integrity_check").fetchall()
+        return found != [("ok",)] or bool(connection.execute("PRAGMA foreign_key_check").fetchall())
 
 
 def is_best(db: str, number: int) -> bool:
     """Return whether lookup returns the best of all configurations for a workload."""
-    problem = journaled_tuning.workload(number)
-    times = (getattr(outcome, "median_us", None) for outcome in journaled_tuning.outcomes(problem))
-    answer = lookup_workload(problem, device=devices.local_cpu(), db=db, strict=True)
+    workload = journaled_tuning.workload(number)
+    times = (getattr(outcome, "median_us", None) for outcome in journaled_tuning.outcomes(workload))
+    answer = lookup_workload(workload, device=devices.local_cpu(), db=db, strict=True)
     return bool(answer.expected_us == min(us for us in times if us is not None))

@@ -83,9 +83,9 @@ def workload(number: int) -> Softmax:
     return Softmax(rows=1, cols=number + 1, dtype="f32")
 
 
-def outcome_of(problem: str, config: Config) -> Outcome:
+def outcome_of(workload: str, config: Config) -> Outcome:
     """Return the outcome of a configuration: a fixed time, or a crash for one configuration in sixteen."""
-    drawn = zlib.crc32(f"{problem} {config}".encode())
+    drawn = zlib.crc32(f"{workload} {config}".encode())
     if config == Config({"a": 0, "b": 0}):
         drawn, us = 1, 1e6
     else:
@@ -106,10 +106,10 @@ def register_variant() -> None:
     load_file(__file__)
 
 
-def outcomes(problem: Softmax) -> Iterator[Outcome]:
+def outcomes(workload: Softmax) -> Iterator[Outcome]:
     """Yield the outcome of every configuration."""
     for a, b in itertools.product(range(SIDE), repeat=2):
-        yield outcome_of(str(problem), Config({"a": a, "b": b}))
+        yield outcome_of(str(workload), Config({"a": a, "b": b}))
 
 
 class _StandInExecutor(WorkerExecutor[Task]):
@@ -167,41 +167,41 @@ def journaled_store(db: str, journal: Path) -> Iterator[JournaledStore]:
         yield store
 
 
-def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -> None:
+def tune(store: Store, workload: Softmax, seed: int, trials: int = SIDE * SIDE) -> None:
     """Tune a workload as `tunebench.tune` does, with the stand-in executor.
 
     Args:
         store: The open database.
-        problem: The workload to tune.
+        workload: The workload to tune.
         seed: Seed of the sampler and of the executor's delays.
         trials: Number of trials.
     """
     device = devices.local_cpu()
-    table = VARIANT.configs(problem, device)
-    costs = VARIANT.costs(problem, table, device)
-    bounds = bound(costs, problem.traffic(), device, cache="cold", rows=len(table))
+    table = VARIANT.configs(workload, device)
+    costs = VARIANT.costs(workload, table, device)
+    bounds = bound(costs, workload.traffic(), device, cache="cold", rows=len(table))
     found = [TunableVariant(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)]
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
     target = TuningTarget(device=device, runner="cpu")
     setup = TuningSetup(target=target, plan=plan, store=store)
-    context = run.prepare(setup, problem, (found, {}), lambda progress: None)
+    context = run.prepare(setup, workload, (found, {}), lambda progress: None)
     with _StandInExecutor(seed) as executor:
         run.search(context, executor)
         run.time_finalists(context, executor)
     run.finish(context)
 
 
-def tune_forever(db: str, journal: Path, seed: int, problems: int) -> None:
+def tune_forever(db: str, journal: Path, seed: int, workloads: int) -> None:
     """Tune workloads one after the other, starting at the last one in the database.
 
     Args:
         db: Path or URL of the database.
         journal: The journal file.
         seed: Seed of the sampler.
-        problems: Number of the last workload.
+        workloads: Number of the last workload.
     """
     with journaled_store(db, journal) as store:
-        for number in range(max(0, store.stats().workloads - 1), problems):
+        for number in range(max(0, store.stats().workloads - 1), workloads):
             tune(store, workload(number), seed)
 
 

@@ -62,9 +62,9 @@ def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> No
         real = engine._configure_durability
 
         def weaker(connection: Any) -> str | None:
-            trace_file = real(connection)
+            warning = real(connection)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
-            return trace_file
+            return warning
 
         engine._configure_durability = weaker
     with journaled_tuning.journaled_store(f"{folder}/power.db", Path(folder, "journal")) as store:
@@ -167,13 +167,13 @@ def _parts(operation: Operation) -> Iterator[Operation]:
 
 
 def _apply(data: bytearray, operation: Operation) -> None:
-    what, _, given, place = operation
+    what, _, value, place = operation
     if what == "truncate":
-        data[given:] = bytes(max(0, given - len(data)))
+        data[value:] = bytes(max(0, value - len(data)))
     else:
         place = len(data) if place is None else place
         data.extend(bytes(max(0, place - len(data))))
-        data[place : place + len(given)] = given
+        data[place : place + len(value)] = value
 
 
 def cuts(
@@ -205,23 +205,23 @@ def cuts(
     done = list(operations(trace(home, trials, synchronous=synchronous, network=network), home))
     first = next(place for place, each in enumerate(done) if each[1] == "journal")
     moments = sorted(draw.randrange(first, len(done)) for _ in range(count))
-    left, counts, trace_file = SimulatedDisk(), FaultCounts(), 0
+    left, counts, journalled = SimulatedDisk(), FaultCounts(), 0
     for place, operation in enumerate(done):
         left.do(operation)
         while moments and moments[0] == place:
             moments.pop(0)
-            trace_file += _look(left, folder / f"cut{len(moments)}", counts, draw)
-    found = {name: getattr(counts, name) for name in ("kills", "lost", "duplicates", "damaged")}
+            journalled += _look(left, folder / f"cut{len(moments)}", counts, draw)
     return {
         "operations": len(done),
         "flushes": sum(each[0] == "flush" for each in done),
-        **found,
-        "journalled": trace_file,
+        **{name: getattr(counts, name) for name in ("kills", "lost", "duplicates", "damaged")},
+        "journalled": journalled,
         "faults": counts.lost + counts.duplicates + counts.damaged,
     }
 
 
 def _look(left: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.Random) -> int:
+    """Cut the power, check the database, and return the number of flushed journal lines."""
     folder.mkdir()
     left.cut(folder, draw)
     sure = folder / "sure"  # only the flushed part of the journal
