@@ -124,9 +124,9 @@ _PRODUCTS = {
 }
 
 
-def product_name(told: str) -> str:
+def product_name(driver_name: str) -> str:
     """Return the name in devices.toml of a driver's name: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``."""
-    name = slug(told)
+    name = slug(driver_name)
     return _PRODUCTS.get(name, name)
 
 

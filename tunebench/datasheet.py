@@ -76,11 +76,11 @@ _TYPES = {"tf32": "tf32", "fp16": "f16", "bf16": "bf16", "fp8": "e4m3", "int8": 
 _PEAK = _Word("", 1, "TFLOP/s, dense", 0.05, 100_000)
 
 _NEUSIGHT = {
-    "Num_Sm": ("sm_count", 1.0),
-    "Freq": ("boost_mhz", 1.0),
-    "Mem_Bw": ("memory_gb_s", 1.0),
-    "L2Cache": ("l2_mb", 1.0),
-    "Dev_Mem": ("memory_gb", 1.0),
+    "Num_Sm": "sm_count",
+    "Freq": "boost_mhz",
+    "Mem_Bw": "memory_gb_s",
+    "L2Cache": "l2_mb",
+    "Dev_Mem": "memory_gb",
 }
 _NEUSIGHT_PEAKS = {"SingleFLOPs": "fp32", "SingleFLOPsVEC": "fp32", "SingleFLOPsMM": "fp32_matrix"}
 _NEUSIGHT_KEYS = {"Device", "Core_Per_SM", *_NEUSIGHT, *_NEUSIGHT_PEAKS}
@@ -155,21 +155,21 @@ def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
     rates = _rates(data, {**product, **facts, **_boost(data)})
     rates.update({key: facts.pop(key) for key in ("fma_per_clock",) if key in facts})
     tensor = {**rates.pop("mma_flop_per_clock", {}), **facts.pop("mma_flop_per_clock", {})}
-    told = data.get("architecture") or product.get("architecture")
-    architecture = told if told in architectures() else _nearest(name, told, rates, tensor)
-    if architecture != told:
-        told = told or architecture
+    named = data.get("architecture") or product.get("architecture")
+    architecture = named if named in architectures() else _nearest(name, named, rates, tensor)
+    if architecture != named:
+        named = named or architecture
         facts["assumed"] = facts.get("assumed", True)
-        notes.append(f"{_told(data)}limits and rates that the file leaves out are those of {architecture}")
+        notes.append(f"{_reason(data)}limits and rates that the file leaves out are those of {architecture}")
     base = {**architecture_facts(architecture), **product}
     _contradictions(data, name, {**facts, **rates}, base, notes)
-    merged = {**base, **facts, **rates, "name": name, "architecture": told}
+    merged = {**base, **facts, **rates, "name": name, "architecture": named}
     merged["mma_flop_per_clock"] = _tensor_rates(base.get("mma_flop_per_clock", {}), tensor, notes)
     _require(merged)
     return Device(**{"kind": "gpu", **merged})
 
 
-def _told(data: Mapping[str, Any]) -> str:
+def _reason(data: Mapping[str, Any]) -> str:
     given = data.get("architecture")
     return f"architecture {given} is not described: " if given else "no architecture is given: "
 
@@ -295,12 +295,12 @@ def _round_rate(rate: float) -> float:
     return near if 0.85 <= rate / near <= 1.02 else rate
 
 
-def _nearest(name: str, told: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]) -> str:
+def _nearest(name: str, named: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]) -> str:
     """Return the described architecture with the most similar rates; the later one on a tie."""
-    if told is None and not rates and not tensor:
+    if named is None and not rates and not tensor:
         raise InputError("missing architecture or tflops; " + _usage())
-    amd = told.startswith("gfx") if told else bool(_AMD.search(name.replace("-", " ")))
-    number = int(re.sub(r"\D", "", told) or 0) if told and not amd else None
+    amd = named.startswith("gfx") if named else bool(_AMD.search(name.replace("-", " ")))
+    number = int(re.sub(r"\D", "", named) or 0) if named and not amd else None
     alike = [entry for entry in architectures() if entry.startswith("gfx" if amd else "sm_")]
 
     def distance(entry: str) -> tuple[float, float]:
@@ -370,7 +370,7 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if key not in _NEUSIGHT_KEYS:
             raise UnknownName("key of a NeuSight device", key, _NEUSIGHT_KEYS)
     found: dict[str, Any] = {"name": data.get("Device", "")}
-    found |= {word: data[key] for key, (word, _) in _NEUSIGHT.items() if key in data}
+    found |= {word: data[key] for key, word in _NEUSIGHT.items() if key in data}
     for key in sorted({*data} - {"Device"}):
         _positive(key, data[key])
     peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}

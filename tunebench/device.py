@@ -98,7 +98,7 @@ def find(name: str | None = None) -> Device:
     """
     if name is None:
         return (*local_gpus(), local_cpu())[0]
-    if name.lower().endswith((".toml", ".json")):
+    if datasheet.is_file(name):
         return from_file(name)
     if name == "cpu":
         return local_cpu()

@@ -25,9 +25,7 @@ from tunebench.workload import Workload
 from tunebench.workloads import workload
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["attention", "conv2d", "layer_norm", "matmul", "softmax"]
 

@@ -19,7 +19,7 @@ from tunebench.workload import Workload
 __all__ = ["compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda"]
 
 _FLAGS = ("--std=c++17", "--ptxas-options=-v")
-_ERRORS_TOLD = 5
+_MOST_ERRORS = 5
 
 
 @functools.cache
@@ -140,9 +140,9 @@ def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
     return _Compiled(bytes(cubin), tuple(symbols), text, ptx.decode(errors="replace").rstrip("\0"))
 
 
-def _call(answer: tuple[Any, ...]) -> Any:
+def _call(result: tuple[Any, ...]) -> Any:
     """Return the value of an NVRTC call without its status, and raise `CompileError` if the call failed."""
-    status, *values = answer
+    status, *values = result
     if int(status) != 0:
         raise CompileError(f"NVRTC: {status.name}")
     return values[0] if values else None
@@ -151,5 +151,5 @@ def _call(answer: tuple[Any, ...]) -> Any:
 def _first_errors(log: str) -> str:
     """Return the first errors of a compilation log, each with the source line it quotes."""
     found = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
-    told = [" ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in found]
-    return "; ".join(told[:_ERRORS_TOLD]) or log.strip()[:500] or "no message"
+    errors = [" ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in found]
+    return "; ".join(errors[:_MOST_ERRORS]) or log.strip()[:500] or "no message"

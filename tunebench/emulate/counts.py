@@ -104,10 +104,9 @@ class Counts:
             work = _sum(launch.blocks)
             figures = {item.name: getattr(work, item.name) for item in fields(WorkCounts)[:-1]}
             figures |= {"read_bytes": launch.read_bytes, "written_bytes": launch.written_bytes}
-            told = [
-                f"{name} {value}" for name, value in (figures | dict(work.warp_instructions)).items() if value
-            ]
-            lines.append(f"{len(launch.blocks)} blocks of {launch.threads} threads: {', '.join(told)}")
+            figures |= work.warp_instructions
+            text = ", ".join(f"{name} {value}" for name, value in figures.items() if value)
+            lines.append(f"{len(launch.blocks)} blocks of {launch.threads} threads: {text}")
         return "\n".join(lines)
 
 

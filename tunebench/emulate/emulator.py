@@ -293,9 +293,11 @@ def _outputs(workload: Workload, data: bytes) -> tuple[dict[str, Array], bytes]:
 
 def _reason(status: int, log: str) -> str:
     """Return the reason of a failed run in one line."""
-    told = [line.removeprefix("emulation: ") for line in log.splitlines() if line.startswith("emulation: ")]
-    if told:
-        return told[-1]
+    findings = [
+        line.removeprefix("emulation: ") for line in log.splitlines() if line.startswith("emulation: ")
+    ]
+    if findings:
+        return findings[-1]
     undefined = re.search(r"(?:kernel:(\d+))?[^\n]*runtime error: ([^\n]*)", log)
     if undefined:
         return f"{undefined[2]}{f', line {undefined[1]}' if undefined[1] else ''}"
@@ -318,8 +320,8 @@ def _name_lines(reason: str, executable: Path) -> str:
     def lines(match: re.Match[str]) -> str:
         # The return address follows the call: the byte before it belongs to the call.
         command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
-        told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", told)
+        places = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", places)
         outer = f" (by way of line {numbers[-1]})" if len(numbers) > 1 else ""
         return f"line {numbers[0]}{outer}" if numbers else match[0]
 

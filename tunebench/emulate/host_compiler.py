@@ -57,13 +57,13 @@ def find_compiler() -> str | None:
     Raises:
         InputError: `$CXX` names a command that does not exist.
     """
-    asked = _environment.cxx()
-    if asked is None:
+    requested = _environment.cxx()
+    if requested is None:
         return shutil.which("g++") or shutil.which("c++")
-    found = shutil.which(asked)
+    found = shutil.which(requested)
     if found is None:
         raise InputError(
-            f"$CXX is {asked!r}, which is no command on this machine; unset it or install that compiler"
+            f"$CXX is {requested!r}, which is no command on this machine; unset it or install that compiler"
         )
     return found
 
@@ -216,5 +216,5 @@ def _run(command: list[str], source: str = "") -> None:
         raise NotEmulated(f"the host's compiler did not finish in {_TIMEOUT_S:g} s") from None
     if process.returncode != 0:
         errors = [line for line in process.stderr.splitlines() if "error" in line]
-        told = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
-        raise NotEmulated(f"the host's compiler rejects the kernel: {told}")
+        quoted = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
+        raise NotEmulated(f"the host's compiler rejects the kernel: {quoted}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 from tunebench import __version__
@@ -117,20 +118,12 @@ def _launch(
     }
 
 
-def _lists(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON data, with tuples converted to lists."""
-    return {
-        name: _lists(fact) if isinstance(fact, dict) else list(fact) if isinstance(fact, tuple) else fact
-        for name, fact in facts.items()
-    }
-
-
 def _slots(
     argument: Argument | TensorMap, tensors: dict[str, Tensor], *, by_words: bool
 ) -> list[dict[str, Any]]:
     """Return the kernel parameters of one argument: one, or several for an array of Numba."""
     if isinstance(argument, TensorMap):
-        return [{"kind": "tensor_map", **_lists(dataclasses.asdict(argument))}]
+        return [{"kind": "tensor_map", **json.loads(json.dumps(dataclasses.asdict(argument)))}]
     if isinstance(argument, Scalar):
         return [{"kind": argument.ctype, "value": argument.value}]
     tensor = tensors[argument]

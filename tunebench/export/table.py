@@ -103,8 +103,8 @@ def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
 def _arguments(i: int, arguments: list[Mapping[str, Any]], names: list[str]) -> list[str]:
     """Return the arguments of a launch, preceded by the tensor maps that they use."""
     maps = {at: argument for at, argument in enumerate(arguments) if argument["kind"] == "tensor_map"}
-    told = "// tensor, type of its elements, rank, extents, strides in bytes, box, swizzle; of pixels or not"
-    lines = [f"{told}, corners, steps"] if maps else []
+    columns = "tensor, type of its elements, rank, extents, strides in bytes, box, swizzle; of pixels or not"
+    lines = [f"// {columns}, corners, steps"] if maps else []
     lines += [f"static const TensorMap map_{i}_{at} = {_map(maps[at], names)};" for at in maps]
     lines += [f"static const Argument arguments_{i}[] = {{"]
     for at, argument in enumerate(arguments):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype
@@ -12,9 +12,7 @@ from tunebench.measure.verify import InputSet
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["DeviceMemory"]
 

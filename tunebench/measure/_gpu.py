@@ -19,9 +19,7 @@ from tunebench.measure.loader import CudaError, CudaRefused, KernelLoader, requi
 from tunebench.variant import Launch
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["Gpu", "LaunchGraph", "Prepared", "open_gpu"]
 
@@ -161,13 +159,11 @@ class Gpu(KernelLoader):
         """
         from cuda.core import LaunchConfig
 
+        if launch.cluster > 1 or any(isinstance(argument, MappedTensor) for argument in arguments):
+            return self.direct(kernel, launch, arguments)
         self._check_parameters(kernel, launch, arguments)
         self._allow_smem(kernel, launch.smem_bytes)
-        grid = self._grid(launch)
-        if launch.cluster > 1 or any(isinstance(argument, MappedTensor) for argument in arguments):
-            parameters = [self.parameter_bytes(argument) for argument in arguments]
-            return DirectLaunch(self._driver, int(kernel.handle), launch, grid, parameters)
-        config = LaunchConfig(grid=grid, block=launch.block, shmem_size=launch.smem_bytes)
+        config = LaunchConfig(grid=self._grid(launch), block=launch.block, shmem_size=launch.smem_bytes)
         return Prepared(kernel, config, arguments)
 
     def launch(self, launches: Sequence[AnyPrepared]) -> None:

@@ -12,17 +12,14 @@ from tunebench.errors import DeviceError, MissingDependency
 from tunebench.measure._clock import Clock
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler, Timing
+from tunebench.measure.baselines import BaselineCall, torch_tensor
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["TorchGpu"]
-
-BaselineCall = Callable[[], object]
 
 
 class TorchGpu:
@@ -55,16 +52,7 @@ class TorchGpu:
 
     def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Return inputs as tensors on the device; those of shape `()` as numbers."""
-        return {name: self._tensor(np.asarray(value)) for name, value in inputs.items()}
-
-    def _tensor(self, value: Array) -> Any:
-        if not value.shape:
-            return float(value)
-        if value.dtype.name == "bfloat16":
-            return self._torch.from_numpy(value.view(np.int16)).view(self._torch.bfloat16).to(self.device)
-        if value.dtype.name == "float8_e4m3fn":
-            return self._torch.from_numpy(value.view(np.int8)).view(self._torch.float8_e4m3fn).to(self.device)
-        return self._torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+        return {name: torch_tensor(np.asarray(value), self.device) for name, value in inputs.items()}
 
     def allow_for(self, workload: Workload) -> None:
         """Set the precision that the workload requests: full f32, or tf32 for a workload of dtype tf32.

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -21,15 +21,12 @@ from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    pass
 
 __all__ = ["Baseline", "BaselineFailed", "measure_baselines"]
 
 T = TypeVar("T")
-Tensors = Mapping[str, Any]
-CallsOf = Callable[[Workload, Tensors], Mapping[str, baselines.BaselineCall]]
+CallsOf = Callable[[Workload, baselines.Tensors], Mapping[str, baselines.BaselineCall]]
 SamplerOf = Callable[[baselines.BaselineCall], Callable[[], float]]
 
 LONGEST_REASON = 500
@@ -135,9 +132,7 @@ def _libraries(
 def _or_failed(name: str, do: Callable[[], T]) -> T | BaselineFailed:
     try:
         return do()
-    except (
-        Exception
-    ) as error:  # libraries may raise anything; the reason is kept, and the other baselines still run
+    except Exception as error:  # libraries may raise anything: keep the reason, time the other baselines
         return BaselineFailed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
@@ -148,7 +143,7 @@ def _time(name: str, sampler_of: SamplerOf, call: baselines.BaselineCall, protoc
 # -- CPU ---------------------------------------------------------------------------------------------
 
 
-def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
+def numpy_cpu(workload: Workload, inputs: baselines.Tensors) -> dict[str, baselines.BaselineCall]:
     """Return NumPy's program for a workload, if there is one, as ``{"numpy": program}``.
 
     Args:
@@ -159,7 +154,7 @@ def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Baseli
     return {} if call is None else {"numpy": call}
 
 
-def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
+def torch_cpu(workload: Workload, inputs: baselines.Tensors) -> dict[str, baselines.BaselineCall]:
     """Return torch's programs for a workload on this processor; empty if torch is not installed.
 
     Args:
@@ -170,7 +165,7 @@ def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Baseli
         import torch
     except ImportError:
         return {}
-    tensors = {name: _tensor(torch, value) for name, value in inputs.items()}
+    tensors = {name: baselines.torch_tensor(value) for name, value in inputs.items()}
 
     def without_gradients(call: baselines.BaselineCall) -> baselines.BaselineCall:
         def run() -> object:
@@ -181,11 +176,3 @@ def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Baseli
 
     calls = baselines.torch_calls(workload, tensors)
     return {name: without_gradients(call) for name, call in calls.items()}
-
-
-def _tensor(torch: Any, value: Array) -> Any:
-    if value.dtype.name == "bfloat16":
-        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-    if value.dtype.name == "float8_e4m3fn":
-        return torch.from_numpy(value.view(np.int8)).view(torch.float8_e4m3fn)
-    return torch.from_numpy(value) if value.shape else float(value)

@@ -19,9 +19,7 @@ from tunebench.task import Task
 from tunebench.variant import NumbaCpuVariant, Scalar
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["CpuRunner", "CpuTimer"]
 

@@ -28,9 +28,7 @@ from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, Te
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["CudaRunner", "kernel_arguments", "require_cuda_core"]
 

@@ -27,9 +27,8 @@ from tunebench.workload import Part, Reference, Workload
 
 if TYPE_CHECKING:
     import numpy
-    from numpy.typing import NDArray
 
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = ["AFFORDABLE_FLOPS", "Sampled", "SampledParts", "check_of", "is_sampled"]
 

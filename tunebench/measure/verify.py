@@ -10,16 +10,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype
 from tunebench.workload import Reference, Workload
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from tunebench.workload import Array
 
 __all__ = [
     "EveryElement",

@@ -28,12 +28,14 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["BaselineCall", "numpy_call", "single", "torch_calls", "torch_type"]
+__all__ = ["BaselineCall", "Tensors", "numpy_call", "single", "torch_calls", "torch_tensor", "torch_type"]
 
 BaselineCall = Callable[[], Any]
+Tensors = Mapping[str, Any]
+"""Arrays of NumPy or tensors of torch by name; a number for one of shape `()`."""
 
 
-def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> BaselineCall | None:
+def numpy_call(workload: Workload, inputs: Tensors) -> BaselineCall | None:
     """Return a NumPy program for the workload, or None.
 
     Args:
@@ -44,7 +46,7 @@ def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> BaselineCall 
     return call(workload, inputs) if call is not None else None
 
 
-def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, BaselineCall]:
+def torch_calls(workload: Workload, tensors: Tensors) -> Mapping[str, BaselineCall]:
     """Return torch's programs for the workload by name; empty if torch has none.
 
     Args:
@@ -55,9 +57,26 @@ def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, 
     return calls(workload, tensors) if calls is not None else {}
 
 
-def single(inputs: Mapping[str, Array]) -> dict[str, Array]:
+def single(inputs: Tensors) -> dict[str, Array]:
     """Return inputs in f32, because NumPy computes half types slowly."""
     return {name: np.asarray(value, dtype=np.float32) for name, value in inputs.items()}
+
+
+def torch_tensor(value: Array, device: Any = "cpu") -> Any:
+    """Return an array as a torch tensor on a device; one of shape `()` as a number.
+
+    Args:
+        value: The array, in its stored type.
+        device: Device of torch.
+    """
+    import torch
+
+    if not value.shape:
+        return float(value)
+    bits = {"bfloat16": np.int16, "float8_e4m3fn": np.int8}.get(value.dtype.name)
+    if bits is None:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(device)
+    return torch.from_numpy(value.view(bits)).view(getattr(torch, value.dtype.name)).to(device)
 
 
 def torch_type(dtype: DType) -> Any:

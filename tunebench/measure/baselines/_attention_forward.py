@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall
+from tunebench.measure.baselines import BaselineCall, Tensors
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
 __all__ = ["by_cudnn", "by_numpy", "by_torch"]
-
-Tensors = Mapping[str, Any]
 
 
 def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from tunebench._lazy import np
 from tunebench.expression import Apply, Name, Node, Number, parse, steps
+from tunebench.measure.baselines import Tensors
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
-    "Operations",
+    "Library",
     "numpy_function",
-    "numpy_operations",
-    "program",
+    "numpy_library",
     "spread",
     "torch_function",
-    "torch_operations",
-    "values",
+    "torch_library",
 ]
 
 Operations = Mapping[str, Callable[..., Any]]
@@ -32,9 +31,50 @@ ARITHMETIC: Operations = {
 }
 
 
-def numpy_operations() -> Operations:
-    """Return NumPy's operations, which lack erf and gelu."""
-    return {
+class Library(NamedTuple):
+    """A library that computes expressions.
+
+    Attributes:
+        operations: Its operations, by name.
+        number: Converts a number to its type.
+    """
+
+    operations: Operations
+    number: Callable[[float], Any]
+
+    def function(self, tree: Node, tensors: Tensors) -> Callable[..., Any]:
+        """Return a function that computes an expression.
+
+        Equal operations run once. Operands are resolved beforehand: small workloads would show that time.
+
+        Args:
+            tree: The expression.
+            tensors: Tensors by name; the function takes an input that is missing here as its argument.
+        """
+        ordered = steps(tree)
+        nodes = (*(x for step in ordered for x in step.arguments), tree)
+        leaves = dict.fromkeys(x for x in nodes if not isinstance(x, Apply))
+        free = [x for x in leaves if isinstance(x, Name) and x.name not in tensors]
+        known = {
+            x: self.number(x.value) if isinstance(x, Number) else tensors[x.name]
+            for x in leaves
+            if x not in free
+        }
+        places = {node: place for place, node in enumerate((*known, *free, *ordered))}
+        calls = [(self.operations[step.operation], [places[x] for x in step.arguments]) for step in ordered]
+
+        def run(*arguments: Any) -> Any:
+            values = [*known.values(), *arguments]
+            for operation, operands in calls:
+                values.append(operation(*(values[place] for place in operands)))
+            return values[-1]
+
+        return run
+
+
+def numpy_library(*trees: Node) -> Library | None:
+    """Return NumPy's operations, or None if an expression needs erf or gelu, which NumPy lacks."""
+    operations: Operations = {
         **ARITHMETIC,
         "abs": np.abs,
         "exp": np.exp,
@@ -50,9 +90,11 @@ def numpy_operations() -> Operations:
         "step": lambda x: (x > 0).astype(np.float32),
         "tanh": np.tanh,
     }
+    lacks = any(step.operation not in operations for tree in trees for step in steps(tree))
+    return None if lacks else Library(operations, np.float32)
 
 
-def torch_operations(device: Any) -> Operations:
+def torch_library(device: Any) -> Library:
     """Return torch's operations, for tensors on a device and for numbers."""
     import torch
     from torch.nn import functional
@@ -62,9 +104,9 @@ def torch_operations(device: Any) -> Operations:
         return torch.tensor(value, device=device)
 
     def with_tensor(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: function(*(x if torch.is_tensor(x) else number(x) for x in given))
+        return lambda *operands: function(*(x if torch.is_tensor(x) else number(x) for x in operands))
 
-    return {
+    operations = {
         **ARITHMETIC,
         "gelu": with_tensor(functional.gelu),
         "max": with_tensor(torch.maximum),
@@ -77,61 +119,22 @@ def torch_operations(device: Any) -> Operations:
             for name in ("abs", "erf", "exp", "log", "rsqrt", "sigmoid", "sqrt", "square", "tanh")
         },
     }
+    return Library(operations, float)
 
 
-def program(tree: Node, operations: Operations) -> tuple[tuple[Node, ...], Callable[[Sequence[Any]], Any]]:
-    """Return the inputs and numbers of an expression, and a function of their values that computes it.
-
-    Equal operations run once. Operands are resolved beforehand, since small workloads would show that time.
-    """
-    ordered = steps(tree)
-    nodes = (*(x for step in ordered for x in step.arguments), tree)
-    leaves = tuple(dict.fromkeys(x for x in nodes if not isinstance(x, Apply)))
-    places = {node: place for place, node in enumerate((*leaves, *ordered))}
-    calls = [(operations[step.operation], [places[x] for x in step.arguments]) for step in ordered]
-
-    def run(given: Sequence[Any]) -> Any:
-        values = list(given)
-        for operation, arguments in calls:
-            values.append(operation(*(values[place] for place in arguments)))
-        return values[-1]
-
-    return leaves, run
-
-
-def spread(workload: ExpressionWorkload, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def spread(workload: ExpressionWorkload, tensors: Tensors) -> dict[str, Any]:
     """Return inputs in shapes that broadcast over the matrix: one element per row becomes a column."""
     columns = set(workload.column_names)
     return {name: tensor[:, None] if name in columns else tensor for name, tensor in tensors.items()}
 
 
-def values(leaves: Sequence[Node], tensors: Mapping[str, Any], number: Callable[[float], Any]) -> list[Any]:
-    """Return the values of leaves: tensors, and numbers in a library's type.
-
-    Args:
-        leaves: Inputs and numbers of an expression, from `program`.
-        tensors: Tensors by name.
-        number: Converts a number to the library's type.
-    """
-    return [number(x.value) if isinstance(x, Number) else tensors[x.name] for x in leaves]  # type: ignore[union-attr]
-
-
 def numpy_function(expression: str) -> Callable[[Any], Any] | None:
     """Return an expression in x as a function of an f32 array; None if NumPy lacks an operation of it."""
-    tree, operations = parse(expression), numpy_operations()
-    if any(step.operation not in operations for step in steps(tree)):
-        return None
-    return _of_x(tree, operations, np.float32)
+    tree = parse(expression)
+    library = numpy_library(tree)
+    return None if library is None else library.function(tree, {})
 
 
 def torch_function(expression: str, device: Any) -> Callable[[Any], Any]:
     """Return an expression in x as a function of a tensor; torch rounds each step to its type."""
-    return _of_x(parse(expression), torch_operations(device), float)
-
-
-def _of_x(tree: Node, operations: Operations, number: Callable[[float], Any]) -> Callable[[Any], Any]:
-    leaves, run = program(tree, operations)
-    values = [number(leaf.value) if isinstance(leaf, Number) else None for leaf in leaves]
-    at = leaves.index(Name("x"))
-    before, behind = values[:at], values[at + 1 :]
-    return lambda x: run([*before, x, *behind])
+    return torch_library(device).function(parse(expression), {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from tunebench.measure.baselines import Tensors
 
 __all__ = ["summed"]
 
 
-def summed(tensors: Mapping[str, Any]) -> Any:
+def summed(tensors: Tensors) -> Any:
     """Return x plus bias and residual, if there are any, as NumPy arrays or torch tensors."""
     z = tensors["x"]
     for name in ("bias", "residual"):

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.measure.baselines import _attention_backward as backward
 from tunebench.measure.baselines import _attention_forward as forward
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array
+    pass
 
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Attention, inputs: Mapping[str, Array]) -> BaselineCall:
+def numpy_call(workload: Attention, inputs: Tensors) -> BaselineCall:
     """Return the program with NumPy's BLAS, with all scores in memory."""
     tensors = single(inputs)
     program = backward.by_numpy if workload.direction == "backward" else forward.by_numpy
     return lambda: program(workload, tensors)
 
 
-def torch_calls(workload: Attention, tensors: Mapping[str, Any]) -> dict[str, BaselineCall]:
+def torch_calls(workload: Attention, tensors: Tensors) -> dict[str, BaselineCall]:
     """Return torch's programs for attention, or for its gradients."""
     if workload.direction == "backward":
         return backward.by_torch(workload, tensors)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.measure.baselines._activation import numpy_activation, torch_activation
 from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_call", "torch_calls"]
 
-Tensors = Mapping[str, Any]
 
-
-def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> BaselineCall | None:
+def numpy_call(workload: Conv2d, inputs: Tensors) -> BaselineCall | None:
     """Return forward convolution by NumPy, or None."""
     tensors = single(inputs)
     activate = numpy_activation(workload.activation)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench.dtype import storage
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.measure.baselines._activation import NUMPY_ACTIVATIONS, torch_activation
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
+def numpy_call(workload: GatedGemm, inputs: Tensors) -> BaselineCall:
     """Return the program with NumPy's BLAS, in f32."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
@@ -31,7 +30,7 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall
     return run
 
 
-def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, BaselineCall]:
+def torch_calls(workload: GatedGemm, t: Tensors) -> dict[str, BaselineCall]:
     """Return the layer with two matrices b, and with both concatenated.
 
     The concatenation is not timed: models with this layout store their weights concatenated.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.dtype import storage
-from tunebench.measure.baselines import BaselineCall, torch_type
+from tunebench.measure.baselines import BaselineCall, Tensors, torch_type
 from tunebench.measure.baselines._activation import numpy_activation, torch_activation
 from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.gemm import Gemm
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_call", "torch_calls"]
 
-Tensors = Mapping[str, Any]
 
-
-def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> BaselineCall | None:
+def numpy_call(workload: Gemm, inputs: Tensors) -> BaselineCall | None:
     """Return the program with NumPy's BLAS; integers in float64, where sums are exact and BLAS applies."""
     activate = numpy_activation(workload.activation)
     if activate is None:

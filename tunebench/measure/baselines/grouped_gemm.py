@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 if TYPE_CHECKING:
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_call", "torch_calls"]
 
-Tensors = Mapping[str, Any]
 
-
-def numpy_call(workload: GroupedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
+def numpy_call(workload: GroupedGemm, inputs: Tensors) -> BaselineCall:
     """Return a loop over the groups in NumPy."""
     return _numpy(workload, single(inputs), workload.parts(inputs["offsets"]))
 

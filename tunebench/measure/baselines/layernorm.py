@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.measure.baselines._norm import summed
 from tunebench.workloads.operators.layernorm import LayerNorm
 
@@ -15,10 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_call", "torch_calls"]
 
-Tensors = Mapping[str, Any]
 
-
-def numpy_call(workload: LayerNorm, inputs: Mapping[str, Array]) -> BaselineCall:
+def numpy_call(workload: LayerNorm, inputs: Tensors) -> BaselineCall:
     """Return the program that normalises, or computes the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, single
+from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.workloads.operators.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -14,10 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_call", "torch_calls"]
 
-Tensors = Mapping[str, Any]
 
-
-def numpy_call(workload: Softmax, inputs: Mapping[str, Array]) -> BaselineCall:
+def numpy_call(workload: Softmax, inputs: Tensors) -> BaselineCall:
     """Return the program that normalises, or computes the gradient, by NumPy."""
     tensors = single(inputs)
     if workload.is_backward:
