@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Run
 from tunebench import cli, device, kernels
 from tunebench.cache_file import read
 from tunebench.db import RunStart, TrialKey, open_store
@@ -42,7 +43,9 @@ GOOD = [{"b": b, "m": "x", "time": 1.0 + b, "times": [1.0 + b]} for b in range(4
 BAD = {"b": 9, "m": "x", "time": -1}
 
 
-def test_import_prints_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_prints_what_was_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_text: Run
+) -> None:
     first = cache(tmp_path, "first.json", *GOOD[:3])
     second = cache(tmp_path, "second.json", *GOOD)
     assert cli.run(["db", "import", first, second, "--json"]) == 0
@@ -57,12 +60,10 @@ def test_import_prints_what_was_imported(tmp_path: Path, capsys: pytest.CaptureF
         {"file": second, "spaces": [space], "added": 1, "known": 3, "faults": [], "refused": 0},
     ]
     assert err == ""
-    assert cli.run(["db", "import", first]) == 0
-    assert "recorded/k for recorded:kernel=k,problem=64" in capsys.readouterr().out
-    assert cli.run(["show", "--workload", "recorded:kernel=k,problem=64", "--device", "rtx-3090"]) == 0
-    assert "4 measured" in capsys.readouterr().out
-    assert cli.run(["db", "stats"]) == 0
-    assert "of recorded tuning spaces" in capsys.readouterr().out
+    assert "recorded/k for recorded:kernel=k,problem=64" in run_text("db", "import", first)
+    shown = run_text("show", "--workload", "recorded:kernel=k,problem=64", "--device", "rtx-3090")
+    assert "4 measured" in shown
+    assert "of recorded tuning spaces" in run_text("db", "stats")
 
 
 def test_import_reports_rejected_rows_and_keeps_the_others(
@@ -165,11 +166,10 @@ def test_import_errors(
     assert said in capsys.readouterr().err
 
 
-def test_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_errors(tmp_path: Path, run_text: Run, run_refused: Run) -> None:
     out = str(tmp_path / "out.json")
-    assert cli.run(["db", "export", "--out", out]) == 4
-    assert "run tunebench tune first" in capsys.readouterr().err
-    assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD)]) == 0
+    assert "run tunebench tune first" in run_refused("db", "export", "--out", out, exit_code=4)
+    run_text("db", "import", cache(tmp_path, "a.json", *GOOD))
     for arguments, said in (
         (["--format", "csv"], "unknown format 'csv'"),
         (["--cache", "hot"], "unknown cache state 'hot'"),
@@ -177,22 +177,17 @@ def test_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--device", "h100-sxm"], "unknown device 'h100-sxm'"),
         (["--format", "jsonl", "--cache", "warm"], "--cache applies to"),
     ):
-        assert cli.run(["db", "export", "--out", out, *arguments]) == 2
-        assert said in capsys.readouterr().err
+        assert said in run_refused("db", "export", "--out", out, *arguments)
     assert not Path(out).exists()
 
 
-def test_tuned_space_is_exported_read_and_replayed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tuned_space_is_exported_read_and_replayed(tmp_path: Path, run_json: Run) -> None:
     variant = str(Path(__file__).parent.parent / "data" / "forty_variant.py")
     tune = ["tune", "--workload", WORKLOAD, "--device", "cpu", "--trials", "2", "--finalists", "1"]
-    assert cli.run([*tune, "--variant-file", variant, "--no-baselines", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(*tune, "--variant-file", variant, "--no-baselines")
     path = tmp_path / "t4.json.gz"
     arguments = ["--workload", "softmax:dtype=f32,cols=16,rows=16", "--device", "cpu", "--out", str(path)]
-    assert cli.run(["db", "export", *arguments, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = run_json("db", "export", *arguments)
     recording = read(path)
     assert printed == {"file": str(path), "format": "t4", "rows": len(recording.table)}
     with open_store() as store:
@@ -206,8 +201,7 @@ def test_tuned_space_is_exported_read_and_replayed(
         if isinstance(outcome, Measured):
             assert times[config] == pytest.approx(outcome.median_us, rel=1e-15)
     assert recording.kernel == report["variant"]
-    assert cli.run(["replay", str(path), "--trials", "3", "--json"]) == 0
-    replayed = json.loads(capsys.readouterr().out)
+    replayed = run_json("replay", str(path), "--trials", "3")
     assert (replayed["space"], replayed["runs"][0]["measured"]) == (report["variant"], len(times))
     assert replayed["optimum_ms"] == pytest.approx(recording.optimum_us / 1e3)
 
@@ -215,26 +209,26 @@ def test_tuned_space_is_exported_read_and_replayed(
 # -- verification and downgrade ----------------------------------------------------------------------
 
 
-def test_merge_prints_what_was_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_prints_what_was_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_json: Run, run_text: Run
+) -> None:
     one, other, into = (str(tmp_path / name) for name in ("one.db", "other.db", "into.db"))
-    assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", one]) == 0
-    assert cli.run(["db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other]) == 0
-    capsys.readouterr()
-    assert cli.run(["db", "merge", one, other, "--into", into, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    run_text("db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", one)
+    run_text("db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other)
+    printed = run_json("db", "merge", one, other, "--into", into)
     # A file imported into both databases counts as known, although the import times differ.
     assert [(each["added"], each["known"], each["runs"]) for each in printed] == [(3, 0, 1), (1, 3, 1)]
     assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
     assert "not merged: " + one in capsys.readouterr().err
-    assert cli.run(["db", "merge", one, "--into", into]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["0", "3"]
+    assert run_text("db", "merge", one, "--into", into).splitlines()[1].split()[:2] == ["0", "3"]
 
 
-def test_verify_reports_findings_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_findings_by_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_text: Run
+) -> None:
     database = str(tmp_path / "a.db")
-    assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD), "--db", database]) == 0
-    assert cli.run(["db", "verify", "--db", database]) == 0
-    assert "passes the integrity check" in capsys.readouterr().out
+    run_text("db", "import", cache(tmp_path, "a.json", *GOOD), "--db", database)
+    assert "passes the integrity check" in run_text("db", "verify", "--db", database)
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE measurement SET fastest_us = 1e9 WHERE id = 2")
     assert cli.run(["db", "verify", "--db", database, "--json"]) == 4
@@ -247,7 +241,9 @@ def test_verify_reports_findings_by_exit_code(tmp_path: Path, capsys: pytest.Cap
     assert "1 figure: measurements with contradictory values" in capsys.readouterr().out
 
 
-def test_verify_fix_marks_trials_as_stale(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_fix_marks_trials_as_stale(
+    capsys: pytest.CaptureFixture[str], run_json: Run, run_text: Run
+) -> None:
     h100, variant, workload = (
         device.described()["h100-sxm"],
         kernels.variant("softmax/cuda_block"),
@@ -265,20 +261,16 @@ def test_verify_fix_marks_trials_as_stale(capsys: pytest.CaptureFixture[str]) ->
         store.record(trial, Result(outcome=CompileFailed(reason="no")))
     assert cli.run(["db", "verify"]) == 4
     assert "the source of softmax/cuda_block has changed" in capsys.readouterr().out
-    assert cli.run(["db", "verify", "--fix", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["fixed"] == 1
-    assert cli.run(["db", "verify"]) == 0
+    assert run_json("db", "verify", "--fix")["fixed"] == 1
+    run_text("db", "verify")
 
 
-def test_downgrade_reports_data_that_would_be_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_downgrade_reports_data_that_would_be_lost(tmp_path: Path, run_json: Run, run_text: Run) -> None:
     database = str(tmp_path / "a.db")
     assert cli.run(["db", "downgrade", "--to", "0001", "--db", database]) == 4
-    assert cli.run(["db", "upgrade", "--db", database]) == 0
-    assert cli.run(["db", "downgrade", "--to", "0002", "--db", database, "--json"]) == 0
-    capsys.readouterr()
-    assert cli.run(["db", "downgrade", "--to", "0001", "--db", database, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"database": database, "before": "0002", "after": "0001"}
+    run_text("db", "upgrade", "--db", database)
+    run_text("db", "downgrade", "--to", "0002", "--db", database, "--json")
+    printed = run_json("db", "downgrade", "--to", "0001", "--db", database)
+    assert printed == {"database": database, "before": "0002", "after": "0001"}
     assert cli.run(["db", "stats", "--db", database]) == 4
     assert cli.run(["db", "downgrade", "--to", "7", "--db", database]) == 2

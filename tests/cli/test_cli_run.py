@@ -10,16 +10,19 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
+from tests.cli.conftest import Run
 from tunebench import cli, errors
 from tunebench.cli import _output
 from tunebench.space import Config
 from tunebench.workloads import parse
+
+Raise = Callable[[BaseException], None]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -41,11 +44,18 @@ def is_group(name: str) -> bool:
     return hasattr(importlib.import_module(f"tunebench.cli.{name}"), "app")
 
 
-def raising(error: BaseException) -> Any:
-    def command() -> None:
-        raise error
+@pytest.fixture
+def devices_raise(monkeypatch: pytest.MonkeyPatch) -> Raise:
+    """Make the command `devices` raise an error."""
+    from tunebench.cli import devices
 
-    return command
+    def replace(error: BaseException) -> None:
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr(devices, "command", command)
+
+    return replace
 
 
 def test_every_command_module_is_listed() -> None:
@@ -61,12 +71,8 @@ def test_the_listed_help_is_the_commands_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_every_command_has_help_and_a_place_in_the_docs(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run([*command, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert f"tunebench {' '.join(command)}" in shown
+def test_every_command_has_help_and_a_place_in_the_docs(command: list[str], run_text: Run) -> None:
+    assert f"tunebench {' '.join(command)}" in run_text(*command, "--help")
     assert f"`tunebench {' '.join(command)}" in PAGE
 
 
@@ -96,14 +102,12 @@ def test_help_imports_no_command() -> None:
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
-def test_no_arguments_show_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([]) == 0
-    assert "Usage: tunebench" in capsys.readouterr().out
+def test_no_arguments_show_help(run_text: Run) -> None:
+    assert "Usage: tunebench" in run_text()
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["--version"]) == 0
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
+def test_version(run_text: Run) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", run_text("--version"))
 
 
 @pytest.mark.parametrize(
@@ -122,15 +126,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["kernels", "none"], "unknown operator 'none'"),
     ],
 )
-def test_invalid_argument_is_one_line_of_error(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(typed) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert said in err
+def test_invalid_argument_is_one_line_of_error(typed: list[str], said: str, run_refused: Run) -> None:
+    assert said in run_refused(*typed)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +139,8 @@ def test_invalid_argument_is_one_line_of_error(
         (errors.DeviceError("gone"), 5, "error: gone\n"),
         (errors.MissingDependency("torch", "torch"), 6, "error: torch is not installed; run: pip install"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/x.db"),
-            1,
-            "error: /x.db: No space left on device; ",
-        ),
-        (
-            OSError(errno.EROFS, "Read-only file system", "/x.db"),
-            1,
-            "error: /x.db: Read-only file system; make",
-        ),
+        (OSError(errno.ENOSPC, "No space left", "/x.db"), 1, "error: /x.db: No space left; "),
+        (OSError(errno.EROFS, "Read-only", "/x.db"), 1, "error: /x.db: Read-only; make"),
         (OSError(errno.EIO, "Input/output error"), 1, "error: Input/output error\n"),
     ],
 )
@@ -159,41 +148,29 @@ def test_expected_errors_become_one_line_and_an_exit_code(
     error: BaseException,
     exit_code: int,
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    devices_raise: Raise,
+    run_refused: Run,
 ) -> None:
-    from tunebench.cli import devices
-
-    monkeypatch.setattr(devices, "command", raising(error))
-    assert cli.run(["devices"]) == exit_code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(said)
-    assert err.count("\n") == 1
+    devices_raise(error)
+    assert run_refused("devices", exit_code=exit_code).startswith(said)
     assert exit_code in cli.EXIT_CODES
 
 
-def test_debugging_keeps_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunebench.cli import devices
-
+def test_debugging_keeps_the_traceback(monkeypatch: pytest.MonkeyPatch, devices_raise: Raise) -> None:
     monkeypatch.setenv("TUNEBENCH_DEBUG", "1")
-    monkeypatch.setattr(devices, "command", raising(errors.DeviceError("gone")))
+    devices_raise(errors.DeviceError("gone"))
     with pytest.raises(errors.DeviceError, match="gone"):
         cli.run(["devices"])
 
 
-def test_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunebench.cli import devices
-
-    monkeypatch.setattr(devices, "command", raising(ZeroDivisionError()))
+def test_unexpected_exception_is_not_hidden(devices_raise: Raise) -> None:
+    devices_raise(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         cli.run(["devices"])
 
 
-def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunebench.cli import devices
-
-    monkeypatch.setattr(devices, "command", raising(typer.Exit(3)))
+def test_a_command_chooses_its_exit_code(devices_raise: Raise) -> None:
+    devices_raise(typer.Exit(3))
     assert cli.run(["devices"]) == 3
 
 

@@ -15,16 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import measured, record_outcome
 from tunebench import cli, device, explanation
 from tunebench.bound import RESOURCES, Bound
-from tunebench.db.record import RunStart, TrialKey
-from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError, MissingDependency
 from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignments, explain
 from tunebench.explanation.limit import KINDS, limit
-from tunebench.kernels import variant as find_variant
-from tunebench.outcome import CacheState, Measured, Result, Verification
+from tunebench.outcome import CacheState
 from tunebench.tuning import tunable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -394,21 +392,8 @@ def test_configuration_is_compared_with_the_predicted_best(nothing_known: Path) 
 # -- what is known ----------------------------------------------------------------------------------
 
 
-def remember(db: Path, where: Device, text: str, key: str, config: str, us: float, cache: CacheState) -> None:
-    variant, workload = find_variant(key), parse(text)
-    point = variant.space.parse(config)
-    outcome = Measured(
-        median_us=us,
-        ci_us=(us, us),
-        samples_us=(us,),
-        cache=cache,
-        verification=Verification(how="reference", detail="all"),
-    )
-    with open_store(db) as store:
-        store.begin_run(RunStart(device=where, workload=text, sampler="bound", seed=0))
-        revision = variant.revision(workload, point)
-        trial = TrialKey(device=where.key, workload=text, variant=key, revision=revision, config=point)
-        store.record(trial, Result(outcome=outcome), bound_us=1.0)
+def remember(db: Path, where: Device, config: str, us: float, cache: CacheState = "cold") -> None:
+    record_outcome(db, ROWS, where, "softmax/cuda_block", config, measured(us, cache=cache))
 
 
 FAST = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
@@ -417,8 +402,8 @@ SLOW = "cache=registers,row_threads=32,rows=1,vector=8,unroll=1"
 
 def test_measured_time_is_relative_to_bound_and_roofline(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
-    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
-    remember(db, T4, ROWS, "softmax/cuda_block", SLOW, 80.0, "cold")
+    remember(db, T4, FAST, 60.0)
+    remember(db, T4, SLOW, 80.0)
     best = explain(ROWS, T4, db=db)
     assert (best.choice.why, str(best.choice.config)) == ("best known", FAST)
     assert best.measured == explanation.MeasuredTime(median_us=60.0, how="measured here", cache="cold")
@@ -433,7 +418,7 @@ def test_measured_time_is_relative_to_bound_and_roofline(tmp_path: Path) -> None
 
 def test_warm_cache_time_is_relative_to_the_warm_cache_bound(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
-    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 30.0, "warm")
+    remember(db, T4, FAST, 30.0, "warm")
     found = explain(ROWS, T4, db=db)
     assert found.measured is not None
     assert found.measured.cache == "warm"
@@ -442,7 +427,7 @@ def test_warm_cache_time_is_relative_to_the_warm_cache_bound(tmp_path: Path) -> 
 
 def test_time_of_another_device_has_no_shares(tmp_path: Path) -> None:
     db, other = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
-    remember(db, other, ROWS, "softmax/cuda_block", FAST, 1.0, "cold")
+    remember(db, other, FAST, 1.0)
     found = explain(ROWS, T4, db=db)
     assert found.measured is not None
     assert found.measured.how == "same architecture"
@@ -515,7 +500,7 @@ def test_command_shows_measured_time_and_latency_limit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     db = str(tmp_path / "some.db")
-    remember(tmp_path / "some.db", T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
+    remember(tmp_path / "some.db", T4, FAST, 60.0)
     assert cli.run(["explain", "-w", ROWS, "--device", "t4", "--db", db]) == 0
     assert (
         "66% of the rate at the lower bound, 87% of the roofline (measured here, cold caches)"
@@ -578,7 +563,7 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
     from tunebench.explanation.plot import draw, figure
 
     db = tmp_path / "some.db"
-    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
+    remember(db, T4, FAST, 60.0)
     found = explained(db)
     (axes,) = figure(found).axes
     drawn = {line.get_label().partition(":")[0]: line for line in axes.get_lines()}

@@ -238,18 +238,23 @@ def table(
 ) -> MeasuredKernels:
     """Return softmax of many sizes that take `times` their roofline time, and times ``rows ** steep``."""
     rows, cols = np.array(list(itertools.product(2 ** np.arange(4, 20), 2 ** np.arange(4, 14)))).T
-    figures = np.stack([rows, cols, 4 * rows * cols, 4 * rows * cols], axis=1).astype(float)
-    made = MeasuredKernels(
-        skill="softmax",
-        family="softmax",
+    figures = (rows, cols, 4 * rows * cols, 4 * rows * cols)
+    return scaled("softmax", on, figures, np.resize(np.array(list(names)), len(rows)), times * rows**steep)
+
+
+def scaled(skill: str, on: Device, figures: Iterable[Any], group: Any, factor: Any) -> MeasuredKernels:
+    """Return f32 kernels that take their roofline time, multiplied by a factor."""
+    kernels = MeasuredKernels(
+        skill=skill,
+        family=skill.partition(" ")[0],
         arithmetic="f32",
         device=on,
-        figures=figures,
-        us=np.ones(len(rows)),
-        group=np.resize(np.array(list(names)), len(rows)),
+        figures=np.stack(list(figures), axis=1).astype(float),
+        us=np.ones(len(group)),
+        group=group,
     )
-    made.us[:] = times * fit.table_roofline(made).us * rows**steep
-    return made
+    kernels.us[:] = factor * fit.table_roofline(kernels).us
+    return kernels
 
 
 @pytest.mark.usefixtures("learns")
@@ -280,18 +285,9 @@ def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
     even = 16 * (odd[::3] // 16 + 1) if of_models else odd[:0]
     sizes = np.concatenate([odd, even])
     ones = np.ones(len(sizes))
-    figures = np.stack([ones, *sizes.T, 4 * ones, 4 * ones, 0 * ones], axis=1).astype(float)
-    made = MeasuredKernels(
-        skill="product f32",
-        family="product",
-        arithmetic="f32",
-        device=on,
-        figures=figures,
-        us=ones,
-        group=np.array(["at random"] * len(odd) + ["of models"] * len(even)),
-    )
-    made.us[:] = fit.table_roofline(made).us * np.where(made.group == "of models", of_models or 1.0, 1.0)
-    return made
+    group = np.array(["at random"] * len(odd) + ["of models"] * len(even))
+    factor = np.where(group == "of models", of_models or 1.0, 1.0)
+    return scaled("product f32", on, (ones, *sizes.T, 4 * ones, 4 * ones, 0 * ones), group, factor)
 
 
 @pytest.mark.usefixtures("learns")

@@ -17,108 +17,83 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelRequest"]
 
-ModelName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="NAME|FILE",
-        help=(
-            "Model: a name (`tunebench workloads` lists them), a config.json, or a file with a "
-            "list of workloads."
-        ),
-        show_default=False,
-    ),
-]
-"""Name or file of a network."""
-Batch = Annotated[
-    int, typer.Option(min=1, help="Model: number of sequences or images of all devices together.")
-]
-"""Batch size of a run."""
-Seq = Annotated[int, typer.Option(min=0, help="Model: tokens per sequence; 0 for images.")]
-"""Sequence length in tokens."""
-Mode = Annotated[str, typer.Option(help="Model: infer (a forward pass) or train (a training step).")]
-"""``infer`` or ``train``."""
-ModelType = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help="Model: dtype, one of f32, f16, bf16. Default: f32, or the dtype of the list of workloads.",
-        show_default=False,
-    ),
-]
-"""Dtype of weights and activations; None for the default."""
-Fused = Annotated[
-    bool,
-    typer.Option(
-        "--fused", help="Model: fuse elementwise operations as a compiler such as torch.compile does."
-    ),
-]
-"""Whether elementwise operations are fused."""
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        help="Training step: optimizer, one of adamw, sgd, none. Default: adamw.", show_default=False
-    ),
-]
-"""Optimizer; None for the default."""
-Data = Annotated[
-    int, typer.Option("--data", min=1, help="Data parallelism: number of devices that share the batch.")
-]
-"""Degree of data parallelism."""
-Tensor = Annotated[
-    int, typer.Option("--tensor", min=1, help="Tensor parallelism: number of devices that share every layer.")
-]
-"""Degree of tensor parallelism."""
-Pipeline = Annotated[
-    int,
-    typer.Option("--pipeline", min=1, help="Pipeline parallelism: number of stages that share the layers."),
-]
-"""Degree of pipeline parallelism."""
-Micro = Annotated[
-    int, typer.Option("--microbatches", min=1, help="Pipeline parallelism: number of micro-batches per step.")
-]
-"""Micro-batches per step."""
-Schedule = Annotated[str, typer.Option(help="Pipeline parallelism: schedule, 1f1b or gpipe.")]
-"""Schedule of the pipeline stages."""
-Nodes = Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")]
-"""Number of nodes."""
-Link = Annotated[
-    str | None,
-    typer.Option(
-        help=(
-            "Link within a node: a name, or GB/s per direction and device. Default: the usual "
-            "link of the device."
-        ),
-        show_default=False,
-    ),
-]
-"""Link within a node; None for the usual one."""
-NetworkLink = Annotated[
-    str | None,
-    typer.Option("--network", help="Link between nodes, in the same form as --link.", show_default=False),
-]
-"""Link between nodes; None for the usual one."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
     """The options of a model."""
 
-    name: ModelName
-    batch: Batch = 1
-    seq: Seq = 0
-    mode: Mode = "infer"
-    dtype: ModelType = None
-    fused: Fused = False
-    optimizer: Optimizer = None
-    data: Data = 1
-    tensor: Tensor = 1
-    pipeline: Pipeline = 1
-    microbatches: Micro = 1
-    schedule: Schedule = "1f1b"
-    nodes: Nodes = 1
-    link: Link = None
-    network_link: NetworkLink = None
+    name: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help=(
+                "Model: a name (`tunebench workloads` lists them), a config.json, or a file with a "
+                "list of workloads."
+            ),
+            show_default=False,
+        ),
+    ]
+    batch: Annotated[
+        int, typer.Option(min=1, help="Model: number of sequences or images of all devices together.")
+    ] = 1
+    seq: Annotated[int, typer.Option(min=0, help="Model: tokens per sequence; 0 for images.")] = 0
+    mode: Annotated[str, typer.Option(help="Model: infer (a forward pass) or train (a training step).")] = (
+        "infer"
+    )
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Model: dtype, one of f32, f16, bf16. Default: f32, or the dtype of the list of workloads.",
+            show_default=False,
+        ),
+    ] = None
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused", help="Model: fuse elementwise operations as a compiler such as torch.compile does."
+        ),
+    ] = False
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Training step: optimizer, one of adamw, sgd, none. Default: adamw.", show_default=False
+        ),
+    ] = None
+    data: Annotated[
+        int, typer.Option("--data", min=1, help="Data parallelism: number of devices that share the batch.")
+    ] = 1
+    tensor: Annotated[
+        int,
+        typer.Option("--tensor", min=1, help="Tensor parallelism: number of devices that share every layer."),
+    ] = 1
+    pipeline: Annotated[
+        int,
+        typer.Option(
+            "--pipeline", min=1, help="Pipeline parallelism: number of stages that share the layers."
+        ),
+    ] = 1
+    microbatches: Annotated[
+        int,
+        typer.Option("--microbatches", min=1, help="Pipeline parallelism: number of micro-batches per step."),
+    ] = 1
+    schedule: Annotated[str, typer.Option(help="Pipeline parallelism: schedule, 1f1b or gpipe.")] = "1f1b"
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")] = 1
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Link within a node: a name, or GB/s per direction and device. Default: the usual "
+                "link of the device."
+            ),
+            show_default=False,
+        ),
+    ] = None
+    network_link: Annotated[
+        str | None,
+        typer.Option("--network", help="Link between nodes, in the same form as --link.", show_default=False),
+    ] = None
 
     @property
     def devices(self) -> int:
@@ -174,10 +149,14 @@ class ModelRequest:
 
         found = network(self.name)
         dtype = self.dtype or _own_type(found)
-        self._check("mode", self.mode, get_args(kinds.Mode))
-        self._check("dtype", dtype, get_args(kinds.DType))
         optimizer = self.optimizer or ("adamw" if self.mode == "train" else "none")
-        self._check("optimizer", optimizer, get_args(kinds.Optimizer))
+        for what, choice, kind in (
+            ("mode", self.mode, kinds.Mode),
+            ("dtype", dtype, kinds.DType),
+            ("optimizer", optimizer, kinds.Optimizer),
+        ):
+            if choice not in get_args(kind):
+                raise UnknownName(what, choice, get_args(kind))
         run = NetworkRun(
             batch=self.batch,
             seq=self.seq,
@@ -211,11 +190,6 @@ class ModelRequest:
             f"{found.network} does not fit into {device.name}: it has {device.memory_bytes / 2**30:.0f} GiB, "
             f"parameters, gradients and optimizer states need {needed / 2**30:.0f} GiB"
         )
-
-    @staticmethod
-    def _check(what: str, name: str, known: tuple[str, ...]) -> None:
-        if name not in known:
-            raise UnknownName(what, name, known)
 
 
 def _own_type(network: Network) -> str:

@@ -30,7 +30,7 @@ __all__ = ["EnvironmentCheck", "checks", "command"]
 Status = Literal["ok", "absent", "broken"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EnvironmentCheck:
     """The result of one check.
 
@@ -75,11 +75,8 @@ def checks(db: str | None = None) -> Iterator[EnvironmentCheck]:
     Args:
         db: Database to check; None for the default one.
     """
-    yield EnvironmentCheck(
-        subject="Python",
-        status="ok",
-        found=f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}",
-    )
+    python = f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}"
+    yield EnvironmentCheck("Python", "ok", python)
     yield _processor()
     yield _graphics()
     yield _compiler()
@@ -94,25 +91,20 @@ def checks(db: str | None = None) -> Iterator[EnvironmentCheck]:
 
 def _processor() -> EnvironmentCheck:
     cpu = device.local_cpu()
-    return EnvironmentCheck(
-        subject="processor", status="ok", found=f"{cpu.name}, {cpu.architecture}, {cpu.sm_count} cores"
-    )
+    return EnvironmentCheck("processor", "ok", f"{cpu.name}, {cpu.architecture}, {cpu.sm_count} cores")
 
 
 def _graphics() -> EnvironmentCheck:
     offline = "tune on the CPU, or for an absent GPU with --device offline --arch sm_90"
     driver = _driver_version()
     if driver is None:
-        found = "no NVIDIA driver (libcuda.so.1) found"
-        return EnvironmentCheck(subject="GPU", status="absent", found=found, remedy=offline)
+        return EnvironmentCheck("GPU", "absent", "no NVIDIA driver (libcuda.so.1) found", offline)
     gpus = device.local_gpus()
     if not gpus:
         found = f"driver for CUDA {driver}, but no GPU that this process can use"
-        return EnvironmentCheck(
-            subject="GPU", status="absent", found=found, remedy=f"run nvidia-smi to see why; {offline}"
-        )
+        return EnvironmentCheck("GPU", "absent", found, f"run nvidia-smi to see why; {offline}")
     names = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus)
-    return EnvironmentCheck(subject="GPU", status="ok", found=f"{names}; driver for CUDA {driver}")
+    return EnvironmentCheck("GPU", "ok", f"{names}; driver for CUDA {driver}")
 
 
 def _driver_version() -> str | None:
@@ -133,18 +125,13 @@ def _compiler() -> EnvironmentCheck:
     try:
         path = find_compiler()
     except InputError as error:
-        return EnvironmentCheck(subject=subject, status="absent", found=str(error))
+        return EnvironmentCheck(subject, "absent", str(error))
     if path is None:
         found = "no g++ found: without a GPU, CUDA C++ kernels cannot be verified"
-        return EnvironmentCheck(
-            subject=subject,
-            status="absent",
-            found=found,
-            remedy="install g++, for example by apt-get install g++",
-        )
+        return EnvironmentCheck(subject, "absent", found, "install g++, for example by apt-get install g++")
     asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     version = asked.stdout.partition("\n")[0]
-    return EnvironmentCheck(subject=subject, status="ok", found=f"{version}, {path}")
+    return EnvironmentCheck(subject, "ok", f"{version}, {path}")
 
 
 def _requirements() -> dict[str, list[str]]:
@@ -168,10 +155,8 @@ def _core(packages: list[str]) -> EnvironmentCheck:
             broken.append(f"{package}: {' '.join(str(error).split())}")
     if broken:
         remedy = "pip install --force-reinstall tunebench"
-        return EnvironmentCheck(
-            subject="core packages", status="broken", found="; ".join(broken), remedy=remedy
-        )
-    return EnvironmentCheck(subject="core packages", status="ok", found=_versions(packages))
+        return EnvironmentCheck("core packages", "broken", "; ".join(broken), remedy)
+    return EnvironmentCheck("core packages", "ok", _versions(packages))
 
 
 def _extra(extra: str, packages: list[str]) -> EnvironmentCheck:
@@ -179,10 +164,8 @@ def _extra(extra: str, packages: list[str]) -> EnvironmentCheck:
     subject = f"extra {extra}"
     if missing:
         found = f"not installed: {', '.join(missing)}"
-        return EnvironmentCheck(
-            subject=subject, status="absent", found=found, remedy=f"pip install 'tunebench[{extra}]'"
-        )
-    return EnvironmentCheck(subject=subject, status="ok", found=_versions(packages))
+        return EnvironmentCheck(subject, "absent", found, f"pip install 'tunebench[{extra}]'")
+    return EnvironmentCheck(subject, "ok", _versions(packages))
 
 
 def _version(package: str) -> str | None:
@@ -202,17 +185,16 @@ def _database(db: str | None) -> EnvironmentCheck:
     try:
         location = locate(db)
         if location.path is not None and not location.path.exists():
-            return _place(
-                "database", location.path, "does not exist yet; the first `tunebench tune` creates it"
-            )
+            found = "does not exist yet; the first `tunebench tune` creates it"
+            return _place("database", location.path, found)
         with open_store(db, read_only=True) as store:
             stats = store.stats()
     except TunebenchError as error:
-        return EnvironmentCheck(subject="database", status="broken", found=" ".join(str(error).split()))
+        return EnvironmentCheck("database", "broken", " ".join(str(error).split()))
     found = f"schema {stats.revision}, {stats.trials} trials of {stats.workloads} workloads"
     if location.path is not None:
         return _place("database", location.path, found)
-    return EnvironmentCheck(subject="database", status="ok", found=f"{location}: {found}")
+    return EnvironmentCheck("database", "ok", f"{location}: {found}")
 
 
 def _shipped() -> EnvironmentCheck:
@@ -220,20 +202,17 @@ def _shipped() -> EnvironmentCheck:
     from tunebench.db import bundled
     from tunebench.errors import DatabaseError
 
-    subject, found, passed_over = "bundled records", [], []
+    subject, found, skipped = "bundled records", [], []
     for path in bundled.files():
         try:
             bundled.index_of(path)
             found.append(f"{len(bundled.read(path).records)} of {path.stem}")
         except DatabaseError as error:
-            passed_over.append(" ".join(str(error).split()))
-    if passed_over:
+            skipped.append(" ".join(str(error).split()))
+    if skipped:
         remedy = "run pip install --force-reinstall tunebench, and make TUNEBENCH_CACHE writable"
-        return EnvironmentCheck(
-            subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy
-        )
-    listed = ", ".join(found) or "this version has none"
-    return EnvironmentCheck(subject=subject, status="ok", found=listed)
+        return EnvironmentCheck(subject, "absent", "; ".join([*found, *skipped]), remedy)
+    return EnvironmentCheck(subject, "ok", ", ".join(found) or "this version has none")
 
 
 def _cache() -> EnvironmentCheck:
@@ -244,8 +223,6 @@ def _place(subject: str, path: Path, what: str) -> EnvironmentCheck:
     """Check whether a file or folder, or its nearest existing parent folder, is writable."""
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if os.access(nearest, os.W_OK):
-        return EnvironmentCheck(subject=subject, status="ok", found=f"{path}: {what}")
+        return EnvironmentCheck(subject, "ok", f"{path}: {what}")
     remedy = f"make {nearest} writable, or set TUNEBENCH_DB and TUNEBENCH_CACHE to other places"
-    return EnvironmentCheck(
-        subject=subject, status="broken", found=f"{path}: {nearest} is read-only", remedy=remedy
-    )
+    return EnvironmentCheck(subject, "broken", f"{path}: {nearest} is read-only", remedy)
