@@ -1,6 +1,9 @@
-"""Hand-made forests and experts with known values."""
+"""Hand-made forests and experts with known values, and workloads that are only predicted."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +12,7 @@ from tunebench.forecast.library.forest import Forest
 from tunebench.forecast.library.kernel import Arithmetic
 from tunebench.forecast.library.model import Expert, Spread
 from tunebench.forecast.library.roofline_model import coordinates
+from tunebench.workload import Reference, Tolerance, Workload
 
 
 def constant(value: float) -> Forest:
@@ -53,3 +57,13 @@ def knowing(
         least=np.full(columns, -within),
         most=np.full(columns, within),
     )
+
+
+class NeverComputed(Workload):
+    """A workload of a user whose time is predicted, but whose result is never computed."""
+
+    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
+        raise AssertionError("a prediction computes nothing")
+
+    def tolerance(self) -> Tolerance:
+        raise AssertionError("a prediction computes nothing")

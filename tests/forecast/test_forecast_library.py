@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.forecast.hand_made import knowing
+from tests.forecast.hand_made import NeverComputed, knowing
 from tunebench import device, workloads
 from tunebench.errors import DeviceError
 from tunebench.forecast.library import bounds_us, predict, predict_all
 from tunebench.forecast.library.model import WIDENING_PROXY, ForecastModel, Spread
 from tunebench.forecast.library.roofline_model import LAUNCH_US
-from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Traffic, Workload
+from tunebench.workload import Category, Size, Tensor, Traffic, Workload
 
 DEVICES = device.described()
 A100, H100, H200, P100, P4, T4 = (
@@ -345,7 +344,7 @@ def test_bounds_exclude_bytes_that_caches_can_hold() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(Workload):
+class Pairs(NeverComputed):
     """Energies of all pairs of points: many products, few bytes."""
 
     operator: ClassVar[str] = "pairs"
@@ -366,12 +365,6 @@ class Pairs(Workload):
 
     def traffic(self) -> Traffic:
         return super().traffic() if self.moves else Traffic(read_bytes=0, write_bytes=0)
-
-    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
-        raise AssertionError("a prediction computes nothing")
-
-    def tolerance(self) -> Tolerance:
-        raise AssertionError("a prediction computes nothing")
 
 
 @pytest.mark.parametrize(

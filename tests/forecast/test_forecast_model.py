@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,14 +34,11 @@ A100, H100, B200, P4 = map(device.find, ("a100-80-sxm", "h100-sxm", "b200", "p4"
 FAR = Spread(-0.5, 1.0)
 
 
-def roofline_of(*features: float) -> RooflineModel:
-    us = np.full(len(features), 7.0)
-    return RooflineModel(
-        compute_us=us,
-        memory_us=us / 2,
-        features=np.array(features)[:, None],
-        even=np.zeros(len(us), dtype=bool),
-    )
+def roofline_of(*features: Any, even: Sequence[bool] | None = None) -> RooflineModel:
+    """Return kernels of 7 us with these features: a number, or one per column."""
+    us, rows = np.full(len(features), 7.0), np.array(features).reshape(len(features), -1)
+    even = np.zeros(len(us), dtype=bool) if even is None else np.array(even)
+    return RooflineModel(compute_us=us, memory_us=us / 2, features=rows, even=even)
 
 
 def model(*experts: Any) -> ForecastModel:
@@ -91,10 +89,7 @@ def test_experts_are_weighted_by_distance() -> None:
 
 def test_experts_predict_each_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
-    rows = np.array([[0.0, 0.0], [2.0, -3.0]])
-    roofline = RooflineModel(
-        compute_us=np.ones(2), memory_us=np.ones(2), features=rows, even=np.zeros(2, dtype=bool)
-    )
+    roofline = roofline_of([0.0, 0.0], [2.0, -3.0])
     found = model(expert).blend("norm", roofline, A100, "bf16").us
     assert np.log(found / roofline.us) == pytest.approx([110.5, 120.5])
 
@@ -114,23 +109,17 @@ def test_intervals_widen_outside_the_measured_range() -> None:
     features = (10.0, 10 + 0.99 * margin, 10 + 1.01 * margin, -10 - 0.99 * margin, -10 - 1.01 * margin)
     found = model(knowing(A100, 0.3)).blend("norm", roofline_of(*features), A100, "bf16")
     assert found.extrapolated.tolist() == [False, False, True, False, True]
-    assert np.log(found.low_us / found.us) == pytest.approx(
-        np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1) * -0.1
-    )
-    assert np.log(found.high_us / found.us) == pytest.approx(
-        np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1) * 0.2
-    )
+    widening = np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1)
+    assert np.log(found.low_us / found.us) == pytest.approx(widening * -0.1)
+    assert np.log(found.high_us / found.us) == pytest.approx(widening * 0.2)
 
 
 def test_intervals_widen_for_proxies() -> None:
     roofline, proxy = roofline_of(0.0, 0.0, 99.0), np.array([False, True, True])
     found = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
-    assert np.log(found.high_us / found.us) == pytest.approx(
-        [0.2, WIDENING_PROXY * 0.2, WIDENING_PROXY * 0.2]
-    )
-    assert np.log(found.low_us / found.us) == pytest.approx(
-        [-0.1, WIDENING_PROXY * -0.1, WIDENING_PROXY * -0.1]
-    )
+    widening = np.where(proxy, WIDENING_PROXY, 1)
+    assert np.log(found.high_us / found.us) == pytest.approx(widening * 0.2)
+    assert np.log(found.low_us / found.us) == pytest.approx(widening * -0.1)
 
 
 def test_range_of_any_expert_counts_as_measured() -> None:
@@ -184,10 +173,7 @@ def test_model_round_trips_through_its_file(tmp_path: Path) -> None:
     again = ForecastModel.load(tmp_path / "model.npz")
     assert written(again) == written(whole) == (tmp_path / "model.npz").read_bytes()
     assert again.far == whole.far
-    sizes = np.array([[0.0, 0.0], [2.0, -11.0]])
-    rows = RooflineModel(
-        compute_us=np.ones(2), memory_us=np.ones(2), features=sizes, even=np.zeros(2, dtype=bool)
-    )
+    rows = roofline_of([0.0, 0.0], [2.0, -11.0])
     for skill in ("norm", "softmax"):
         got, expected = (of.blend(skill, rows, H100, "bf16") for of in (again, whole))
         assert got.us.tolist() == expected.us.tolist()
@@ -260,8 +246,4 @@ def test_bundled_model_saves_to_the_same_bytes() -> None:
 
 def test_experts_of_random_sizes_are_corrected_for_sizes_of_models() -> None:
     expert = dataclasses.replace(knowing(device.find("h100-sxm"), 0.3), even=-0.1)
-    us = np.array([1.0, 1.0])
-    roofline = RooflineModel(
-        compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False])
-    )
-    assert expert.excess(roofline) == pytest.approx([0.2, 0.3])
+    assert expert.excess(roofline_of(0.0, 0.0, even=[True, False])) == pytest.approx([0.2, 0.3])
