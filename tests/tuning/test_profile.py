@@ -16,7 +16,7 @@ from tunebench.device import described, local_cpu
 from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol
 from tunebench.space import Config
-from tunebench.tuning import Plan, TuningSummary, profile_queue, scheduler, tune
+from tunebench.tuning import Plan, TuningSummary, profile_queue, tune
 from tunebench.tuning.report import Report
 from tunebench.tuning.weighted_workload import WeightedWorkload
 
@@ -69,7 +69,7 @@ FOUND = Report(
 
 
 class Tuner:
-    """Replacement of `scheduler.tune_one` that lists the workloads and returns given reports."""
+    """Replacement of `tune_one` that lists the workloads and returns given reports."""
 
     def __init__(self, **outcomes: Any) -> None:
         self.asked = list[tuple[str, float | None]]()
@@ -87,7 +87,7 @@ class Tuner:
 
 def run(db: Path, tuner: Tuner, *, retune: bool = False, **plan: Any) -> TuningSummary:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "tune_one", tuner)
+        patch.setattr(profile_queue, "tune_one", tuner)
         return tune_from_profile(device="cpu", db=db, plan=dataclasses.replace(QUICK, **plan), retune=retune)
 
 

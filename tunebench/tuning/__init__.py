@@ -28,7 +28,7 @@ from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import TuningSetup
-from tunebench.tuning.scheduler import SharedBudget, StartExecutor, in_turn
+from tunebench.tuning.scheduler import SharedBudget, StartExecutor, tune_one
 from tunebench.tuning.size_range import is_size_range, parse_size_range
 from tunebench.tuning.summary import TuningSummary, WorkloadResult
 from tunebench.tuning.tunable import TuningTarget, tuning_target
@@ -89,8 +89,12 @@ def tune(
         MissingDependency: if a GPU is present and its Python packages are not; or Ray is not, for a cluster.
         ClusterLost: if the cluster is unreachable, or none of its workers is usable.
     """
-    (report,) = _tune_each([workload], device=device, db=db, plan=plan or Plan(), watcher=watcher)
-    return report
+    plan = plan or Plan()
+    names = _names(plan)
+    one = WeightedWorkload(workload=parse(workload) if isinstance(workload, str) else workload)
+    find = functools.partial(one.find_variants, plan=plan, names=names)
+    with _setup([one], device, db, plan, find) as (setup, start):
+        return tune_one(setup, one, start, watcher or _ignore)
 
 
 def tune_all(
@@ -116,18 +120,26 @@ def tune_all(
     Raises:
         InputError: if no variant supports a workload.
     """
-    by_text: dict[str, Workload] = {}
+    plan = plan or Plan()
+    names = _names(plan)
+    listed = (WeightedWorkload(workload=workload) for workload in workloads)
+    known = list(listed if plan.cluster is not None else itertools.islice(listed, 1))
 
-    def listed() -> Iterator[Workload]:
-        for workload in workloads:
-            by_text[str(workload)] = workload
-            yield workload
+    def find(target: TuningTarget, *, compilable: bool) -> None:
+        for one in known:
+            one.find_variants(target, plan, names, compilable=compilable)
 
-    def tell(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if watcher is not None:
-            watcher(by_text[progress.workload], progress)
+            watcher(one.workload, progress)
 
-    return _tune_each(listed(), device=device, db=db, plan=plan or Plan(), watcher=tell)
+    with _setup(known, device, db, plan, find) as (setup, start):
+        for one in itertools.chain(known, listed):
+            one.find_variants(setup.target, plan, names)
+            report = tune_one(setup, one, start, on_progress)
+            yield report
+            if report.interrupted:
+                return
 
 
 def tune_devices(
@@ -171,10 +183,9 @@ def tune_devices(
         executors = cluster.executors(setups)
 
         def run(key: str) -> Report:
-            with open_store(db) as store:
+            with open_store(db) as store, executors[key] as executor:
                 setup = TuningSetup(target=wanted[key], plan=plan, store=store)
-                (report,) = in_turn(setup, [ones[key]], lambda: executors[key], watcher or _ignore)
-                return report
+                return tune_one(setup, ones[key], lambda: executor, watcher or _ignore)
 
         runs = {key: functools.partial(run, key) for key in wanted}
         if len(runs) == 1:
@@ -216,10 +227,7 @@ def tune_from_profile(
         )
     if plan.cluster is not None:
         raise InputError("a profile is tuned on this machine: leave the cluster out")
-    target = _target(device, plan)
-    start = functools.partial(start_workers, target, plan)
-    with open_store(db) as store:
-        setup = TuningSetup(target=target, plan=plan, store=store)
+    with _setup([], device, db, plan, lambda target, *, compilable: None) as (setup, start):
         return tune_profile(setup, start, watcher or _ignore, retune=retune)
 
 
@@ -265,14 +273,10 @@ def tune_suite(
     names = _names(plan)
     name, workloads = suite_workloads(suite, batch)
 
-    def find(target: TuningTarget, *, compilable: bool) -> None:
-        find_any(name, workloads, target, plan, names, compilable=compilable)
-
-    with _workers(workloads, device, plan, find) as (target, start), open_store(db) as store:
-        setup = TuningSetup(target=target, plan=plan, store=store)
+    find = functools.partial(find_any, name, workloads, plan=plan, names=names)
+    with _setup(workloads, device, db, plan, find) as (setup, start):
         budget = SharedBudget(setup, name, workloads, watcher or _ignore)
-        with start() as executor:
-            budget.run(executor)
+        budget.run(start())
         return budget.finish()
 
 
@@ -296,55 +300,32 @@ def default_trials(
 # -- shared by the functions above -------------------------------------------------------------------------
 
 
-def _tune_each(
-    workloads: Iterable[Workload | str],
-    *,
+@contextlib.contextmanager
+def _setup(
+    workloads: Sequence[WeightedWorkload],
     device: Device | str | None,
     db: str | Path | None,
     plan: Plan,
-    watcher: ProgressCallback | None,
-) -> Iterator[Report]:
-    """Tune workloads one after another on one device."""
-    names = _names(plan)
-    listed = (WeightedWorkload(workload=parse(one) if isinstance(one, str) else one) for one in workloads)
-    known = list(listed if plan.cluster is not None else itertools.islice(listed, 1))
-
-    def find(target: TuningTarget, *, compilable: bool) -> None:
-        for one in known:
-            one.find_variants(target, plan, names, compilable=compilable)
-
-    with _workers(known, device, plan, find) as (target, start), open_store(db) as store:
-
-        def found() -> Iterator[WeightedWorkload]:
-            for one in itertools.chain(known, listed):
-                one.find_variants(target, plan, names)
-                yield one
-
-        setup = TuningSetup(target=target, plan=plan, store=store)
-        yield from in_turn(setup, found(), start, watcher or _ignore)
-
-
-@contextlib.contextmanager
-def _workers(
-    workloads: Sequence[WeightedWorkload],
-    device: Device | str | None,
-    plan: Plan,
     find: Callable[..., None],
-) -> Iterator[tuple[TuningTarget, StartExecutor]]:
-    """Find the variants of workloads; yield where to tune, and what starts the workers there."""
-    if plan.cluster is None:
-        target = _target(device, plan)
-        find(target, compilable=True)
-        yield target, functools.partial(start_workers, target, plan)
-        return
-    with open_cluster(plan, [device]) as cluster:
-        [target, *others] = targets(cluster, [device])
-        if others:
-            raise InputError("several workloads are tuned for one device at a time: name it by --device")
-        find(target, compilable=False)
-        variants = [found for one in workloads for found in one.variants]
-        executors = cluster.executors({target.device.key: worker_setup_of(target, plan, variants)})
-        yield target, lambda: executors[target.device.key]
+) -> Iterator[tuple[TuningSetup, StartExecutor]]:
+    """Find the variants of workloads and open the database; the executor is started on request."""
+    with contextlib.ExitStack() as stack:
+        if plan.cluster is None:
+            target = _target(device, plan)
+            find(target, compilable=True)
+            executor: StartExecutor = functools.partial(start_workers, target, plan)
+        else:
+            cluster = stack.enter_context(open_cluster(plan, [device]))
+            [target, *others] = targets(cluster, [device])
+            if others:
+                raise InputError("several workloads are tuned for one device at a time: name it by --device")
+            find(target, compilable=False)
+            variants = [found for one in workloads for found in one.variants]
+            executors = cluster.executors({target.device.key: worker_setup_of(target, plan, variants)})
+            executor = functools.partial(executors.__getitem__, target.device.key)
+        store = stack.enter_context(open_store(db))
+        start = functools.cache(lambda: stack.enter_context(executor()))
+        yield TuningSetup(target=target, plan=plan, store=store), start
 
 
 def _target(device: Device | str | None, plan: Plan) -> TuningTarget:

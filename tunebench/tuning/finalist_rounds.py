@@ -127,8 +127,8 @@ class FinalistRounds:
         if selected is None:
             return
         self.finalists = finalists
-        self._recorder.record_together(
-            [
+        self._recorder.record(
+            *(
                 NewMeasurement(
                     key=self._recorder.key(timed.search.key, timed.config),
                     result=timed.pooled(),
@@ -137,7 +137,7 @@ class FinalistRounds:
                     verdict=verdict(timed, finalists, selected, self._versus_baselines(timed)),
                 )
                 for timed in finalists
-            ]
+            )
         )
 
     def versus(self, selected: FinalSelection) -> dict[str, Comparison]:

@@ -16,7 +16,7 @@ from tunebench.db.store import Store
 from tunebench.errors import InputError, TunebenchError
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import TuningSetup, deadline
-from tunebench.tuning.scheduler import StartExecutor, in_turn
+from tunebench.tuning.scheduler import StartExecutor, tune_one
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus
 from tunebench.tuning.tunable import find_variants
 from tunebench.tuning.weighted_workload import WeightedWorkload
@@ -40,9 +40,12 @@ def tune_profile(
         on_progress(dataclasses.replace(progress, index=len(results) + 1, count=count))
 
     try:
-        for report in in_turn(setup, queue.workloads(until), start, number, until):
+        for one in queue.workloads(until):
+            report = tune_one(setup, one, start, number, until)
             results.append(queue.pop(report, limited=until is not None))
             interrupted = report.interrupted
+            if interrupted:
+                break
     except KeyboardInterrupt:
         interrupted = True
     return TuningSummary(

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
@@ -307,62 +307,62 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         return False
 
     def on_result(proposal: Proposal, result: Result) -> None:
-        _record_trial(context, proposal, result)
-        claimed.discard(context.recorder.key(proposal.search.key, proposal.config))
+        """Record a trial and compare it with its bound, which the binary may have raised."""
+        search, key = proposal.search, context.recorder.key(proposal.search.key, proposal.config)
+        if isinstance(result.outcome, Pruned):
+            state.repeatable.add((search.key, proposal.config))
+        else:
+            search.tighten(proposal.row, result.bound_us)
+        is_default = proposal.config == context.defaults[search.key]
+        context.recorder.record(
+            NewMeasurement(
+                key=key,
+                result=result,
+                purpose="audit" if proposal.audit else "search",
+                bound_us=proposal.bound_us,
+                verdict=Verdict(versus_default="itself") if is_default else Verdict(),
+            )
+        )
+        claimed.discard(key)
+        if not proposal.audit:
+            state.outcomes[result.outcome.kind] += 1
+        _keep(context, search, proposal.config, result.outcome)
+        context.audit.check(search, proposal.config, result.outcome, proposal.bound_us)
         state.pool = executor.pool
         context.report_progress("search", context.budget.done, context.budget.trials)
 
-    before_s = executor.busy_s
     context.report_progress("search", context.budget.done, context.budget.trials)
     try:
-        run_search(
-            context.searches,
-            executor,
-            context.budget,
-            make_task=lambda proposal: _search_task(context, proposal),
-            claim=claim,
-            on_result=on_result,
-            stop_at_gap=context.setup.plan.stop_at_gap,
-        )
-    except (KeyboardInterrupt, ExecutorClosed, ClusterLost) as end:
-        _interrupt(context, executor, end)
+        with _interruptible(context, executor):
+            run_search(
+                context.searches,
+                executor,
+                context.budget,
+                make_task=lambda proposal: _search_task(context, proposal),
+                claim=claim,
+                on_result=on_result,
+                stop_at_gap=context.setup.plan.stop_at_gap,
+            )
     finally:
         with contextlib.suppress(DatabaseError):  # without a database, the claims end with this process
             for key in claimed:
                 store.release(key, owner)
-        state.busy_s += executor.busy_s - before_s
-        state.pool = executor.pool
         state.cut_short = context.budget.is_overdue and context.budget.done < context.budget.trials
 
 
-def _record_trial(context: RunContext, proposal: Proposal, result: Result) -> None:
-    """Record a trial and compare it with its bound, which the binary may have raised."""
-    variant = proposal.search.key
-    if isinstance(result.outcome, Pruned):
-        context.state.repeatable.add((variant, proposal.config))
-    else:
-        proposal.search.tighten(proposal.row, result.bound_us)
-    is_default = proposal.config == context.defaults[variant]
-    context.recorder.record(
-        NewMeasurement(
-            key=context.recorder.key(variant, proposal.config),
-            result=result,
-            purpose="audit" if proposal.audit else "search",
-            bound_us=proposal.bound_us,
-            verdict=Verdict(versus_default="itself") if is_default else Verdict(),
-        )
-    )
-    if not proposal.audit:
-        context.state.outcomes[result.outcome.kind] += 1
-    _keep(context, proposal.search, proposal.config, result.outcome)
-    context.audit.check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
-
-
-def _interrupt(context: RunContext, executor: WorkerExecutor[Task], end: BaseException) -> None:
-    """End the run early and keep its results."""
-    context.state.interrupted = True
-    context.state.stopped = str(end) if isinstance(end, ClusterLost) else None
-    executor.close()
+@contextlib.contextmanager
+def _interruptible(context: RunContext, executor: WorkerExecutor[Task]) -> Iterator[None]:
+    """Count the busy time; Ctrl-C and a lost cluster end the run early and keep its results."""
+    state, before_s = context.state, executor.busy_s
+    try:
+        yield
+    except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost) as end:
+        state.interrupted = True
+        state.stopped = str(end) if isinstance(end, ClusterLost) else None
+        executor.close()
+    finally:
+        state.busy_s += executor.busy_s - before_s
+        state.pool = executor.pool
 
 
 def _search_task(context: RunContext, proposal: Proposal) -> Task:
@@ -424,13 +424,9 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         ),
         on_progress=context.report_progress,
     )
-    seed, before_s = plan.seed if plan.baselines else None, executor.busy_s
-    try:
+    with _interruptible(context, executor):
+        seed = plan.seed if plan.baselines else None
         state.finals.run(executor, pick_finalists(state.timed, plan.finalists), seed)
-    except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost) as end:
-        _interrupt(context, executor, end)
-    state.busy_s += executor.busy_s - before_s
-    state.pool = executor.pool
 
 
 def stored_best(context: RunContext) -> Record | None:

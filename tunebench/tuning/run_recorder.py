@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -107,12 +107,11 @@ class RunRecorder:
     def _revision(self, variant: str, config: Config) -> str:
         return self._variants[variant].revision(self._workload, config)
 
-    def record(self, addition: NewMeasurement) -> None:
-        """Store one result; it is durable when this returns."""
-        self.record_together([addition])
+    def record(self, *results: NewMeasurement) -> None:
+        """Store results in one transaction: a subset of finalists could rank a slower one first.
 
-    def record_together(self, results: Sequence[NewMeasurement]) -> None:
-        """Store several results in one transaction; a subset of finalists could rank a slower one first."""
+        They are durable when this returns.
+        """
         self._efforts += [each.result.effort for each in results]
         measurements = [dataclasses.replace(each, seed=self._plan.seed) for each in results]
         self.store.record_together(measurements, run_id=self._run_id)

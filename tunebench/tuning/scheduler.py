@@ -1,18 +1,17 @@
-"""The scheduler of a weighted list of workloads, on one executor.
+"""The division of trials between workloads that share one executor.
 
-`in_turn` tunes one workload after another, each with a full budget: a single workload, a size range, a
-profile. `SharedBudget` gives rounds of one budget to the workloads of a suite where they save the most time.
-Both prepare, search and finish each workload by the functions of `tunebench.tuning.run`.
+`tune_one` gives a workload a full budget: a single workload, or each of a size range or a profile in turn.
+`SharedBudget` gives rounds of one budget to the workloads of a suite where they save the most time. Both
+prepare, search and finish each workload by the functions of `tunebench.tuning.run`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from tunebench.errors import ClusterLost, DatabaseError, TunebenchError
 from tunebench.executor import WorkerExecutor
@@ -27,47 +26,13 @@ from tunebench.tuning.run import RunContext, TuningSetup
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
 from tunebench.tuning.weighted_workload import WeightedWorkload
 
-__all__ = ["SharedBudget", "StartExecutor", "in_turn", "tune_one"]
+__all__ = ["SharedBudget", "StartExecutor", "tune_one"]
 
 LEAST_ROUNDS = 4
 """Rounds that each workload could get if all got equally many; a limit on the length of a round."""
 
 StartExecutor = Callable[[], WorkerExecutor[Task]]
-"""Starts the executor."""
-
-
-def in_turn(
-    setup: TuningSetup,
-    workloads: Iterable[WeightedWorkload],
-    start: StartExecutor,
-    on_progress: ProgressCallback,
-    until: float | None = None,
-) -> Iterator[Report]:
-    """Tune workloads one after another; each warm-starts from those before it. An interruption ends all.
-
-    Args:
-        setup: Device, plan and database.
-        workloads: The workloads, whose variants are found.
-        start: Starts the executor; called once the first workload is prepared.
-        on_progress: Called after every trial.
-        until: Reading of `time.monotonic` at which all end; None applies `Plan.minutes` to each workload.
-
-    Yields:
-        The report of each workload.
-    """
-    with contextlib.ExitStack() as stack:
-        executor: list[WorkerExecutor[Task]] = []
-
-        def started() -> WorkerExecutor[Task]:
-            if not executor:
-                executor.append(stack.enter_context(start()))
-            return executor[0]
-
-        for one in workloads:
-            report = tune_one(setup, one, started, on_progress, until)
-            yield report
-            if report.interrupted:
-                return
+"""Starts the executor at the first call, and returns it."""
 
 
 def tune_one(
@@ -77,7 +42,15 @@ def tune_one(
     on_progress: ProgressCallback,
     until: float | None = None,
 ) -> Report:
-    """Tune one workload with the full budget of the plan (see `in_turn`)."""
+    """Tune one workload with the full budget of the plan; it warm-starts from those tuned before.
+
+    Args:
+        setup: Device, plan and database.
+        one: The workload, whose variants are found.
+        start: Starts the executor; called once the workload is prepared.
+        on_progress: Called after every trial.
+        until: Reading of `time.monotonic` at which the search ends; None applies `Plan.minutes`.
+    """
     found = (one.variants, one.skipped)
     context = run.prepare(setup, one.workload, found, on_progress, until or run.deadline(setup.plan))
     executor = start()
