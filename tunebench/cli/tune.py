@@ -8,10 +8,11 @@ more than its help text, describe it in `docs/guide/tuning.md`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,6 +34,7 @@ from tunebench.errors import ClusterLost, InputError, TunebenchError, UnknownNam
 if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.tuning import Plan, Progress, Report, TuningSummary
+    from tunebench.tuning.report import ProgressCallback
     from tunebench.workload import Workload
 
 __all__ = ["command"]
@@ -41,7 +43,10 @@ INTERRUPTED = 130
 TRIALS = 50
 """Default number of trials per workload."""
 
-_WHAT, _WHERE, _SEARCH, _MEASURE = "What to tune", "Where", "Search", "Measurement"
+_what, _where, _search, _measure = (
+    functools.partial(typer.Option, rich_help_panel=panel)
+    for panel in ("What to tune", "Where", "Search", "Measurement")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,137 +56,99 @@ class TuneOptions:
     workload: OptionalWorkload = None
     from_profile: Annotated[
         bool,
-        typer.Option(
+        _what(
             "--from-profile",
             help="Tune the workloads that programs ran under tunebench.torch.profile(), in place of "
             "--workload.",
-            rich_help_panel=_WHAT,
         ),
     ] = False
     suite: Annotated[
         str | None,
-        typer.Option(
+        _what(
             metavar="NAME|FILE.toml",
             help="Tune all workloads of a model with one budget, in place of --workload: a suite, or a "
             "file of the same form.",
             show_default=False,
-            rich_help_panel=_WHAT,
         ),
     ] = None
     batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Samples per inference, with --suite. Default: 1.",
-            show_default=False,
-            rich_help_panel=_WHAT,
-        ),
+        int | None, _what(min=1, help="Samples per inference, with --suite. Default: 1.", show_default=False)
     ] = None
     retune: Annotated[
         bool,
-        typer.Option(
+        _what(
             "--retune",
             help="Tune workloads again that are tuned with the current sources, with --from-profile.",
-            rich_help_panel=_WHAT,
         ),
     ] = False
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="Variant to try, by name or key; repeatable. Default: all.", rich_help_panel=_WHAT),
+        list[str] | None, _what(help="Variant to try, by name or key; repeatable. Default: all.")
     ] = None
     variant_file: Annotated[
-        list[Path] | None,
-        typer.Option(help="Python file with a variant to try; repeatable.", rich_help_panel=_WHAT),
+        list[Path] | None, _what(help="Python file with a variant to try; repeatable.")
     ] = None
     device: Annotated[
         list[str] | None,
-        typer.Option(
+        _where(
             help="Device: cuda, cuda:1, cpu, offline, a name, or a file; repeatable with --cluster. Default: "
-            "GPU, else CPU.",
-            rich_help_panel=_WHERE,
+            "GPU, else CPU."
         ),
     ] = None
     arch: Annotated[
         str | None,
-        typer.Option(
+        _where(
             help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every "
-            "device of the cluster.",
-            rich_help_panel=_WHERE,
+            "device of the cluster."
         ),
     ] = None
     cluster: Annotated[
         str | None,
-        typer.Option(
+        _where(
             metavar="ADDRESS",
             help="Ray cluster to measure on: ray://HOST:10001; HOST:6379 or auto from one of its nodes; "
             "local to start one here.",
             show_default=False,
-            rich_help_panel=_WHERE,
         ),
     ] = None
     trials: Annotated[
         int | None,
-        typer.Option(
+        _search(
             help="Configurations to launch; known ones are free. Default: 50 per workload; with --suite, "
             "the sum over all workloads.",
             show_default=False,
-            rich_help_panel=_SEARCH,
         ),
     ] = None
     minutes: Annotated[
         float | None,
-        typer.Option(
+        _search(
             min=0.0,
             help="Time limit of the search in minutes; with --from-profile or --suite, of all workloads "
             "together. Default: none.",
             show_default=False,
-            rich_help_panel=_SEARCH,
         ),
     ] = None
-    sampler: Annotated[
-        str, typer.Option(help="Sampler: surrogate, bound, random or tpe.", rich_help_panel=_SEARCH)
-    ] = "surrogate"
-    seed: Annotated[
-        int, typer.Option(help="Seed of the search and of the inputs.", rich_help_panel=_SEARCH)
-    ] = 0
+    sampler: Annotated[str, _search(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate"
+    seed: Annotated[int, _search(help="Seed of the search and of the inputs.")] = 0
     stop_at_gap: StopAtGap = None
     audit: Annotated[
         float,
-        typer.Option(
+        _search(
             min=0.0,
             max=1.0,
             help="Fraction of bound-pruned configurations to run anyway, as a check of the bound.",
-            rich_help_panel=_SEARCH,
         ),
     ] = 0.02
-    warm: Annotated[
-        bool,
-        typer.Option(help="Warm-start from other devices and related workloads.", rich_help_panel=_SEARCH),
-    ] = True
+    warm: Annotated[bool, _search(help="Warm-start from other devices and related workloads.")] = True
     learned_pruner: LearnedPruner = False
     cache: Annotated[
-        str,
-        typer.Option(
-            help="Cache state: cold flushes caches before each sample, warm does not.",
-            rich_help_panel=_MEASURE,
-        ),
+        str, _measure(help="Cache state: cold flushes caches before each sample, warm does not.")
     ] = "cold"
     timeout: Annotated[
-        float,
-        typer.Option(
-            help="Time limit of verifying and timing one configuration, in seconds.", rich_help_panel=_MEASURE
-        ),
+        float, _measure(help="Time limit of verifying and timing one configuration, in seconds.")
     ] = 60.0
-    workers: Annotated[
-        int, typer.Option(help="Number of compile processes; 0 is one per core.", rich_help_panel=_MEASURE)
-    ] = 0
-    finalists: Annotated[
-        int,
-        typer.Option(help="Number of fastest configurations to time again.", rich_help_panel=_MEASURE),
-    ] = 3
-    baselines: Annotated[
-        bool, typer.Option(help="Time NumPy and torch after the search.", rich_help_panel=_MEASURE)
-    ] = True
+    workers: Annotated[int, _measure(help="Number of compile processes; 0 is one per core.")] = 0
+    finalists: Annotated[int, _measure(help="Number of fastest configurations to time again.")] = 3
+    baselines: Annotated[bool, _measure(help="Time NumPy and torch after the search.")] = True
     db: Database = None
     as_json: Json = False
     recorded: Annotated[
@@ -201,6 +168,8 @@ def command(options: TuneOptions) -> None:
     return an answer for every size between. Ctrl-C ends a run early and keeps all results; the same command
     resumes it.
     """
+    from tunebench import tuning
+
     options = dataclasses.replace(
         options,
         from_profile=options.from_profile or options.recorded,
@@ -210,21 +179,73 @@ def command(options: TuneOptions) -> None:
     _check(options)
     local = None if options.cluster is not None else _local_device(options)
     devices = [local] if local is not None else _cluster_devices(options)
-    plan = _plan(options)
+    plan, text = _plan(options), options.workload or ""
     if options.device is None and local is not None and local.kind == "cpu":
         note = "no GPU found: tuning for the CPU; --device offline --arch sm_90 tunes for an absent GPU"
         console(stderr=True).print(note)
-    if options.suite is not None:
-        _tune_suite(options, devices, plan)
-    elif options.from_profile:
-        _tune_from_profile(options, devices, plan)
-    elif options.workload is not None:
-        from tunebench.tuning import is_size_range, parse_size_range
-
-        if is_size_range(options.workload):
-            _tune_size_range(options, parse_size_range(options.workload), _one_device(devices), plan)
+    sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
+    single, batch = len(devices) == 1 and devices != ["all"], options.batch or 1
+    if (sizes or options.suite is not None) and not single:
+        raise InputError("several workloads are tuned for one device at a time: name it by --device")
+    if options.suite is not None and options.trials is None:
+        plan = dataclasses.replace(plan, trials=tuning.default_trials(options.suite, batch, plan))
+    with show_progress(plan.trials) as show:
+        on: dict[str, Any] = {"db": options.db, "plan": plan, "watcher": show}
+        result: TuningSummary | list[Report]
+        if options.suite is not None:
+            result = tuning.tune_suite(options.suite, batch=batch, device=devices[0], **on)
+        elif options.from_profile:
+            result = tuning.tune_from_profile(device=devices[0], retune=options.retune, **on)
+        elif sizes:
+            result = _tune_sizes(sizes, devices[0], options.db, plan, show)
+        elif single:
+            result = [tuning.tune(text, device=devices[0], **on)]
         else:
-            _tune_workload(options, devices, plan)
+            result = tuning.tune_devices(text, devices=devices, **on)
+    if isinstance(result, list):
+        _print_reports(options, result, single=single, sizes=len(sizes))
+    else:
+        _print_summary(options, result)
+
+
+def _tune_sizes(
+    sizes: Sequence[Workload], device: Device | str | None, db: str | None, plan: Plan, show: ProgressCallback
+) -> list[Report]:
+    """Tune the workloads of a size range, with their number in the progress."""
+    from tunebench.tuning import tune_all
+
+    reports: list[Report] = []
+
+    def show_number(_workload: Workload, progress: Progress) -> None:
+        show(dataclasses.replace(progress, index=len(reports) + 1, count=len(sizes)))
+
+    for report in tune_all(sizes, device=device, db=db, plan=plan, watcher=show_number):
+        reports.append(report)
+    return reports
+
+
+def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool, sizes: int) -> None:
+    """Print the reports of one workload on each device, or of a size range of `sizes` workloads."""
+    _warn_of_violations(reports)
+    data = [report.to_json() for report in reports]
+    if sizes:
+        emit(options.as_json, data, lambda to: render_size_range(reports, sizes, to))
+    else:
+        emit(options.as_json, data[0] if single else data, lambda to: render_reports(reports, to))
+    _end(reports)
+    for report in reports:
+        if report.config is None and not sizes:
+            raise TunebenchError(
+                f"no configuration succeeded on {report.device}; `tunebench show` lists the failures by class"
+            )
+
+
+def _print_summary(options: TuneOptions, summary: TuningSummary) -> None:
+    _warn_of_violations([result.report for result in summary.results if result.report is not None])
+    emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
+    _end([summary])
+    if summary.kind == "suite" and len(summary.without) == len(summary.results) and not summary.cut_short:
+        raise TunebenchError(f"no configuration of any workload succeeded on {summary.device}")
 
 
 def _check(options: TuneOptions) -> None:
@@ -266,79 +287,6 @@ def _plan(options: TuneOptions) -> Plan:
     )
 
 
-def _tune_workload(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
-    """Tune one workload, on a cluster for several devices."""
-    from tunebench.tuning import tune, tune_devices
-    from tunebench.workloads import parse
-
-    assert options.workload is not None
-    workload = parse(options.workload) if not plan.variant_files else options.workload
-    single = len(devices) == 1 and devices != ["all"]
-    with show_progress(plan.trials) as watcher:
-        if single:
-            reports = [tune(workload, device=devices[0], db=options.db, plan=plan, watcher=watcher)]
-        else:
-            reports = tune_devices(workload, devices=devices, db=options.db, plan=plan, watcher=watcher)
-    _warn_of_violations(reports)
-    data = [report.to_json() for report in reports]
-    emit(options.as_json, data[0] if single else data, lambda to: render_reports(reports, to))
-    _end(reports)
-    for report in reports:
-        if report.config is None:
-            raise TunebenchError(
-                f"no configuration succeeded on {report.device}; `tunebench show` lists the failures by class"
-            )
-
-
-def _tune_size_range(
-    options: TuneOptions, workloads: Sequence[Workload], device: Device | str | None, plan: Plan
-) -> None:
-    from tunebench.tuning import tune_all
-
-    reports: list[Report] = []
-    with show_progress(plan.trials) as watcher:
-
-        def show(workload: Workload, progress: Progress) -> None:
-            watcher(dataclasses.replace(progress, index=len(reports) + 1, count=len(workloads)))
-
-        for report in tune_all(workloads, device=device, db=options.db, plan=plan, watcher=show):
-            reports.append(report)
-    data = [report.to_json() for report in reports]
-    emit(options.as_json, data, lambda to: render_size_range(reports, len(workloads), to))
-    if reports and reports[-1].interrupted:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _tune_from_profile(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
-    from tunebench.tuning import tune_from_profile
-
-    with show_progress(plan.trials) as watcher:
-        summary = tune_from_profile(
-            device=devices[0], db=options.db, plan=plan, retune=options.retune, watcher=watcher
-        )
-    emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
-    if summary.interrupted:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _tune_suite(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
-    from tunebench.tuning import default_trials, tune_suite
-
-    assert options.suite is not None
-    batch, device = options.batch or 1, _one_device(devices)
-    if options.trials is None:
-        plan = dataclasses.replace(plan, trials=default_trials(options.suite, batch, plan))
-    with show_progress(plan.trials) as watcher:
-        summary = tune_suite(
-            options.suite, batch=batch, device=device, db=options.db, plan=plan, watcher=watcher
-        )
-    _warn_of_violations([result.report for result in summary.results if result.report is not None])
-    emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
-    _end([summary])
-    if len(summary.without) == len(summary.results) and not summary.cut_short:
-        raise TunebenchError(f"no configuration of any workload succeeded on {summary.device}")
-
-
 def _warn_of_violations(reports: Sequence[Report]) -> None:
     for violation in (one for report in reports for one in report.violations):
         console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
@@ -357,12 +305,6 @@ def _cache(text: str) -> Literal["cold", "warm"]:
     if text not in ("cold", "warm"):
         raise UnknownName("cache state", text, ("cold", "warm"))
     return "cold" if text == "cold" else "warm"
-
-
-def _one_device(devices: Sequence[Device | str | None]) -> Device | str | None:
-    if len(devices) != 1 or devices == ["all"]:
-        raise InputError("several workloads are tuned for one device at a time: name it by --device")
-    return devices[0]
 
 
 def _cluster_devices(options: TuneOptions) -> list[Device | str | None]:
