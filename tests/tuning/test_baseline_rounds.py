@@ -17,7 +17,8 @@ QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
 
 
 def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
-    with BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2) as baselines:
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2)
+    with baselines.caller:
         baselines.time(0)
         baselines.time(0)
     numpy = next(baseline for baseline in baselines.baselines() if baseline.name == "numpy")
@@ -41,7 +42,7 @@ def test_failing_baseline_is_not_retried_and_its_reason_is_kept(
         return answer
 
     baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=3)
-    monkeypatch.setattr(baselines._caller, "call", call)
+    monkeypatch.setattr(baselines.caller, "call", call)
     for _ in range(3):
         baselines.time(0)
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
@@ -57,7 +58,7 @@ def test_baseline_that_fails_in_a_round_has_no_time_and_the_others_continue(
         [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]
     )
     baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2)
-    monkeypatch.setattr(baselines._caller, "call", lambda *_: next(answers))
+    monkeypatch.setattr(baselines.caller, "call", lambda *_: next(answers))
     for _ in range(2):
         baselines.time(0)
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
@@ -140,14 +139,12 @@ class ProcessCaller:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            if error is None:
-                self._pool.close()
-            else:
+            if any(error):
                 self._pool.stop()
+            else:
+                self._pool.close()
             self._pool.join()
 
 

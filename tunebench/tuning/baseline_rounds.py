@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import CancelledError
-from types import TracebackType
-from typing import Self
 
 from tunebench.device import Device
 from tunebench.errors import ClusterLost
@@ -22,7 +20,7 @@ TIMEOUT_S = 180.0
 
 
 class BaselineRounds:
-    """Times the baselines of a workload in a separate process; a context manager.
+    """Times the baselines of a workload in a separate process, while `caller` is entered.
 
     Args:
         workload: The workload.
@@ -32,6 +30,7 @@ class BaselineRounds:
         rounds: Number of rounds.
 
     Attributes:
+        caller: The caller; a context manager.
         failure: Why timing was given up for all baselines; None if it was not.
         failed: Why single baselines could not be timed, by name; they count in no round.
         rounds: Times of each round, by name of the baseline.
@@ -44,7 +43,7 @@ class BaselineRounds:
         self._protocol = dataclasses.replace(
             protocol, max_s=protocol.max_s / rounds, min_samples=-(-protocol.min_samples // rounds)
         )
-        self._caller = caller
+        self.caller = caller
         self.failure: str | None = None
         self.failed: dict[str, str] = {}
         self.rounds: list[dict[str, Baseline]] = []
@@ -54,7 +53,7 @@ class BaselineRounds:
         if self.failure is not None:
             return
         try:
-            answer = self._caller.call(self._workload, self._device, self._protocol, seed)
+            answer = self.caller.call(self._workload, self._device, self._protocol, seed)
         except (ClusterLost, WorkerLost, ExecutorClosed, CancelledError):  # not an error of a baseline
             raise
         except Exception as error:  # the process boundary of measuring: an error of a baseline ends no run
@@ -84,14 +83,6 @@ class BaselineRounds:
             for name in names
         )
         return tuple(sorted(pooled, key=lambda baseline: baseline.median_us))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._caller.__exit__(kind, error, trace)
 
 
 def stage() -> ProcessStage:

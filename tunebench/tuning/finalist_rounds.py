@@ -73,7 +73,7 @@ class FinalistRounds:
         Raises:
             ClusterLost: if the worker dies `ATTEMPTS` times.
         """
-        with self._baselines:
+        with self._baselines.caller:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     with executor.same_worker():

@@ -298,6 +298,11 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
     state, store, owner = context.state, context.setup.store, context.recorder.owner
     claimed: set[TrialKey] = set()
 
+    def make_task(proposal: Proposal) -> Task:
+        """Return a task that is pruned after compiling if its bound exceeds the incumbent."""
+        prune = not context.setup.predicts and proposal.search.trusted and not proposal.audit
+        return _task(context, proposal, prune=prune)
+
     def claim(proposal: Proposal) -> bool:
         key = context.recorder.key(proposal.search.key, proposal.config)
         repeatable = (proposal.search.key, proposal.config) in state.repeatable
@@ -338,7 +343,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
                 context.searches,
                 executor,
                 context.budget,
-                make_task=lambda proposal: _search_task(context, proposal),
+                make_task=make_task,
                 claim=claim,
                 on_result=on_result,
                 stop_at_gap=context.setup.plan.stop_at_gap,
@@ -365,22 +370,20 @@ def _interruptible(context: RunContext, executor: WorkerExecutor[Task]) -> Itera
         state.pool = executor.pool
 
 
-def _search_task(context: RunContext, proposal: Proposal) -> Task:
-    """Return a task of the search, which is pruned after compiling if its bound exceeds the incumbent."""
-    prune = not context.setup.predicts and proposal.search.trusted and not proposal.audit
-    return dataclasses.replace(_task(context, proposal.search, proposal.config, proposal.row), prune=prune)
-
-
-def _task(context: RunContext, search: VariantSearch, config: Config, row: int) -> Task:
-    tunable = context.variants[search.key]
+def _task(
+    context: RunContext, one: Proposal | TimedConfig, *, prune: bool = False, thorough: bool = False
+) -> Task:
+    tunable = context.variants[one.search.key]
     return Task(
         variant=tunable.variant,
         workload=context.workload,
-        config=config,
+        config=one.config,
         device=context.setup.target.device,
         seed=context.setup.plan.seed + context.budget.done,
-        predicted_us=tunable.predicted_us(row),
-        interval_us=tunable.interval_us(row),
+        predicted_us=tunable.predicted_us(one.row),
+        interval_us=tunable.interval_us(one.row),
+        prune=prune,
+        thorough=thorough,
     )
 
 
@@ -419,9 +422,7 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         context.recorder,
         context.audit,
         baselines,
-        make_task=lambda timed: dataclasses.replace(
-            _task(context, timed.search, timed.config, timed.row), thorough=True
-        ),
+        make_task=lambda timed: _task(context, timed, thorough=True),
         on_progress=context.report_progress,
     )
     with _interruptible(context, executor):
