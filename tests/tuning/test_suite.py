@@ -24,7 +24,7 @@ from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Outcome, Predicted, Result
 from tunebench.task import Task
 from tunebench.tuning import Plan, Progress, TuningSummary, scheduler, tunable
-from tunebench.tuning.run import RunContext
+from tunebench.tuning.run_context import RunContext
 from tunebench.workloads import parse
 
 SOFTMAX = "softmax:rows=64,cols=64,dtype=f32"

@@ -32,7 +32,7 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
 from tunebench.tuning import run
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.run import TuningSetup
+from tunebench.tuning.run_context import TuningSetup
 from tunebench.tuning.tunable import TunableVariant, TuningTarget
 from tunebench.variant import Costs, Variant
 from tunebench.workloads.operators.softmax import Softmax

@@ -27,7 +27,7 @@ from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.report import Progress, ProgressCallback, Report
-from tunebench.tuning.run import TuningSetup
+from tunebench.tuning.run_context import TuningSetup
 from tunebench.tuning.scheduler import SharedBudget, StartExecutor, tune_one
 from tunebench.tuning.size_range import is_size_range, parse_size_range
 from tunebench.tuning.summary import TuningSummary, WorkloadResult

@@ -6,18 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
-from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError
-from tunebench.executor import ExecutorClosed, PoolStatus, WorkerExecutor
+from tunebench.executor import ExecutorClosed, WorkerExecutor
 from tunebench.kernels import variants
 from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
 from tunebench.search.loop import Budget, optimality_proof, run_search
@@ -30,156 +27,14 @@ from tunebench.tuning.baseline_rounds import BaselineRounds
 from tunebench.tuning.finalist import ROUNDS, TimedConfig, pick_finalists, select_best
 from tunebench.tuning.finalist_rounds import FinalistRounds
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Progress, ProgressCallback, Report, Tie
+from tunebench.tuning.report import ProgressCallback, Report, Tie
+from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
 from tunebench.tuning.run_recorder import RunRecorder
-from tunebench.tuning.tunable import TunableVariant, TuningTarget
-from tunebench.tuning.warm import WarmStart, WarmStartSource, warm_starts
+from tunebench.tuning.tunable import TunableVariant
+from tunebench.tuning.warm import WarmStart, warm_starts
 from tunebench.workload import Workload
 
-__all__ = [
-    "RunContext",
-    "RunState",
-    "TuningSetup",
-    "finish",
-    "prepare",
-    "search",
-    "stored_best",
-    "time_finalists",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningSetup:
-    """Shared state of all runs of one call: the device, the plan and the database."""
-
-    target: TuningTarget
-    plan: Plan
-    store: Store
-
-    @property
-    def predicts(self) -> bool:
-        """Whether times are predicted because the device is absent."""
-        return self.target.runner == "offline"
-
-
-@dataclass(slots=True, kw_only=True)
-class RunState:
-    """The part of a run that changes.
-
-    Attributes:
-        outcomes: Number of search trials by outcome class.
-        timed: Configurations that succeeded.
-        repeatable: Variant and configuration of known trials that may run again without a new claim.
-        cached: Number of configurations whose outcome was known before.
-        finals: The finalist rounds, once they began.
-        interrupted: Whether the run was stopped.
-        stopped: Why it was stopped, if not by the user.
-        cut_short: Whether the time limit ended the search.
-        busy_s: Time in which the executor compiled or measured, in seconds.
-        pool: Workers of the cluster, if one measures.
-        waiting: What the run waits for; empty while it runs.
-        phase: Name, finished trials and total trials of the current phase.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    timed: list[TimedConfig] = field(default_factory=list)
-    repeatable: set[tuple[str, Config]] = field(default_factory=set)
-    cached: int = 0
-    finals: FinalistRounds | None = None
-    interrupted: bool = False
-    stopped: str | None = None
-    cut_short: bool = False
-    busy_s: float = 0.0
-    pool: PoolStatus | None = None
-    waiting: str = ""
-    phase: tuple[str, int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """Everything a run needs; made by `prepare`.
-
-    Attributes:
-        setup: Device, plan and database.
-        workload: The workload.
-        variants: The variants to try, by key.
-        skipped: Why other variants are not tried, by key.
-        defaults: The default configuration of each variant, by key.
-        searches: One search per variant.
-        warm: The warm starts, by key of the variant.
-        bound_us: Lower bound of all configurations before compiling, in microseconds.
-        budget: The budget of trials.
-        recorder: Writes to the database.
-        audit: Compares runs with their bounds.
-        retry_policy: How long the database is waited for.
-        on_progress: Called after every trial.
-        state: The part that changes.
-    """
-
-    setup: TuningSetup
-    workload: Workload
-    variants: Mapping[str, TunableVariant]
-    skipped: Mapping[str, str]
-    defaults: Mapping[str, Config]
-    searches: list[VariantSearch]
-    warm: dict[str, WarmStart]
-    bound_us: float
-    budget: Budget
-    recorder: RunRecorder
-    audit: BoundAudit
-    retry_policy: RetryPolicy
-    on_progress: ProgressCallback
-    state: RunState
-
-    @property
-    def best_us(self) -> float:
-        """Time of the incumbent, in microseconds; infinite before the first success."""
-        return min((search.best_us for search in self.searches), default=float("inf"))
-
-    @property
-    def sources(self) -> tuple[WarmStartSource, ...]:
-        """The records that warm-start the search."""
-        return tuple(source for start in self.warm.values() for source in start.sources)
-
-    def revision(self, variant: str, config: Config) -> str:
-        """Return the current revision of a configuration.
-
-        Raises:
-            ConfigError: if the configuration is not in the current space.
-        """
-        self.variants[variant].table.space.ordinals(config)
-        return self.recorder.revision(variant, config)
-
-    def report_progress(self, phase: str, done: int, total: int) -> None:
-        """Call the progress callback."""
-        state = self.state
-        state.phase = (phase, done, total)
-        tried = sum(state.outcomes.values())
-        rate = self.recorder.elapsed_s / tried if tried else None
-        self.on_progress(
-            Progress(
-                phase=phase,
-                done=done,
-                total=total,
-                outcomes=dict(state.outcomes),
-                masked=sum(search.masked for search in self.searches),
-                cached=state.cached,
-                best_us=min((timed.median()[0] for timed in state.timed), default=None),
-                bound_us=self.bound_us,
-                seconds_left=rate * (total - done) if rate is not None and phase == "search" else None,
-                elsewhere=sum(source.records for source in self.sources),
-                unlikely=sum(search.postponed.count for search in self.searches),
-                waiting=state.waiting,
-                device=self.setup.target.device.key,
-                pool=state.pool,
-                workload=str(self.workload),
-            )
-        )
-
-    def report_waiting(self, line: str) -> None:
-        """Call the progress callback with the reason for which the run waits."""
-        self.state.waiting = line
-        self.report_progress(*self.state.phase)
+__all__ = ["deadline", "finish", "prepare", "search", "stored_best", "time_finalists"]
 
 
 # -- before the search -------------------------------------------------------------------------------------

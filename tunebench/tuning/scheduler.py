@@ -22,7 +22,7 @@ from tunebench.tuning import run
 from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
 from tunebench.tuning.finalist import select_best
 from tunebench.tuning.report import Progress, ProgressCallback, Report
-from tunebench.tuning.run import RunContext, TuningSetup
+from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
 from tunebench.tuning.weighted_workload import WeightedWorkload
 

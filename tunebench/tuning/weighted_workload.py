@@ -12,7 +12,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.kernels import variants
 from tunebench.tuning.budget_scheduler import TaskState
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.run import RunContext
+from tunebench.tuning.run_context import RunContext
 from tunebench.tuning.tunable import TunableVariant, TuningTarget, find_variants
 from tunebench.workload import Workload
 from tunebench.workloads import parse, suite
