@@ -16,17 +16,9 @@ from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 
 
-def executor(*, overlap: bool = True, timeout_s: float = 30.0) -> LocalExecutor:
-    return LocalExecutor(
-        compiling=ProcessStage(function=stages.compile_task, start=stages.start, workers=2),
-        measuring=ProcessStage(function=stages.measure_task, start=stages.start, timeout_s=timeout_s),
-        overlap=overlap,
-    )
-
-
 @pytest.fixture(scope="module")
 def workers() -> Iterator[LocalExecutor]:
-    with executor(timeout_s=2.0) as workers:
+    with stages.start_executor(0, TestLocal.timeout_s) as workers:
         yield workers
 
 
@@ -36,7 +28,7 @@ class TestLocal(ExecutorContract):
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> None:
-    with executor(overlap=overlap) as workers:
+    with stages.start_executor(0, overlap=overlap) as workers:
         wait([workers.submit(task())])  # workers are up
         both = False
         futures = [workers.submit(task(compiling="slow", run="slow")) for _ in range(6)]

@@ -37,7 +37,7 @@ def task(*, compiling: str = "ok", run: str = "ok", us: int = 7, folder: str = "
     """Return a task for the stages of `executor_stages`.
 
     Args:
-        compiling: Behaviour of the compiling stage: ok, fail, crash, slow or bug.
+        compiling: Behaviour of the compiling stage: ok, fail, crash, hang, slow or bug.
         run: Behaviour of the measuring stage: ok, crash, exit, hang, slow, wait or kill.
         us: Time that the measuring stage reports, in microseconds.
         folder: Folder where the behaviour `wait` creates and awaits files.
@@ -59,7 +59,7 @@ class ExecutorContract:
     """Tests that every executor must pass; they share the fixture `workers`, and the last one closes it.
 
     Attributes:
-        timeout_s: Time limit of the executor's measuring stage, in seconds.
+        timeout_s: Time limit of each stage of the executor, in seconds.
     """
 
     timeout_s: float
@@ -71,20 +71,26 @@ class ExecutorContract:
             outcome(workers.submit(task())),
             outcome(workers.submit(task(compiling="fail"))),
             outcome(workers.submit(task(compiling="crash"))),
+            outcome(workers.submit(task(compiling="hang"))),
             outcome(workers.submit(task(run="crash"))),
             outcome(workers.submit(task(run="exit"))),
             outcome(workers.submit(task(run="hang"))),
             outcome(workers.submit(task(us=9))),
         ]
-        expected = [Measured, CompileFailed, CompileFailed, Crashed, Crashed, TimedOut, Measured]
-        assert [type(item) for item in found] == expected
-        assert found[1].reason == "syntax error"
-        assert (found[1].refused, found[2].refused) == (True, False)
-        assert "SIGSEGV" in found[2].reason
-        assert found[3].reason == "worker killed by SIGKILL"
-        assert found[4].reason == "worker exited with code 3"
-        assert found[5].reason == f"no answer within {self.timeout_s:g} s"
-        assert found[6].median_us == 9
+        measured, *failed, last = found
+        assert [type(item) for item in (measured, last)] == [Measured, Measured]
+        assert [type(item) for item in failed] == [*[CompileFailed] * 3, Crashed, Crashed, TimedOut]
+        assert [item.refused for item in failed[:3]] == [True, False, False]
+        late = f"no answer within {self.timeout_s:g} s"
+        assert [item.reason for item in failed] == [
+            "syntax error",
+            "the compiler: worker killed by SIGSEGV",
+            f"the compiler: {late}",
+            "worker killed by SIGKILL",
+            "worker exited with code 3",
+            late,
+        ]
+        assert last.median_us == 9
 
     def test_compile_time_is_counted_and_the_incumbent_reaches_the_worker(
         self, workers: WorkerExecutor[Task]

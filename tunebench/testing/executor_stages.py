@@ -25,12 +25,14 @@ def start(*_arguments: Any) -> None:
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
-    """Compile nothing; fail, crash, sleep or raise, according to the configuration's `compile`."""
+    """Compile nothing; fail, crash, hang, sleep or raise, according to the configuration's `compile`."""
     behaviour = task.config["compile"]
     if behaviour == "fail":
         return CompileFailed(reason="syntax error")
     if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour == "hang":
+        threading.Event().wait()
     if behaviour == "slow":
         time.sleep(0.2)
     if behaviour == "bug":
@@ -97,14 +99,15 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def start_executor(_compilers: int, timeout_s: float = 30.0) -> LocalExecutor:
+def start_executor(_compilers: int, timeout_s: float = 30.0, *, overlap: bool = True) -> LocalExecutor:
     """Return a local executor of these stages; cluster workers call this function by name.
 
     Args:
-        timeout_s: Time limit of the measuring stage, in seconds.
+        timeout_s: Time limit of each stage, in seconds.
+        overlap: Whether compiling and measuring may overlap.
     """
     return LocalExecutor(
-        compiling=ProcessStage(function=compile_task, start=start, workers=2),
+        compiling=ProcessStage(function=compile_task, start=start, workers=2, timeout_s=timeout_s),
         measuring=ProcessStage(function=measure_task, start=start, timeout_s=timeout_s),
-        overlap=True,
+        overlap=overlap,
     )
