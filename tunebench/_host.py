@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cpu", "gpus"]
+__all__ = ["cores", "cpu", "gpus"]
 
 ASSUMED_CLOCK_MHZ = 5500.0
 """Clock assumed of a CPU that does not report its highest clock (a virtual machine hides its turbo clock)."""
@@ -45,7 +45,6 @@ def cpu() -> dict[str, Any]:
     Cores are those that this process may run on. Rates assume two full-width multiply-add units per core.
     """
     facts = _cpuinfo()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     flags = set(facts.get("flags", "").split())
     machine = platform.machine().lower()
     level = next((name for flag, name in _X86_LEVELS if flag in flags), machine)
@@ -54,13 +53,18 @@ def cpu() -> dict[str, Any]:
         "name": slug(facts.get("model name") or platform.processor() or machine),
         "kind": "cpu",
         "architecture": level,
-        "sm_count": cores,
+        "sm_count": cores(),
         "max_clock_mhz": clock / 1e3 if clock else ASSUMED_CLOCK_MHZ,
         "dram_gb_s": ASSUMED_DRAM_GB_S,
         "l2_bytes": _last_level_cache_bytes(),
         "fma_per_clock": _FMA_PER_CLOCK.get(level, 16.0),
         "assumed": True,
     }
+
+
+def cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpuinfo() -> dict[str, str]:

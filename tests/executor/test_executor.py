@@ -10,7 +10,7 @@ from concurrent.futures import wait
 import pytest
 
 from tunebench.executor.local import LocalExecutor
-from tunebench.executor.process import ProcessCaller, ProcessStage, call_once
+from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.outcome import Crashed, Measured
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
@@ -40,14 +40,6 @@ def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> No
     assert both is overlap
 
 
-def test_call_once_runs_in_a_separate_process() -> None:
-    stage = ProcessStage(function=stages.compile_task, start=stages.start)
-    assert call_once(stage, task()).key == "k"
-    assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
-    with pytest.raises(RuntimeError, match="bug"):
-        call_once(stage, task(compiling="bug"))
-
-
 def test_process_caller_reuses_its_process_and_replaces_it_when_it_dies() -> None:
     with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)) as caller:
         first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))
@@ -69,5 +61,5 @@ class _Unloadable:
 
 def test_argument_that_a_worker_cannot_unpickle_raises() -> None:
     stage = ProcessStage(function=stages.compile_task, start=stages.start)
-    with pytest.raises(NameError):
-        call_once(stage, _Unloadable())
+    with ProcessCaller(stage) as caller, pytest.raises(NameError):
+        caller.call(_Unloadable())

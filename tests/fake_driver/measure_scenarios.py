@@ -14,7 +14,7 @@ from tests.fake_driver.variants import CONFIG, Calls, Mapped, MappedPixels, fake
 from tests.toy_variants import NumbaToy, Toy
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
-from tunebench.executor.process import ProcessStage, call_once
+from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.measure import worker
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure.cuda import CudaRunner
@@ -89,7 +89,8 @@ def scenarios() -> dict[str, Any]:
     seen["after the fault"] = cold.run(Calls("right"))
     setup = Setup(runner="cuda", device=DEVICE, protocol=COLD)
     stage = ProcessStage(function=worker.measure, start=worker.start, start_arguments=(setup,))
-    died = call_once(stage, task(Calls("illegal")), fake_binary(Calls("illegal")), None)
+    with ProcessCaller(stage) as caller:
+        died = caller.call(task(Calls("illegal")), fake_binary(Calls("illegal")), None)
     seen["worker"] = to_json(died)
     return seen
 

@@ -12,7 +12,7 @@ from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.errors import DeviceError
-from tunebench.executor.process import ProcessStage, call_once
+from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.measure import worker
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner
@@ -159,7 +159,8 @@ def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
         function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s
     )
     variant = ToyVariant(text)
-    return call_once(stage, ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
+    with ProcessCaller(stage) as caller:
+        return caller.call(ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
 
 
 @pytest.mark.parametrize("case", DEADLY)

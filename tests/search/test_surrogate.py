@@ -38,13 +38,17 @@ def prospects(table: Table = TABLE, **more: object) -> Prospects:
     return Prospects(table=table, bounds_us=np.zeros(len(table)), **more)  # type: ignore[arg-type]
 
 
-def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> float:
+def searched(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> VariantSearch:
     search = VariantSearch("any", known, sampler="surrogate", seed=seed)
     for _ in range(asks):
         proposal = search.ask(math.inf)
         assert proposal is not None
         search.tell(proposal, measured(float(truth[proposal.row])))
-    return search.best_us
+    return search
+
+
+def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> float:
+    return searched(asks, seed, known, truth).best_us
 
 
 def test_coordinates_are_scaled_from_zero_to_one() -> None:
@@ -149,12 +153,7 @@ def test_sampler_learns_from_failures_and_aborts() -> None:
 
 
 def test_pending_trials_are_not_repeated_and_proposals_spread() -> None:
-    truth = times()
-    search = VariantSearch("any", prospects(), sampler="surrogate", seed=2)
-    for _ in range(20):
-        proposal = search.ask(math.inf)
-        assert proposal is not None
-        search.tell(proposal, measured(float(truth[proposal.row])))
+    search = searched(20, 2, prospects(), times())
     pending = [search.ask(math.inf) for _ in range(6)]
     assert len({p.row for p in pending if p is not None}) == 6
 

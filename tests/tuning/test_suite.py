@@ -353,22 +353,6 @@ def test_ctrl_c_explains_how_to_continue(file: Path, use: Use, capsys: pytest.Ca
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--suite", "gpt2", "-w", SOFTMAX), "exclude one another"),
-        (("-w", SOFTMAX, "--batch", "2"), "--batch goes with --suite"),
-        (("--suite", "no.toml"), "no.toml cannot be read"),
-        (("--suite", "gpt2", "--cluster", "local", "--arch", "all"), "one device at a time"),
-    ],
-)
-def test_incompatible_options_are_refused(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["tune", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
     """Tune two workloads on this CPU, with one trial each and their finalists."""
     suite = {SOFTMAX: 1, SOFTMAX.replace("64", "32"): 1}

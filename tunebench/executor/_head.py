@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import tempfile
 from typing import Any
 
+from tunebench._host import cores
 from tunebench.executor._message import WorkerRequest
 
 __all__ = ["connect"]
@@ -52,7 +52,7 @@ def _start_here() -> tuple[Any, str]:
         folder = tempfile.mkdtemp(prefix="tb-", dir="/tmp")
     ray.init(
         address="local",
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        num_cpus=cores(),
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,

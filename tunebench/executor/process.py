@@ -20,7 +20,7 @@ from pebble import ProcessExpired, ProcessPool
 from tunebench.fault import describe_exit
 from tunebench.outcome import Crashed, TimedOut
 
-__all__ = ["ProcessCaller", "ProcessStage", "answer_of", "call_once"]
+__all__ = ["ProcessCaller", "ProcessStage", "answer_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,3 @@ class ProcessCaller:
             else:
                 self._pool.close()
             self._pool.join()
-
-
-def call_once(stage: ProcessStage, *arguments: Any) -> Any:
-    """Call the function of a stage in a separate process, and return its result (see `ProcessCaller`)."""
-    with ProcessCaller(stage) as caller:
-        return caller.call(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ class VariantSearch:
         self._reopened: list[int] = []  # pruned rows to propose again, which samplers treat as tried
         self._rng = np.random.default_rng(seed)
         self.asked = 0
-        self.best_us = float("inf")
+        self.best_us = math.inf
         self._first: list[Config] = []
         self._learned_pruner = LearnedPruner(prospects) if learned_pruner else None
         self.postponed = PostponedConfigs.none(len(self.table))
@@ -231,20 +232,20 @@ class VariantSearch:
         """Learn the outcome of a proposal."""
         self._learn(proposal.row, outcome)
         value = time_us(outcome)
-        if value is not None:
-            self.best_us = min(self.best_us, value)
         for name, figure in _observed(outcome).items():
             proposal.trial.set_user_attr(name, figure)
         if Config(proposal.trial.params) != proposal.config:  # another row was run than the sampler proposed
-            self.study.tell(proposal.trial, state=TrialState.FAIL)
+            self.drop(proposal)
             self._add(proposal.config, outcome)
         elif value is None:
-            self.study.tell(proposal.trial, state=TrialState.FAIL)
+            self.drop(proposal)
         else:
             self.study.tell(proposal.trial, value)
 
     def _learn(self, row: int, outcome: Outcome) -> None:
         self.statuses[row] = config_status(outcome)
+        took_us = time_us(outcome)
+        self.best_us = self.best_us if took_us is None else min(self.best_us, took_us)
         self._update_pruner(row, outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
@@ -255,18 +256,16 @@ class VariantSearch:
 
     def _update_pruner(self, row: int, outcome: Outcome) -> None:
         """Update the learned pruner; the fastest sample of an aborted run counts as its time."""
-        took_us = float("inf") if failed(outcome) else time_us(outcome) or _observed(outcome).get(OBSERVED_US)
+        took_us = math.inf if failed(outcome) else time_us(outcome) or _observed(outcome).get(OBSERVED_US)
         if self._learned_pruner is not None and took_us is not None:
             self._learned_pruner.tell(row, took_us)
 
     def drop(self, proposal: Proposal) -> None:
-        """Drop a proposal that another process tries."""
+        """End the trial of a proposal without a value, such as that of one which another process tries."""
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _add(self, config: Config, outcome: Outcome) -> None:
         value = time_us(outcome)
-        if value is not None:
-            self.best_us = min(self.best_us, value)
         self.study.add_trial(
             create_trial(
                 params=dict(config),

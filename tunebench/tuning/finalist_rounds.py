@@ -8,7 +8,6 @@ from concurrent.futures import CancelledError, wait
 from tunebench.db.record import NewMeasurement
 from tunebench.errors import ClusterLost
 from tunebench.executor import ExecutorClosed, WorkerExecutor, WorkerLost
-from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.outcome import Measured
 from tunebench.task import Task
@@ -34,6 +33,7 @@ class FinalistRounds:
         on_progress: Called with the phase, its finished trials and its total trials.
 
     Attributes:
+        baselines: The times of the baselines.
         finalists: The finalists that succeeded in all rounds; empty until the rounds are complete.
     """
 
@@ -46,18 +46,9 @@ class FinalistRounds:
         make_task: Callable[[TimedConfig], Task],
         on_progress: Callable[[str, int, int], None],
     ) -> None:
-        self._recorder, self._audit, self._baselines = recorder, audit, baselines
+        self._recorder, self._audit, self.baselines = recorder, audit, baselines
         self._make_task, self._on_progress = make_task, on_progress
         self.finalists: list[TimedConfig] = []
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """Why baselines have no times, by name; key `baselines` if all of them failed."""
-        return self._baselines.failures
-
-    def baselines(self) -> tuple[Baseline, ...]:
-        """Return the times of the baselines over all rounds, fastest first."""
-        return self._baselines.baselines()
 
     def run(self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], seed: int | None) -> None:
         """Time all finalists in turn, so that one lucky sample cannot win. Ctrl-C passes through.
@@ -73,7 +64,7 @@ class FinalistRounds:
         Raises:
             ClusterLost: if the worker dies `ATTEMPTS` times.
         """
-        with self._baselines.caller:
+        with self.baselines.caller:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     with executor.same_worker():
@@ -90,7 +81,7 @@ class FinalistRounds:
 
     def _discard(self, finalists: Sequence[TimedConfig]) -> None:
         """Discard incomplete rounds; the times of the search remain."""
-        self._baselines.discard()
+        self.baselines.discard()
         for timed in finalists:
             timed.rounds.clear()
 
@@ -104,7 +95,7 @@ class FinalistRounds:
                 self._time(executor, timed, number)
             if seed is not None:
                 self._on_progress("baselines", number, ROUNDS)
-                self._baselines.time(seed)
+                self.baselines.time(seed)
 
     def _time(self, executor: WorkerExecutor[Task], timed: TimedConfig, number: int) -> None:
         if timed.failed:
@@ -142,7 +133,7 @@ class FinalistRounds:
 
     def versus(self, selected: FinalSelection) -> dict[str, Comparison]:
         """Return the comparisons of the best, including that with the fastest baseline."""
-        found, baselines = dict(selected.versus), self.baselines()
+        found, baselines = dict(selected.versus), self.baselines.baselines()
         versus_baselines = self._versus_baselines(selected.best)
         if baselines and baselines[0].name in versus_baselines:
             found["baseline"] = versus_baselines[baselines[0].name]
@@ -151,10 +142,10 @@ class FinalistRounds:
     def _versus_baselines(self, timed: TimedConfig) -> dict[str, Comparison]:
         """Compare a finalist with each baseline by their common rounds, without failed baselines."""
         found = {}
-        for name in (baseline.name for baseline in self.baselines()):
+        for name in (baseline.name for baseline in self.baselines.baselines()):
             rounds = {
                 number: times[name]
-                for number, times in enumerate(self._baselines.rounds)
+                for number, times in enumerate(self.baselines.rounds)
                 if name in times and number in timed.rounds
             }
             if rounds:

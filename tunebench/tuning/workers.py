@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable
 
 from tunebench._environment import cache_folder
+from tunebench._host import cores
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
 from tunebench.errors import DeviceError
@@ -37,20 +37,19 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
     setup = measure_worker.Setup(
         runner=target.runner, device=target.device, protocol=plan.protocol, variant_files=files
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LocalExecutor(
         compiling=ProcessStage(
             function=compile_worker.compile_task,
             start=compile_worker.start,
             start_arguments=(cache_folder() / "binaries", files),
-            workers=plan.workers or compilers or cores,
+            workers=plan.workers or compilers or cores(),
             timeout_s=COMPILE_TIMEOUT_S,
         ),
         measuring=ProcessStage(
             function=measure_worker.measure,
             start=measure_worker.start,
             start_arguments=(setup,),
-            workers=cores if offline else 1,
+            workers=cores() if offline else 1,
             timeout_s=plan.timeout_s,
         ),
         bound=None if offline else functools.partial(task_bound_us, cache=plan.protocol.cache),
