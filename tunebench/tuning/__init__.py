@@ -272,7 +272,6 @@ def tune_suite(
     plan = plan or Plan(trials=default_trials(suite, batch))
     names = _names(plan)
     name, workloads = suite_workloads(suite, batch)
-
     find = functools.partial(find_any, name, workloads, plan=plan, names=names)
     with _setup(workloads, device, db, plan, find) as (setup, start):
         budget = SharedBudget(setup, name, workloads, watcher or _ignore)
