@@ -24,8 +24,9 @@ from tunebench.space import Config
 from tunebench.tuning import Plan, Progress, warm
 from tunebench.tuning.run import finish, prepare
 from tunebench.tuning.run_context import RunContext, TuningSetup
-from tunebench.tuning.tunable import find_variants, tuning_target
+from tunebench.tuning.tunable import tuning_target
 from tunebench.tuning.warm import FIRST, LEAST_TIMED, WarmStart, distance, warm_starts
+from tunebench.tuning.weighted_workload import WeightedWorkload
 from tunebench.workloads import parse
 
 FORTY = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
@@ -196,8 +197,9 @@ def begun(store: Store, asks: int = 0, **changes: object) -> tuple[RunContext, l
     """Return a run that has not measured yet, and the configurations that it would try first."""
     problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
     setup = TuningSetup(target=tuning_target(HERE), plan=plan, store=store)
-    found = find_variants(problem, HERE, (KEY,))
-    context = prepare(setup, problem, found, lambda progress: None)
+    one = WeightedWorkload(workload=problem)
+    one.find_variants(setup.target, plan, (KEY,))
+    context = prepare(setup, one, lambda progress: None)
     [search] = context.searches
     proposals = [search.ask(search.best_us) for _ in range(asks)]
     return context, [proposal.config["copy"] for proposal in proposals if proposal is not None]

@@ -30,10 +30,11 @@ from tunebench.kernels import load_file
 from tunebench.outcome import Crashed, Measured, Outcome, Result, Verification
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
-from tunebench.tuning import run
 from tunebench.tuning.plan import Plan
+from tunebench.tuning.run import tune_one
 from tunebench.tuning.run_context import TuningSetup
 from tunebench.tuning.tunable import TunableVariant, TuningTarget
+from tunebench.tuning.weighted_workload import WeightedWorkload
 from tunebench.variant import Costs, Variant
 from tunebench.workloads.operators.softmax import Softmax
 
@@ -184,11 +185,9 @@ def tune(store: Store, workload: Softmax, seed: int, trials: int = SIDE * SIDE) 
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
     target = TuningTarget(device=device, runner="cpu")
     setup = TuningSetup(target=target, plan=plan, store=store)
-    context = run.prepare(setup, workload, (found, {}), lambda progress: None)
+    one = WeightedWorkload(workload=workload, variants=found)
     with _StandInExecutor(seed) as executor:
-        run.search(context, executor)
-        run.time_finalists(context, executor)
-    run.finish(context)
+        tune_one(setup, one, lambda: executor, lambda progress: None)
 
 
 def tune_forever(db: str, journal: Path, seed: int, workloads: int) -> None:

@@ -2,8 +2,7 @@
 
 `tune` tunes one workload, `tune_all` several one after another (a size range), `tune_from_profile` those of a
 recorded profile, `tune_suite` those of a suite with one budget, `tune_devices` one workload on several
-devices of a cluster. All are thin wrappers of one scheduler (`tunebench.tuning.scheduler`), which calls for
-each workload
+devices of a cluster. For each workload, all call
 
     prepare -> search -> time_finalists -> finish     (`tunebench.tuning.run`)
 """
@@ -27,8 +26,9 @@ from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.report import Progress, ProgressCallback, Report
+from tunebench.tuning.run import StartExecutor, tune_one
 from tunebench.tuning.run_context import TuningSetup
-from tunebench.tuning.scheduler import SharedBudget, StartExecutor, tune_one
+from tunebench.tuning.scheduler import SharedBudget
 from tunebench.tuning.size_range import is_size_range, parse_size_range
 from tunebench.tuning.summary import TuningSummary, WorkloadResult
 from tunebench.tuning.tunable import TuningTarget, tuning_target

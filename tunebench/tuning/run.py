@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -32,9 +32,45 @@ from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
 from tunebench.tuning.run_recorder import RunRecorder
 from tunebench.tuning.tunable import TunableVariant
 from tunebench.tuning.warm import WarmStart, warm_starts
-from tunebench.workload import Workload
+from tunebench.tuning.weighted_workload import WeightedWorkload
 
-__all__ = ["deadline", "finish", "prepare", "search", "stored_best", "time_finalists"]
+__all__ = [
+    "StartExecutor",
+    "deadline",
+    "finish",
+    "prepare",
+    "search",
+    "stored_best",
+    "time_finalists",
+    "tune_one",
+]
+
+StartExecutor = Callable[[], WorkerExecutor[Task]]
+"""Starts the executor at the first call, and returns it."""
+
+
+def tune_one(
+    setup: TuningSetup,
+    one: WeightedWorkload,
+    start: StartExecutor,
+    on_progress: ProgressCallback,
+    until: float | None = None,
+) -> Report:
+    """Tune one workload with the full budget of the plan; it warm-starts from those tuned before.
+
+    Args:
+        setup: Device, plan and database.
+        one: The workload, whose variants are found.
+        start: Starts the executor; called once the workload is prepared.
+        on_progress: Called after every trial.
+        until: Reading of `time.monotonic` at which the search ends; None applies `Plan.minutes`.
+    """
+    context = prepare(setup, one, on_progress, until or deadline(setup.plan))
+    executor = start()
+    search(context, executor)
+    if not context.state.interrupted and not setup.predicts:
+        time_finalists(context, executor)
+    return finish(context)
 
 
 # -- before the search -------------------------------------------------------------------------------------
@@ -42,8 +78,7 @@ __all__ = ["deadline", "finish", "prepare", "search", "stored_best", "time_final
 
 def prepare(
     setup: TuningSetup,
-    workload: Workload,
-    found: tuple[list[TunableVariant], Mapping[str, str]],
+    one: WeightedWorkload,
     on_progress: ProgressCallback,
     until: float | None = None,
 ) -> RunContext:
@@ -51,28 +86,27 @@ def prepare(
 
     Args:
         setup: Device, plan and database.
-        workload: The workload.
-        found: The variants to try, and why others are skipped.
+        one: The workload, whose variants are found.
         on_progress: Called after every trial.
         until: Reading of `time.monotonic` at which the search stops; None has no limit.
     """
-    tunable, skipped = found
+    workload, tunable = one.workload, one.variants
     plan, device = setup.plan, setup.target.device
-    by_key = {one.variant.key: one for one in tunable}
+    by_key = {each.variant.key: each for each in tunable}
     policy = RetryPolicy(notify=lambda line: context.report_waiting(line))
     setup.store.retry_policy = policy
     context = RunContext(
         setup=setup,
         workload=workload,
         variants=by_key,
-        skipped=skipped,
-        defaults={key: one.variant.default(workload, device) for key, one in by_key.items()},
+        skipped=one.skipped,
+        defaults={key: each.variant.default(workload, device) for key, each in by_key.items()},
         searches=[],
         warm={},
-        bound_us=min(float(one.bounds.us.min()) for one in tunable),
+        bound_us=min(float(each.bounds.us.min()) for each in tunable),
         budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
         recorder=RunRecorder(
-            setup.store, workload, device, {key: one.variant for key, one in by_key.items()}, plan
+            setup.store, workload, device, {key: each.variant for key, each in by_key.items()}, plan
         ),
         audit=BoundAudit(workload, plan.protocol.cache),
         retry_policy=policy,
@@ -82,7 +116,7 @@ def prepare(
     for key in by_key:  # mark the records of earlier sources as stale
         setup.store.recheck(*context.recorder.scope(key), functools.partial(context.revision, key))
     context.warm.update(_warm_starts(context))
-    context.searches.extend([_search_of(context, one) for one in tunable])
+    context.searches.extend([_search_of(context, each) for each in tunable])
     context.budget.done = min(context.recorder.begin(), plan.trials)
     return context
 

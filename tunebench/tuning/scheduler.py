@@ -1,8 +1,6 @@
-"""The division of trials between workloads that share one executor.
+"""The division of one budget of trials between the workloads of a suite, which share one executor.
 
-`tune_one` gives a workload a full budget: a single workload, or each of a size range or a profile in turn.
-`SharedBudget` gives rounds of one budget to the workloads of a suite where they save the most time. Both
-prepare, search and finish each workload by the functions of `tunebench.tuning.run`.
+`SharedBudget` prepares, searches and finishes each workload by the functions of `tunebench.tuning.run`.
 """
 
 from __future__ import annotations
@@ -26,38 +24,10 @@ from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
 from tunebench.tuning.weighted_workload import WeightedWorkload
 
-__all__ = ["SharedBudget", "StartExecutor", "tune_one"]
+__all__ = ["SharedBudget"]
 
 LEAST_ROUNDS = 4
 """Rounds that each workload could get if all got equally many; a limit on the length of a round."""
-
-StartExecutor = Callable[[], WorkerExecutor[Task]]
-"""Starts the executor at the first call, and returns it."""
-
-
-def tune_one(
-    setup: TuningSetup,
-    one: WeightedWorkload,
-    start: StartExecutor,
-    on_progress: ProgressCallback,
-    until: float | None = None,
-) -> Report:
-    """Tune one workload with the full budget of the plan; it warm-starts from those tuned before.
-
-    Args:
-        setup: Device, plan and database.
-        one: The workload, whose variants are found.
-        start: Starts the executor; called once the workload is prepared.
-        on_progress: Called after every trial.
-        until: Reading of `time.monotonic` at which the search ends; None applies `Plan.minutes`.
-    """
-    found = (one.variants, one.skipped)
-    context = run.prepare(setup, one.workload, found, on_progress, until or run.deadline(setup.plan))
-    executor = start()
-    run.search(context, executor)
-    if not context.state.interrupted and not setup.predicts:
-        run.time_finalists(context, executor)
-    return run.finish(context)
 
 
 class SharedBudget:
@@ -105,9 +75,9 @@ class SharedBudget:
             self._interrupted = True
 
     def _prepare(self, one: WeightedWorkload) -> None:
-        found, on_progress = (one.variants, one.skipped), functools.partial(self._report_progress, one)
+        on_progress = functools.partial(self._report_progress, one)
         try:
-            context = run.prepare(self._setup, one.workload, found, on_progress, self._until)
+            context = run.prepare(self._setup, one, on_progress, self._until)
         except TunebenchError as error:
             _fail(one, error)
             return
