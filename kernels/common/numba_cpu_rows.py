@@ -8,11 +8,14 @@ loop is generated, since Numba compiles no variable number of arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from tunebench.device import Device
 from tunebench.kernels.common.expression import compiled, filled
 from tunebench.kernels.common.numba_cpu import address
-from tunebench.space import Constraint, Parameter
+from tunebench.space import Constraint, Parameter, Table
+from tunebench.variant import Costs, NumbaCpuVariant
+from tunebench.workload import Workload
 
 __all__ = [
     "CHUNK",
@@ -21,11 +24,14 @@ __all__ = [
     "FASTMATH",
     "PIECES",
     "ROW_BLOCK",
+    "NumbaCpuRows",
     "default_chunk",
     "default_row_block",
     "piece_kernel",
     "row_kernel",
 ]
+
+R = TypeVar("R", bound=Workload)
 
 CHUNK = Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements that a loop processes")
 ROW_BLOCK = Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows of a task")
@@ -36,6 +42,21 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 FASTMATH = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
 """LLVM fast-math flags of row kernels; NaN and infinities keep their meaning."""
+
+
+class NumbaCpuRows(NumbaCpuVariant[R]):
+    """A variant for matrices (rows, cols), with the fast-math flags of row kernels.
+
+    Attributes:
+        fma: Multiply-adds of an element.
+    """
+
+    fastmath = FASTMATH
+    fma: ClassVar[float]
+
+    def costs(self, workload: Any, table: Table, device: Device) -> Costs:
+        """Count the multiply-adds of the elements."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=self.fma * workload.rows * workload.cols)
 
 
 class _Matrix(Protocol):

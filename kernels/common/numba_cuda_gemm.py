@@ -15,10 +15,10 @@ from tunebench.dtype import storage
 from tunebench.kernels.common import gemm
 from tunebench.kernels.common.cuda import first_product
 from tunebench.kernels.common.gemm_variant import GemmOperation, W
-from tunebench.space import Config, Constraint, Parameter, Table
+from tunebench.space import Config, Constraint, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 
-__all__ = ["GROUP_M", "PARAMETERS", "NumbaCudaTiledGemm", "constraints", "group_is_useful"]
+__all__ = ["NumbaCudaTiledGemm", "space_of"]
 
 MAX_STATIC_SMEM_BYTES = 48 * 1024
 """Most static shared memory per block. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
@@ -46,7 +46,7 @@ def _smem_bytes(bm: Any, bn: Any, bk: Any, matrices: int) -> Any:
     return 4 * (bm * (bk + 1) + matrices * bk * (bn + 1))
 
 
-def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
+def _constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
     """Return the constraints on `PARAMETERS` for the products of an operator."""
     matrices = operation.MATRICES
 
@@ -67,9 +67,21 @@ def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
     )
 
 
-def group_is_useful(bm: Any, group_m: Any, workload: Any) -> Any:
+def _group_is_useful(bm: Any, group_m: Any, workload: Any) -> Any:
     """Rows of tiles are grouped only if there are several."""
     return (group_m == 1) | (bm < workload.m)
+
+
+def space_of(operation: GemmOperation, *, with_group: bool = True) -> Space:
+    """Return the search space for the products of an operator.
+
+    Args:
+        operation: The operator's products.
+        with_group: Whether the space has `GROUP_M`.
+    """
+    if not with_group:
+        return Space(PARAMETERS, _constraints(operation))
+    return Space((*PARAMETERS, GROUP_M), (*_constraints(operation), _group_is_useful))
 
 
 class NumbaCudaTiledGemm(NumbaCudaVariant[W]):

@@ -19,11 +19,10 @@ from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Tiling,
 from tunebench.workload import Workload
 
 __all__ = [
-    "CONSTRAINTS",
-    "PARAMETERS",
     "NumbaCudaRows",
     "block_reduction",
     "device_function",
+    "passes_space",
     "row_costs",
     "row_reduction",
 ]
@@ -39,6 +38,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     # Threads without an element are useless.
     lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
 )
+
+
+def passes_space(statistics: str) -> Space:
+    """Return the search space of kernels that compute two statistics of a row, together or in turn.
+
+    Args:
+        statistics: Their names, for the help of the parameter.
+    """
+    passes = Parameter("passes", (2, 3), f"2: {statistics} together; 3: one after the other")
+    return Space((*PARAMETERS, passes), CONSTRAINTS)
 
 
 class NumbaCudaRows(NumbaCudaVariant[R]):

@@ -13,9 +13,8 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, rank
-from tunebench.kernels.common.numba_cpu_rows import CHUNK, CONSTRAINTS, EXP, FASTMATH, default_chunk
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant
+from tunebench.kernels.common.numba_cpu_rows import CHUNK, CONSTRAINTS, EXP, NumbaCpuRows, default_chunk
+from tunebench.space import Config, Parameter, Space
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
@@ -33,14 +32,14 @@ SPACE = Space(
 )
 
 
-class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
+class NumbaCpuCrossEntropy(NumbaCpuRows[CrossEntropy]):
     """Forward variant for every size and type."""
 
     name = "numba_cpu"
     operator = CrossEntropy
     direction = "forward"
     space = SPACE
-    fastmath = FASTMATH
+    fma = 1.0  # a subtraction and an addition, two per instruction
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
         """Return chunks of 1 KiB in f32, and parts if there are few rows."""
@@ -49,10 +48,6 @@ class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
             p for p in (1, 2, 4, 8, 16) if p == 1 or (workload.rows * p <= 64 and p * chunk <= workload.cols)
         )
         return Config({"chunk": chunk, "parts": parts, "exp": "poly"})
-
-    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count one subtraction and one addition for each element."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.rows * workload.cols))
 
     def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
         """Return memory for the maximum and the sum of each part of each row."""

@@ -11,9 +11,8 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import exponential, jitted, load, store
-from tunebench.kernels.common.numba_cpu_rows import EXP, FASTMATH, piece_kernel
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant
+from tunebench.kernels.common.numba_cpu_rows import EXP, NumbaCpuRows, piece_kernel
+from tunebench.space import Config, Parameter, Space
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 SPACE = Space(
@@ -29,14 +28,14 @@ SPACE = Space(
 )
 
 
-class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
+class NumbaCpuCrossEntropyBackward(NumbaCpuRows[CrossEntropy]):
     """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
     operator = CrossEntropy
     direction = "backward"
     space = SPACE
-    fastmath = FASTMATH
+    fma = 2.0  # the argument of the exponential, and a product
 
     def default(self, workload: CrossEntropy, device: Device) -> Config:
         """Return pieces of up to 16 K elements, and as many rows as have about 16 K elements."""
@@ -47,10 +46,6 @@ class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
             if b == 1 or (b * 2 <= workload.rows and b * min(piece, workload.cols) <= 16384)
         )
         return Config({"piece": piece, "row_block": row_block, "exp": "poly"})
-
-    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count a multiply-add of the exponential's argument, and a product."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
         """Return the kernel `(x, target, lse, dloss, dx)` for the workload's type."""

@@ -15,18 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.kernels.common.numba_cuda_gemm import (
-    GROUP_M,
-    PARAMETERS,
-    NumbaCudaTiledGemm,
-    constraints,
-    group_is_useful,
-)
+from tunebench.kernels.common.numba_cuda_gemm import NumbaCudaTiledGemm, space_of
 from tunebench.kernels.gated_gemm import _gated
-from tunebench.space import Config, Space
+from tunebench.space import Config
 from tunebench.workloads.operators.gated_gemm import GatedGemm
-
-SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(_gated), group_is_useful))
 
 
 class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
@@ -35,7 +27,7 @@ class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
     name = "numba_cuda"
     operator = GatedGemm
     operation = _gated
-    space = SPACE
+    space = space_of(_gated)
 
     def arguments(self, workload: GatedGemm) -> tuple[str, ...]:
         """Return a, b_gate, b_up and c."""

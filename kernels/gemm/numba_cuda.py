@@ -17,22 +17,14 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.kernels.common import gemm
-from tunebench.kernels.common.numba_cuda_gemm import (
-    GROUP_M,
-    PARAMETERS,
-    NumbaCudaTiledGemm,
-    constraints,
-    group_is_useful,
-)
+from tunebench.kernels.common.numba_cuda_gemm import NumbaCudaTiledGemm, space_of
 from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
 from tunebench.kernels.common.prologue import operands
-from tunebench.space import Config, Space
+from tunebench.space import Config
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
-
-SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(gemm), group_is_useful))
 
 
 class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):
@@ -41,7 +33,7 @@ class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):
     name = "numba_cuda"
     operator = Gemm
     operation = gemm
-    space = SPACE
+    space = space_of(gemm)
 
     def arguments(self, workload: Gemm) -> tuple[str, ...]:
         """Return a, b, bias, residual, scale, shift and c."""

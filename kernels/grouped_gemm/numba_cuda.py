@@ -16,12 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.kernels.common.numba_cuda_gemm import PARAMETERS, NumbaCudaTiledGemm, constraints
+from tunebench.kernels.common.numba_cuda_gemm import NumbaCudaTiledGemm, space_of
 from tunebench.kernels.grouped_gemm import _grouped
-from tunebench.space import Config, Space
+from tunebench.space import Config
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
-
-SPACE = Space(PARAMETERS, constraints(_grouped))
 
 
 class NumbaCudaGroupedGemm(NumbaCudaTiledGemm[GroupedGemm]):
@@ -30,7 +28,7 @@ class NumbaCudaGroupedGemm(NumbaCudaTiledGemm[GroupedGemm]):
     name = "numba_cuda"
     operator = GroupedGemm
     operation = _grouped
-    space = SPACE
+    space = space_of(_grouped, with_group=False)
 
     def arguments(self, workload: GroupedGemm) -> tuple[str, ...]:
         """Return a, b, offsets and c."""

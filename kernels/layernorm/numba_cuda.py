@@ -14,15 +14,10 @@ from typing import Any, ClassVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cuda_norm import arguments, kernel
-from tunebench.kernels.common.numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
-from tunebench.space import Config, Parameter, Space, Table
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, passes_space, row_costs
+from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.layernorm import LayerNorm
-
-SPACE = Space(
-    (*PARAMETERS, Parameter("passes", (2, 3), "2: mean and variance together; 3: one after the other")),
-    CONSTRAINTS,
-)
 
 
 class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
@@ -30,7 +25,7 @@ class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
 
     name = "numba_cuda"
     operator = LayerNorm
-    space = SPACE
+    space = passes_space("mean and variance")
     more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:

@@ -18,14 +18,14 @@ from tunebench.kernels.common.numba_cpu_rows import (
     CHUNK,
     CONSTRAINTS,
     EXP,
-    FASTMATH,
     ROW_BLOCK,
+    NumbaCpuRows,
     default_chunk,
     default_row_block,
     row_kernel,
 )
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
+from tunebench.space import Config, Parameter, Space
+from tunebench.variant import Argument, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
@@ -37,24 +37,19 @@ SPACE = Space(
 )
 
 
-class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
+class NumbaCpuSoftmax(NumbaCpuRows[Softmax]):
     """Forward variant for every size and type."""
 
     name = "numba_cpu"
     operator = Softmax
     direction = "forward"
     space = SPACE
-    fastmath = FASTMATH
+    fma = 1.0  # a subtraction and an addition, two per instruction
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return two passes: with slow memory, computing an exponential twice is cheaper than storing it."""
         chunk, row_block = default_chunk(workload), default_row_block(workload, most=4)
         return Config({"passes": 2, "chunk": chunk, "row_block": row_block, "exp": "poly"})
-
-    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count one subtraction and one addition for each element."""
-        elements = float(workload.rows * workload.cols)
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=elements)
 
     def arguments(self, workload: Softmax, config: Config) -> tuple[Argument, ...]:
         """Pass 1 for a missing scale, and x for a missing mask, which is not read."""

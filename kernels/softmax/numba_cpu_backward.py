@@ -15,14 +15,14 @@ from tunebench.kernels.common.numba_cpu_rows import (
     CHUNK,
     CONSTRAINTS,
     EXP,
-    FASTMATH,
     ROW_BLOCK,
+    NumbaCpuRows,
     default_chunk,
     default_row_block,
     row_kernel,
 )
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
+from tunebench.space import Config, Parameter, Space
+from tunebench.variant import Argument, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
@@ -38,23 +38,19 @@ SPACE = Space(
 )
 
 
-class NumbaCpuSoftmaxBackward(NumbaCpuVariant[Softmax]):
+class NumbaCpuSoftmaxBackward(NumbaCpuRows[Softmax]):
     """Backward variant for every size and type."""
 
     name = "numba_cpu_backward"
     operator = Softmax
     direction = "backward"
     space = SPACE
-    fastmath = FASTMATH
+    fma = 2.0  # one of the sum, and one of the result
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return sums over 1 KiB of f32, and inputs that are read again from the cache."""
         chunk, row_block = default_chunk(workload), default_row_block(workload, most=4)
         return Config({"chunk": chunk, "row_block": row_block, "keep": 0, "exp": "poly"})
-
-    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count a multiply-add of the sum, and a difference or multiply-add of the result."""
-        return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def arguments(self, workload: Softmax, config: Config) -> tuple[Argument, ...]:
         """Pass 1 for a missing scale."""

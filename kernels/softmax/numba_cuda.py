@@ -12,21 +12,15 @@ from typing import Any, ClassVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cuda_rows import (
-    CONSTRAINTS,
-    PARAMETERS,
     NumbaCudaRows,
     device_function,
+    passes_space,
     row_costs,
     row_reduction,
 )
-from tunebench.space import Config, Parameter, Space, Table
+from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
-
-SPACE = Space(
-    (*PARAMETERS, Parameter("passes", (2, 3), "2: maximum and sum together; 3: one after the other")),
-    CONSTRAINTS,
-)
 
 
 class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
@@ -34,7 +28,7 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
 
     name = "numba_cuda"
     operator = Softmax
-    space = SPACE
+    space = passes_space("maximum and sum")
     more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:

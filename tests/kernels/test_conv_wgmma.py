@@ -241,19 +241,9 @@ def test_costs_of_a_divisible_workload_are_exact() -> None:
 
 # ------------------------------------------------------------------------------------------------ results
 
-PLAIN = {
-    "bm": 128,
-    "bn": 64,
-    "bk": 64,
-    "stages": 2,
-    "consumers": 2,
-    "pingpong": 0,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "split": 1,
-    "group_m": 1,
-    "min_blocks": 1,
-}
+PLAIN = VARIANT.space.parse(
+    "bm=128,bn=64,bk=64,stages=2,consumers=2,pingpong=0,cluster_m=1,cluster_n=1,split=1,group_m=1,min_blocks=1"
+)
 ONE = {"bm": 64, "consumers": 1}
 CASES = [
     ("n=2,c=72,h=9,w=7,k=37,r=3,s=3,stride=1,pad=1,epilogue=bias+residual+relu", {"stages": 3}),

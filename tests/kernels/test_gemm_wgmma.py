@@ -197,19 +197,9 @@ def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
 
 # ----------------------------------------------------------------------------------------------- results
 
-PLAIN = {
-    "bm": 128,
-    "bn": 64,
-    "bk": 64,
-    "stages": 2,
-    "consumers": 2,
-    "pingpong": 0,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "staged": 1,
-    "group_m": 1,
-    "min_blocks": 1,
-}
+PLAIN = VARIANT.space.parse(
+    "bm=128,bn=64,bk=64,stages=2,consumers=2,pingpong=0,cluster_m=1,cluster_n=1,staged=1,group_m=1,min_blocks=1"
+)
 CASES = [
     ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"stages": 3}),
     ("m=200,n=133,k=136,dtype=bf16,trans=nt,epilogue=bias+residual,out=f32", {"staged": 0}),
