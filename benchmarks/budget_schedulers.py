@@ -330,7 +330,7 @@ def measured(trials: int, seed: int) -> str:
         for report in tune_all(map(parse, SUITE), device="cpu", db=dbs[0], plan=alike):
             print(f"equal: {report.workload} {sum(report.trials.values())} trials", file=sys.stderr)
         found = tune_suite(SUITE, device="cpu", db=dbs[1], plan=plan)
-        trials_of = {part.workload: part.trials for part in found.parts}
+        trials_of = {part.workload: part.trials for part in found.results}
         print(f"saving: {trials_of}", file=sys.stderr)
         return _compared(trials_of, *_in_turn(dbs, seed))
 

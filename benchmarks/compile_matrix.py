@@ -158,12 +158,12 @@ def examine(item: Item) -> Record:
     assert isinstance(variant, CudaVariant)
     config = variant.space.parse(item.config)
     record: Record = {**dataclasses.asdict(item), **_version(item), "problems": []}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         binary = compile_cuda(variant, workload, config, device)
     except CompileError as error:
         return {**record, "problems": [f"does not compile: {error}"]}
-    record |= {"seconds": time.perf_counter() - begun, **dataclasses.asdict(binary.resources)}
+    record |= {"seconds": time.perf_counter() - started, **dataclasses.asdict(binary.resources)}
     launches = variant.launches(workload, config)
     record["dynamic_smem_bytes"] = max(launch.smem_bytes for launch in launches)
     refusal = launch_refusal(binary, launches, device)
@@ -273,7 +273,7 @@ class Progress:
 
     def __init__(self, total: int, every_s: float = 10.0) -> None:
         self._total, self._every_s = total, every_s
-        self._begun = self._told = time.monotonic()
+        self._started = self._reported = time.monotonic()
         self._done = self._wrong = 0
 
     def count(self, record: Record) -> None:
@@ -281,9 +281,9 @@ class Progress:
         self._done += 1
         self._wrong += bool(record["problems"])
         now = time.monotonic()
-        if now - self._told >= self._every_s:
-            self._told = now
-            print(self.line(now - self._begun), file=sys.stderr, flush=True)
+        if now - self._reported >= self._every_s:
+            self._reported = now
+            print(self.line(now - self._started), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
         """Return the progress line after this many seconds."""

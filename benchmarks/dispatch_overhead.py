@@ -62,7 +62,7 @@ def contenders() -> dict[str, dict[str, Callable[[], Any]]]:
 
 
 def _ways(
-    text: str, operands: tuple[Any, ...], ours: Callable[[], Any], theirs: Callable[[], Any]
+    text: str, operands: tuple[Any, ...], tuned: Callable[[], Any], by_torch: Callable[[], Any]
 ) -> dict[str, Callable[[], Any]]:
     found = dispatcher(parse(text), local_cpu())
     with served.prefer("tunebench"):
@@ -71,33 +71,33 @@ def _ways(
     out = torch.empty(8, 16)
     arrays = [_tensor._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
 
-    def preferring(whose: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    def preferring(preference: Any, call: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            served.set_preference(whose)
+            served.set_preference(preference)
             return call()
 
         return run
 
     served.set_preference("tunebench")
-    asked = _asked(ours)
+    looked_up = _lookup_arguments(tuned)
     return {
-        "torch": theirs,
+        "torch": by_torch,
         "kernel alone": lambda: kernel.run(*arrays),
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
         "choice alone": found.bound_choice,
-        "key and choice": lambda: _custom_op._cached_dispatch(*asked).dispatcher.bound_choice(),  # type: ignore[union-attr]
-        "dispatched": preferring("tunebench", ours),
-        "dispatched to torch": preferring("torch", ours),
+        "key and choice": lambda: _custom_op._cached_dispatch(*looked_up).dispatcher.bound_choice(),  # type: ignore[union-attr]
+        "dispatched": preferring("tunebench", tuned),
+        "dispatched to torch": preferring("torch", tuned),
     }
 
 
-def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
+def _lookup_arguments(call: Callable[[], Any]) -> tuple[Any, ...]:
     """Return the arguments with which a call looks up its cached dispatch."""
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     real = _custom_op._cached_dispatch
 
     def route(*arguments: Any) -> Any:
-        asked.append(arguments)
+        calls.append(arguments)
         return real(*arguments)
 
     _custom_op._cached_dispatch = route
@@ -105,7 +105,7 @@ def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
         call()
     finally:
         _custom_op._cached_dispatch = real
-    return asked[0]
+    return calls[0]
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tunebench.forecast.table import predict_table
 from tunebench.workloads import parse
 
 
-def problem(rng: random.Random) -> str:
+def workload_text(rng: random.Random) -> str:
     """Return the text of a workload drawn at random."""
     m, n, k = (rng.randint(1, 16384) for _ in range(3))
     dtype = rng.choice(("f16", "bf16", "f32"))
@@ -46,7 +46,7 @@ def write(path: Path, rows: int, seed: int) -> None:
     """Write a table of distinct workloads."""
     rng, drawn = random.Random(seed), set[str]()
     while len(drawn) < rows:
-        drawn.add(problem(rng))
+        drawn.add(workload_text(rng))
     texts = sorted(drawn)
     rng.shuffle(texts)
     with path.open("w", newline="") as file:
@@ -69,8 +69,8 @@ def main() -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         tally = predict_table(source, device, out)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    if tally.refused:
-        raise SystemExit(f"{tally.refused} rows were refused: {tally.faults[0]}")
+    if tally.rejected:
+        raise SystemExit(f"{tally.rejected} rows were rejected: {tally.faults[0]}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"{tally.rows} distinct rows: {tally.rows / wall:,.0f} rows/s of wall time,")
     print(f"{tally.rows / cpu:,.0f} rows/s of CPU time; {(peak - before) / 1024:.0f} MiB more than before")

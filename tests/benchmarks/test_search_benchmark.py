@@ -238,7 +238,7 @@ def test_fingerprint_ignores_comments(tmp_path: Path) -> None:
 
 def test_interval_covers_the_mean_over_seeds() -> None:
     samples = np.random.default_rng(5).normal(0.8, 0.1, (400, 1))
-    low, high = search.interval(samples)
+    low, high = sampler_replays.interval(samples)
     spread = 1.96 * samples.std() / 20
     assert low == pytest.approx(samples.mean() - spread, abs=0.1 * spread)
     assert high == pytest.approx(samples.mean() + spread, abs=0.1 * spread)
@@ -247,7 +247,7 @@ def test_interval_covers_the_mean_over_seeds() -> None:
 def test_seeds_are_drawn_jointly_for_all_spaces() -> None:
     """Gains of one space cancel losses of the other for each seed, so the mean is constant."""
     gains = np.random.default_rng(5).uniform(-0.1, 0.1, 20)
-    low, high = search.interval(np.column_stack([0.8 + gains, 0.8 - gains]))
+    low, high = sampler_replays.interval(np.column_stack([0.8 + gains, 0.8 - gains]))
     assert (low, high) == (pytest.approx(0.8), pytest.approx(0.8))
 
 

@@ -213,7 +213,7 @@ def session(folder: Path, lines_said: list[str] | None = None) -> acceptance_run
 def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
     lines_said: list[str] = []
     here = session(tmp_path, lines_said)
-    tally = acceptance_run.OutcomeTally(here, "verify", 4, ["something is amiss"])
+    tally = acceptance_run.OutcomeTally(here, "verify", 4, ["a problem"])
     tally.add(item(0), result(1000.0))
     tally.add(item(1), Result(outcome=LaunchFailed(reason="no")))
     tally.add(item(2), RuntimeError("a fault"))

@@ -42,7 +42,7 @@ print("all right")
 
 @needs_triton
 def test_triton_baselines_are_correct() -> None:
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -51,4 +51,4 @@ def test_triton_baselines_are_correct() -> None:
         timeout=900,
         check=False,
     )
-    assert said.stdout == "all right\n", said.stderr
+    assert done.stdout == "all right\n", done.stderr
