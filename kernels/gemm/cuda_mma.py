@@ -27,12 +27,12 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm, mma_gemm, mma_tile, prologue
+from tunebench.kernels.common import gemm, mma_gemm, mma_tile
 from tunebench.kernels.common.gemm_variant import Constants
 from tunebench.kernels.common.mma_gemm import MmaGemm
+from tunebench.kernels.gemm._divided import DividedGemm
 from tunebench.space import Config, Parameter, Space
-from tunebench.variant import Launch, ceil_div
-from tunebench.workload import Tensor
+from tunebench.variant import ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
 CONVERTED_SUMS, PAIRED_SUMS = 64, 32
@@ -149,17 +149,19 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
 """
 
 
-class CudaMmaGemm(MmaGemm[Gemm]):
+class CudaMmaGemm(DividedGemm, MmaGemm[Gemm]):
     """f16, bf16, tf32 and i8 on sm_80 and later; e4m3 on sm_89 and later."""
 
     name = "cuda_mma"
-    operator = Gemm
-    operation = gemm
     space = SPACE
+    text = SOURCE
     usual = USUAL
     dtypes = "f16, bf16, tf32, e4m3 and i8"
     entry = "gemm_mma"
     headers = ("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
+    prologue_header = "prologue_mma"
+    tile = "AsyncTile"
+    prologue_tile = "PrologueAsyncTile"
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the usual tile and division of k with the lowest estimated time."""
@@ -184,22 +186,6 @@ class CudaMmaGemm(MmaGemm[Gemm]):
     def choices(self, workload: Gemm, config: Config) -> Constants:
         """Return the compile-time constants that depend on the configuration, with the division of k."""
         return {**super().choices(workload, config), "Division": gemm.division(config)}
-
-    def preamble(self, workload: Gemm) -> str:
-        """Return the source of the activation, if it is an expression, and of the prologue, if any."""
-        return gemm.injected(workload) + prologue.preamble(workload, "prologue_mma")
-
-    def kernel_text(self, workload: Gemm) -> str:
-        """Return the source of the kernel, with a prologue if the workload has one."""
-        return prologue.applied(SOURCE, workload, tile="AsyncTile", prologue_tile="PrologueAsyncTile")
-
-    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return the launch of the product, and that of the sum of its parts if k is divided."""
-        return gemm.divided_launches(workload, config, *super().launches(workload, config))
-
-    def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
-        """Return the partial sums, if k is divided."""
-        return gemm.scratch(workload, config)
 
     def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a workload of few tiles with the same edges."""

@@ -17,12 +17,11 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels.common import gemm, prologue, simt_gemm
+from tunebench.kernels.common import gemm, simt_gemm
 from tunebench.kernels.common.gemm_variant import Constants
 from tunebench.kernels.common.simt_gemm import SimtGemm, usual_tiles
+from tunebench.kernels.gemm._divided import DividedGemm
 from tunebench.space import Config, Parameter, Space, takes_config
-from tunebench.variant import Launch
-from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 
@@ -124,16 +123,18 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
 """
 
 
-class CudaSimtGemm(SimtGemm[Gemm]):
+class CudaSimtGemm(DividedGemm, SimtGemm[Gemm]):
     """Any size, type, transpose and epilogue."""
 
     name = "cuda_simt"
-    operator = Gemm
-    operation = gemm
     space = SPACE
+    text = SOURCE
     usual = USUAL
     entry = "gemm_simt"
     headers = ("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
+    prologue_header = "prologue_simt"
+    tile = "RegisterTile"
+    prologue_tile = "PrologueTile"
 
     def further_defaults(self, workload: Gemm, chosen: Mapping[str, int], device: Device) -> dict[str, int]:
         """Return the division of k, the widest access, and 1 block per SM where 2 would spill."""
@@ -160,22 +161,6 @@ class CudaSimtGemm(SimtGemm[Gemm]):
     def further_choices(self, config: Config) -> Constants:
         """Return the division of k."""
         return {"Division": gemm.division(config)}
-
-    def preamble(self, workload: Gemm) -> str:
-        """Return the source of the activation, if it is an expression, and of the prologue, if any."""
-        return gemm.injected(workload) + prologue.preamble(workload, "prologue_simt")
-
-    def kernel_text(self, workload: Gemm) -> str:
-        """Return the source of the kernel, with a prologue if the workload has one."""
-        return prologue.applied(SOURCE, workload, tile="RegisterTile", prologue_tile="PrologueTile")
-
-    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return the launch of the product, and that of the sum of its parts if k is divided."""
-        return gemm.divided_launches(workload, config, *super().launches(workload, config))
-
-    def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
-        """Return the partial sums, if k is divided."""
-        return gemm.scratch(workload, config)
 
     def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a workload of few tiles with the same edges."""
