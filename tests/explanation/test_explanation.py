@@ -271,8 +271,10 @@ def fastest_us(workload: Workload, where: Device) -> float:
     return min(one.predicted_us(row) for one in found for row in range(len(one.table)))
 
 
-def advice_on(text: str, where: Device) -> list[explanation.Advice]:
-    return list(advise(parse(text), Forecaster(device=where)))
+def advice_on(text: str, where: Device, subject: str | None = None) -> list[explanation.Advice]:
+    """Return the advice on a workload; only that on one subject if given."""
+    advice = advise(parse(text), Forecaster(device=where))
+    return [each for each in advice if subject in (None, each.subject)]
 
 
 @pytest.mark.parametrize(
@@ -303,19 +305,17 @@ def test_every_gain_is_the_ratio_of_two_predictions(text: str, where: Device) ->
 
 
 def test_padding_lets_odd_matrices_use_tensor_cores() -> None:
-    (padding,) = (a for a in advice_on("gemm:m=1000,n=1023,k=1023,dtype=f16", A100) if a.subject == "padding")
+    (padding,) = advice_on("gemm:m=1000,n=1023,k=1023,dtype=f16", A100, "padding")
     assert str(padding.change.workload) == "gemm:m=1000,n=1024,k=1024,dtype=f16"
     assert padding.change.text == "pad n from 1023 to 1024, k from 1023 to 1024 with zeros"
     assert padding.best.variant == "gemm/cuda_mma"
     assert padding.gain > 3
-    assert not [a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f16", A100) if a.subject == "padding"]
+    assert not advice_on("gemm:m=1024,n=1024,k=1024,dtype=f16", A100, "padding")
 
 
 def test_batch_increases_while_each_item_gets_faster() -> None:
     where, rows = H100, 64
-    (batch,) = (
-        a for a in advice_on(f"softmax:rows={rows},cols=128,dtype=f16", where) if a.subject == "batch"
-    )
+    (batch,) = advice_on(f"softmax:rows={rows},cols=128,dtype=f16", where, "batch")
     items = batch.change.items
     each = {
         n: fastest_us(parse(f"softmax:rows={rows * n},cols=128,dtype=f16"), where) / n for n in (1, 2, items)
@@ -326,40 +326,36 @@ def test_batch_increases_while_each_item_gets_faster() -> None:
 
 
 def test_less_accurate_types_must_gain_more() -> None:
-    precision = [
-        a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f32", H100) if a.subject == "precision"
-    ]
+    precision = advice_on("gemm:m=1024,n=1024,k=1024,dtype=f32", H100, "precision")
     types = [a.change.workload.dtype for a in precision]  # largest gain first
     assert types == ["e4m3", "f16", "tf32"]  # bf16 is not faster than f16
     fp8 = precision[0].change.workload
     assert str(fp8) == "gemm:m=1024,n=1024,k=1024,dtype=e4m3,trans=nt"  # the only layout that wgmma supports
-    assert not [
-        a for a in advice_on("layernorm:rows=99,cols=999,dtype=bf16", H100) if a.subject == "precision"
-    ]
+    assert not advice_on("layernorm:rows=99,cols=999,dtype=bf16", H100, "precision")
 
 
 def test_another_layout_is_advised_where_a_variant_needs_it() -> None:
     text = "gemm:m=4096,n=4096,k=4096,dtype=e4m3"
-    (layout,) = (a for a in advice_on(text, H100) if a.subject == "layout")
+    (layout,) = advice_on(text, H100, "layout")
     assert (layout.change.text, layout.best.variant) == ("change the layout: trans=nt", "gemm/cuda_wgmma")
-    assert not [a for a in advice_on(f"{text},trans=nt", H100) if a.subject == "layout"]
+    assert not advice_on(f"{text},trans=nt", H100, "layout")
 
 
 def test_fusion_saves_a_launch_and_memory_traffic() -> None:
     text = "softmax:rows=65536,cols=1024,dtype=f16"  # of 128 MiB
-    (fusion,) = (a for a in advice_on(text, H100) if a.subject == "fusion")
+    (fusion,) = advice_on(text, H100, "fusion")
     read_and_written = 2 * (128 - 50) * 2**20  # all but the 50 MiB that the cache holds
     spared = read_and_written / 3352e3 / 0.77 + 3.5
     assert fusion.change.spared_us == pytest.approx(spared)
     assert fusion.before_us == pytest.approx(fastest_us(parse(text), H100) + spared)
-    assert not [a for a in advice_on(f"{text},prologue=scale", H100) if a.subject == "fusion"]
+    assert not advice_on(f"{text},prologue=scale", H100, "fusion")
 
 
 def test_a_residual_is_advised_with_what_a_product_fuses() -> None:
     text = "gemm:m=1024,n=1024,k=1024,dtype=f16"
-    (fusion,) = (a for a in advice_on(text, H100) if a.subject == "fusion")
+    (fusion,) = advice_on(text, H100, "fusion")
     assert "bias+silu or residual or bias+residual" in fusion.change.text
-    assert not [a for a in advice_on(f"{text},epilogue=residual", H100) if a.subject == "fusion"]
+    assert not advice_on(f"{text},epilogue=residual", H100, "fusion")
 
 
 def test_changes_without_gain_are_not_advised() -> None:

@@ -147,34 +147,31 @@ def test_an_epilogue_of_a_convolution_is_a_launch(epilogue: str, reads: int) -> 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("elementwise:rows=8,cols=32,dtype=f32,expression=relu(x+y)", [("elementwise", 2048, 1024)]),
-        ("softmax:rows=8,cols=32,dtype=f32", [("softmax", 1024, 1024)]),
-        ("softmax:rows=8,cols=32,dtype=f32,direction=backward", [("softmax", 2048, 1024)]),
+        ("elementwise:dtype=f32,expression=relu(x+y)", [("elementwise", 2048, 1024)]),
+        ("softmax:dtype=f32", [("softmax", 1024, 1024)]),
+        ("softmax:dtype=f32,direction=backward", [("softmax", 2048, 1024)]),
+        ("softmax:dtype=f32,prologue=scale+mask", [("elementwise", 2048, 1024), ("softmax", 1024, 1024)]),
         (
-            "softmax:rows=8,cols=32,dtype=f32,prologue=scale+mask",
-            [("elementwise", 2048, 1024), ("softmax", 1024, 1024)],
-        ),
-        (
-            "softmax:rows=8,cols=32,dtype=f32,prologue=scale,direction=backward",
+            "softmax:dtype=f32,prologue=scale,direction=backward",
             [("softmax", 2048, 1024), ("elementwise", 1024, 1024)],
         ),
-        ("cross_entropy:rows=8,cols=32,dtype=f32", [("softmax", 1024 + 32, 64)]),
-        ("cross_entropy:rows=8,cols=32,dtype=f32,direction=backward", [("softmax", 1024 + 96, 1024)]),
-        ("batchnorm_stats:rows=8,cols=32,dtype=f32", [("elementwise", 1024 + 256, 512)]),
-        ("batchnorm_stats:rows=8,cols=32,dtype=f32,direction=backward", [("elementwise", 2048 + 256, 256)]),
-        ("layernorm:rows=8,cols=32,dtype=f32", [("norm", 1024 + 256, 1024)]),
-        ("layernorm:rows=8,cols=32,dtype=f32,stats=true", [("norm", 1024 + 256, 1024 + 64)]),
-        ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", [("norm", 2048 + 192, 1024 + 256)]),
+        ("cross_entropy:dtype=f32", [("softmax", 1024 + 32, 64)]),
+        ("cross_entropy:dtype=f32,direction=backward", [("softmax", 1024 + 96, 1024)]),
+        ("batchnorm_stats:dtype=f32", [("elementwise", 1024 + 256, 512)]),
+        ("batchnorm_stats:dtype=f32,direction=backward", [("elementwise", 2048 + 256, 256)]),
+        ("layernorm:dtype=f32", [("norm", 1024 + 256, 1024)]),
+        ("layernorm:dtype=f32,stats=true", [("norm", 1024 + 256, 1024 + 64)]),
+        ("layernorm:dtype=f32,direction=backward", [("norm", 2048 + 192, 1024 + 256)]),
         (
-            "layernorm:rows=8,cols=32,dtype=f32,prologue=bias+residual",
+            "layernorm:dtype=f32,prologue=bias+residual",
             [("elementwise", 2048 + 128, 1024), ("norm", 1024 + 256, 1024)],
         ),
-        ("rmsnorm:rows=8,cols=32,dtype=f32", [("norm", 1024 + 128, 1024)]),
-        ("rmsnorm:rows=8,cols=32,dtype=f32,direction=backward", [("norm", 2048 + 160, 1024 + 128)]),
+        ("rmsnorm:dtype=f32", [("norm", 1024 + 128, 1024)]),
+        ("rmsnorm:dtype=f32,direction=backward", [("norm", 2048 + 160, 1024 + 128)]),
     ],
 )
 def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int, int]]) -> None:
-    found = kernels(text)
+    found = kernels(f"{text},rows=8,cols=32")
     assert [(one.family, *one.figures[2:]) for one in found] == expected
     assert all(figures(one).items() >= MATRIX.items() and one.arithmetic == "f32" for one in found)
 
@@ -182,27 +179,21 @@ def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("softmax:rows=8,cols=32,dtype=f32", ""),
-        ("layernorm:rows=8,cols=32,dtype=f32", ""),
-        ("layernorm:rows=8,cols=32,dtype=bf16", "bf16 predicted as f32 with the same bytes"),
+        ("softmax:dtype=f32", ""),
+        ("layernorm:dtype=f32", ""),
+        ("layernorm:dtype=bf16", "bf16 predicted as f32 with the same bytes"),
+        ("softmax:dtype=f32,direction=backward", "gradients predicted as softmax with the same bytes"),
+        ("layernorm:dtype=f32,direction=backward", "gradients predicted as layernorm with the same bytes"),
+        ("rmsnorm:dtype=f32", "rmsnorm predicted as layernorm with the same bytes"),
+        ("cross_entropy:dtype=f32", "cross_entropy predicted as softmax with the same bytes"),
         (
-            "softmax:rows=8,cols=32,dtype=f32,direction=backward",
-            "gradients predicted as softmax with the same bytes",
-        ),
-        (
-            "layernorm:rows=8,cols=32,dtype=f32,direction=backward",
-            "gradients predicted as layernorm with the same bytes",
-        ),
-        ("rmsnorm:rows=8,cols=32,dtype=f32", "rmsnorm predicted as layernorm with the same bytes"),
-        ("cross_entropy:rows=8,cols=32,dtype=f32", "cross_entropy predicted as softmax with the same bytes"),
-        (
-            "batchnorm_stats:rows=8,cols=32,dtype=f16",
+            "batchnorm_stats:dtype=f16",
             "sums over rows predicted as an elementwise operation with the same bytes",
         ),
     ],
 )
 def test_unmeasured_kernels_name_their_proxy(text: str, said: str) -> None:
-    assert [one.proxy for one in kernels(text)] == [said]
+    assert [one.proxy for one in kernels(f"{text},rows=8,cols=32")] == [said]
 
 
 ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"

@@ -123,34 +123,25 @@ def test_alike_stages_have_the_bubble_of_the_formula(schedule: str, microbatches
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2, 4]),
-    st.integers(1, 4),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from(["gpipe", "1f1b"]),
-    st.booleans(),
+    st.builds(
+        Parallelism,
+        **dict.fromkeys(("data", "tensor", "microbatches"), st.sampled_from([1, 2, 4])),
+        pipeline=st.integers(1, 4),
+        schedule=st.sampled_from(["gpipe", "1f1b"]),
+        overlap=st.booleans(),
+    ),
     st.sampled_from(["infer", "train"]),
 )
-def test_parts_add_up_and_intervals_are_ordered(
-    data: int, tensor: int, pipeline: int, microbatches: int, schedule: str, overlap: bool, mode: Any
-) -> None:
-    got = step(
-        dataclasses.replace(TRAIN, mode=mode),
-        NODES,
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        microbatches=microbatches,
-        schedule=schedule,
-        overlap=overlap,
-    )
+def test_parts_add_up_and_intervals_are_ordered(division: Parallelism, mode: Any) -> None:
+    run = dataclasses.replace(TRAIN, mode=mode)
+    got = predict_step(STACK, A100, run, NODES, division)
     assert 0 < got.time.low_us <= got.time.us <= got.time.high_us
     for end in ("low", "expected", "high"):
         shares = [got.compute.at(end), got.communication.at(end), got.bubble.at(end)]
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(got.time.at(end))
-    one = step(dataclasses.replace(TRAIN, mode=mode, batch=16 // data // microbatches)).compute.us
-    assert got.time.us >= one / tensor / pipeline  # no work is lost
+    one = step(dataclasses.replace(run, batch=division.microbatch(16))).compute.us
+    assert got.time.us >= one / division.tensor / division.pipeline  # no work is lost
 
 
 # ---------------------------------------------------------------------------------- data parallel

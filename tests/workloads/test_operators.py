@@ -314,25 +314,25 @@ def test_gated_gemm_equals_two_products(trans: Any, activation: Any) -> None:
     assert 0.8 < max(shares) < 1 + 1e-6
 
 
-def test_a_block_of_gated_gemm_is_that_block() -> None:
-    workload = GatedGemm(m=9, n=7, k=5, dtype="f16", trans="nt")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gated_gemm:m=9,n=7,k=5,dtype=f16,trans=nt",
+        *(
+            f"gemm:m=9,n=7,k=5,dtype=f16,batch=3,trans={t},epilogue=bias+gelu+residual"
+            for t in ("nn", "nt", "tn", "tt")
+        ),
+    ],
+)
+def test_a_block_of_a_product_is_that_block(text: str) -> None:
+    workload: Any = parse(text)
     inputs = _f64(workload.draw(np.random.default_rng(2)))
-    whole = workload.reference(inputs)["c"]
-    rows, cols = slice(2, 5), slice(3, 7)
-    block = workload.reference_block(inputs, 0, rows, cols)
-    np.testing.assert_allclose(block.value, whole.value[rows, cols], rtol=1e-12)
-    np.testing.assert_allclose(block.scale, whole.scale[rows, cols], rtol=1e-12)
-
-
-@pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
-def test_a_block_of_gemm_is_that_block(trans: Any) -> None:
-    workload = Gemm(m=9, n=7, k=5, dtype="f16", batch=3, trans=trans, epilogue="bias+gelu+residual")
-    inputs = _f64(workload.draw(np.random.default_rng(2)))
-    whole = workload.reference(inputs)["c"]
+    reference, last = workload.reference(inputs)["c"], getattr(workload, "batch", 1) - 1
+    value, scale = (each.reshape(-1, 9, 7)[last] for each in (reference.value, reference.scale))
     for rows, cols in ((slice(0, 4), slice(0, 7)), (slice(8, 9), slice(3, 7)), (slice(2, 5), slice(6, 7))):
-        block = workload.reference_block(inputs, 2, rows, cols)
-        np.testing.assert_allclose(block.value, whole.value[2, rows, cols], rtol=1e-12)
-        np.testing.assert_allclose(block.scale, whole.scale[2, rows, cols], rtol=1e-12)
+        block = workload.reference_block(inputs, last, rows, cols)
+        np.testing.assert_allclose(block.value, value[rows, cols], rtol=1e-12)
+        np.testing.assert_allclose(block.scale, scale[rows, cols], rtol=1e-12)
 
 
 def test_gelu_keeps_its_accuracy_far_below_zero() -> None:

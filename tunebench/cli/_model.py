@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from tunebench.cli._output import console
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -181,15 +182,16 @@ class ModelRequest:
 
         return min_memory_bytes(network(self.name), found.run, self.parallelism)
 
-    def excess(self, found: NetworkPrediction | StepPrediction) -> str | None:
-        """Return a message that the model exceeds the memory of the device; None if it may fit."""
+    def warn_if_too_large(self, found: NetworkPrediction | StepPrediction) -> None:
+        """Warn on stderr if the model exceeds the memory of the device."""
         device, needed = found.device, self.min_memory_bytes(found)
-        if needed is None or not device.memory_bytes or needed <= device.memory_bytes:
-            return None
-        return (
-            f"{found.network} does not fit into {device.name}: it has {device.memory_bytes / 2**30:.0f} GiB, "
-            f"parameters, gradients and optimizer states need {needed / 2**30:.0f} GiB"
-        )
+        if needed is not None and 0 < device.memory_bytes < needed:
+            console(stderr=True).print(
+                f"warning: {found.network} does not fit into {device.name}: it has "
+                f"{device.memory_bytes / 2**30:.0f} GiB, parameters, gradients and optimizer states need "
+                f"{needed / 2**30:.0f} GiB",
+                soft_wrap=True,
+            )
 
 
 def _own_type(network: Network) -> str:

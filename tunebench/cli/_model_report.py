@@ -26,15 +26,8 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
         "model": found.network,
         "device": found.device.key,
         "devices": model.devices,
-        "mode": run.mode,
-        "batch": run.batch,
-        "seq": run.seq,
-        "dtype": run.dtype,
-        "fused": run.fused,
-        "optimizer": run.optimizer,
-        "time_us": found.time_us,
-        "low_us": found.low_us,
-        "high_us": found.high_us,
+        **_fields(run, "mode", "batch", "seq", "dtype", "fused", "optimizer"),
+        **_fields(found, "time_us", "low_us", "high_us"),
         f"{model.unit}_per_s": model.items / found.time_us * 1e6,
         "least_bytes": model.min_memory_bytes(found),
         "memory_bytes": found.device.memory_bytes or None,
@@ -42,29 +35,22 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
     if isinstance(found, NetworkPrediction):
         return {
             **data,
-            "bound_us": found.bound_us,
-            "host_us": found.host_us,
-            "device_us": found.device_us,
-            "launches": found.launches,
+            **_fields(found, "bound_us", "host_us", "device_us", "launches"),
             "parts": [{**plain(line), "limited_by": _limit(found, line.part)} for line in found.parts()],
             "phases": [plain(line) for line in found.phases()],
             "basis": _bases(found),
             "operations": [_operation(each) for each in found.operations],
         }
-    shares = ("compute", "communication", "bubble")
     return {
         **data,
-        **{f"{name}_us": getattr(found, name).us for name in shares},
+        **_us(found, "compute", "communication", "bubble"),
         "division": plain(found.parallelism),
         "links": {"inside": found.cluster.inside.name, "between": found.cluster.between.name},
         "stages": [
             {
                 "layers": list(stage.layers),
                 "parameters": stage.parameters,
-                "forward_us": stage.forward.us,
-                "backward_us": stage.backward.us,
-                "optimizer_us": stage.optimizer.us,
-                "gradients_us": stage.gradients.us,
+                **_us(stage, "forward", "backward", "optimizer", "gradients"),
                 "sums_us": (stage.sums_forward + stage.sums_backward).us,
                 "send_us": stage.send.us,
                 "send_bytes": stage.send_bytes,
@@ -75,15 +61,20 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
     }
 
 
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _us(value: object, *names: str) -> dict[str, float]:
+    """Return the expected times of some time ranges of an object."""
+    return {f"{name}_us": getattr(value, name).us for name in names}
+
+
 def _operation(each: OperationTime) -> dict[str, Any]:
-    operation = each.operation
     return {
-        "workload": str(operation.workload),
-        "count": operation.count,
-        "part": operation.part,
-        "phase": operation.phase,
-        "time_us": each.time_us,
-        "bound_us": each.bound_us,
+        "workload": str(each.operation.workload),
+        **_fields(each.operation, "count", "part", "phase"),
+        **_fields(each, "time_us", "bound_us"),
         "limited_by": each.alone.binding,
     }
 

@@ -10,7 +10,7 @@ import typer
 from tunebench.cli._model import ModelRequest
 from tunebench.cli._option import Json, gpus
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import console, duration, emit, table
+from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
     from tunebench.forecast.comparison import ComparedDevice
 
     found = model.predict(device)
-    if (excess := model.excess(found)) is not None:
-        console(stderr=True).print(f"warning: {excess}", soft_wrap=True)
+    model.warn_if_too_large(found)
     return ComparedDevice(
         device=device,
         time_us=found.time_us,
@@ -86,13 +85,8 @@ def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
     from tunebench.workloads import parse
 
     found = predict_all([parse(text) for text in texts], device)
-    return ComparedDevice(
-        device=device,
-        time_us=float(found.time_us.sum()),
-        low_us=float(found.low_us.sum()),
-        high_us=float(found.high_us.sum()),
-        items=1,
-    )
+    time_us, low_us, high_us = (float(each.sum()) for each in (found.time_us, found.low_us, found.high_us))
+    return ComparedDevice(device=device, time_us=time_us, low_us=low_us, high_us=high_us, items=1)
 
 
 def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:

@@ -91,8 +91,7 @@ def command(
 def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool) -> None:
     found = [model.predict(device) for device in devices]
     for each in found:
-        if (excess := model.excess(each)) is not None:
-            console(stderr=True).print(f"warning: {excess}", soft_wrap=True)
+        model.warn_if_too_large(each)
 
     def render(to: Console) -> None:
         for each in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -166,13 +167,7 @@ def _rows(reader: Any, header: Sequence[str], source: Path) -> Iterator[_Row]:
 
 
 def _chunks(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
-    chunk: list[_Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    while chunk := list(itertools.islice(rows, size)):
         yield chunk
 
 

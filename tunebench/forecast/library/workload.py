@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
@@ -144,7 +144,7 @@ def _grouped(
     return groups
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Totals:
     """Kernel times summed by workload. Errors within a workload are assumed to be fully correlated."""
 
@@ -154,23 +154,14 @@ class _Totals:
     compute_us: Array
     memory_us: Array
     launch_us: Array
-    tensor: list[bool] = field(default_factory=list)
-    reasons: list[dict[int, str]] = field(default_factory=list)
+    tensor: list[bool]
+    reasons: list[dict[int, str]]
 
     @classmethod
     def of(cls, count: int) -> _Totals:
-        nothing = np.zeros((6, count))
-        us, low_us, high_us, compute_us, memory_us, launch_us = nothing
-        return cls(
-            us=us,
-            low_us=low_us,
-            high_us=high_us,
-            compute_us=compute_us,
-            memory_us=memory_us,
-            launch_us=launch_us,
-            tensor=[False] * count,
-            reasons=[{} for _ in range(count)],
-        )
+        us, low_us, high_us, compute_us, memory_us, launch_us = np.zeros((6, count))
+        reasons: list[dict[int, str]] = [{} for _ in range(count)]
+        return cls(us, low_us, high_us, compute_us, memory_us, launch_us, [False] * count, reasons)
 
     def add(self, group: list[_Launch], roofline: RooflineModel, blend: Blend) -> None:
         """Add kernels of one family."""
