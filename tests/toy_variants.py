@@ -68,7 +68,41 @@ class Toy(Workload):
         return Tolerance(eps_out=1e-6, eps_acc=1e-6, reason="one product")
 
 
-class ToyVariant(CudaVariant[Toy]):
+CONFIG = Config({"unused": 0})
+"""The one configuration of toy variants."""
+
+SPILLING = """
+__global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float factor, int n) {
+  float kept[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) kept[i] = x[i * n];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) y[i * n] = kept[63 - i] * kept[i * 7 % 64];
+}
+"""
+"""Source of a kernel that needs more registers than its launch bounds allow."""
+
+
+class _OneConfig:
+    """A search space of one configuration, and one launch of a given block."""
+
+    operator = Toy
+    space = Space((Parameter("unused", (0,), "nothing"),))
+    _block: int
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return CONFIG
+
+    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
+        return Costs(blocks=1, full_blocks=1, threads=self._block)
+
+    def _launch(self, workload: Toy, grid: int = 1, **other: Any) -> Launch:
+        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
+        return Launch(grid=(grid, 1, 1), block=(self._block, 1, 1), arguments=arguments, **other)
+
+
+class ToyVariant(_OneConfig, CudaVariant[Toy]):
     """A variant that runs a given kernel `toy(const float* x, float* y, float factor, int n)`.
 
     Args:
@@ -79,8 +113,6 @@ class ToyVariant(CudaVariant[Toy]):
     """
 
     name = "toy"
-    operator = Toy
-    space = Space((Parameter("unused", (0,), "nothing"),))
 
     def __init__(
         self, text: str, *, block: int = 64, smem_bytes: int = 0, entry: str = "toy", grid: int = 1
@@ -88,29 +120,14 @@ class ToyVariant(CudaVariant[Toy]):
         self._text, self._block, self._smem_bytes, self._entry = text, block, smem_bytes, entry
         self._grid = grid
 
-    def default(self, workload: Toy, device: Device) -> Config:
-        return Config({"unused": 0})
-
-    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
-        return Costs(blocks=1, full_blocks=1, threads=self._block)
-
     def source(self, workload: Toy, config: Config) -> str:
         return self._text
 
     def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
-        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
-        return (
-            Launch(
-                entry=self._entry,
-                grid=(self._grid, 1, 1),
-                block=(self._block, 1, 1),
-                arguments=arguments,
-                smem_bytes=self._smem_bytes,
-            ),
-        )
+        return (self._launch(workload, self._grid, entry=self._entry, smem_bytes=self._smem_bytes),)
 
 
-class NumbaToy(NumbaCudaVariant[Toy]):
+class NumbaToy(_OneConfig, NumbaCudaVariant[Toy]):
     """y = factor x through shared memory, in Numba-CUDA.
 
     Args:
@@ -119,17 +136,9 @@ class NumbaToy(NumbaCudaVariant[Toy]):
     """
 
     name = "numba_toy"
-    operator = Toy
-    space = Space((Parameter("unused", (0,), "nothing"),))
 
     def __init__(self, fault: str = "", *, block: int = 64) -> None:
         self._fault, self._block = fault, block
-
-    def default(self, workload: Toy, device: Device) -> Config:
-        return Config({"unused": 0})
-
-    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
-        return Costs(blocks=1, full_blocks=1, threads=self._block)
 
     def kernel(self, workload: Toy, config: Config) -> Callable[..., None]:
         from numba import cuda, float32
@@ -151,5 +160,4 @@ class NumbaToy(NumbaCudaVariant[Toy]):
         return unknown if self._fault == "unknown name" else toy
 
     def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
-        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
-        return (Launch(grid=(1, 1, 1), block=(self._block, 1, 1), arguments=arguments),)
+        return (self._launch(workload),)

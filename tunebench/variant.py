@@ -69,6 +69,11 @@ class Scalar:
     ctype: Literal["int", "long long", "float"]
     value: int | float
 
+    def number(self) -> Any:
+        """Return the value as a NumPy scalar of its C type."""
+        types: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
+        return types[self.ctype](self.value)
+
 
 Argument = str | Scalar
 """A kernel argument: the name of a tensor (of shape `()`: passed by value), or a `Scalar`."""
@@ -293,6 +298,16 @@ class Variant(ABC, Generic[W]):
         """
         return ()
 
+    def tensors(self, workload: W, config: Config) -> dict[str, Tensor]:
+        """Return all tensors of the kernels by name: inputs, outputs, scratch, in this order.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        tensors = (*workload.inputs(), *workload.outputs(), *self.scratch(workload, config))
+        return {tensor.name: tensor for tensor in tensors}
+
     def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
         """Return the tiling of each dimension that a configuration divides (override).
 
@@ -449,8 +464,7 @@ class NumbaCpuVariant(NumbaVariant[W]):
             workload: Workload to compute.
             config: Configuration of this variant's space.
         """
-        tensors = (*workload.inputs(), *workload.outputs(), *self.scratch(workload, config))
-        return tuple(tensor.name for tensor in tensors)
+        return tuple(self.tensors(workload, config))
 
 
 def _digest(*parts: str) -> str:

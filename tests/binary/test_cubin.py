@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import needs_nvrtc
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, SPILLING, Toy, ToyVariant
 from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import launch_refusal, read_cubin, resources, spills
 from tunebench.device import representative
-from tunebench.space import Config
 from tunebench.variant import Launch
 
-CONFIG = Config({"unused": 0})
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
 SOURCE = """
@@ -25,16 +23,6 @@ template <int N> __global__ void __launch_bounds__(N) toy(const float* x, float*
   s[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
   y[threadIdx.x] = s[N - 1 - threadIdx.x] * factor;
-}
-"""
-SPILLING = """
-__global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float factor, int n) {
-  float kept[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) kept[i] = x[i * n];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 64; ++i) y[i * n] = kept[63 - i] * kept[i * 7 % 64];
 }
 """
 # Output of NVRTC 13.4 for sm_80, shortened.

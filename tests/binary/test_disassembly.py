@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import needs_disassembler, needs_numba_cuda, needs_nvrtc
-from tests.toy_variants import NumbaToy, Toy, ToyVariant
+from tests.toy_variants import CONFIG, NumbaToy, Toy, ToyVariant
 from tunebench import device as devices
 from tunebench import kernels
 from tunebench.binary.disassembly import (
@@ -24,7 +24,6 @@ from tunebench.errors import InputError, MissingDependency
 from tunebench.space import Config
 from tunebench.workloads import parse
 
-CONFIG = Config({"unused": 0})
 WORKLOAD = Toy(n=64)
 
 TEXT = """

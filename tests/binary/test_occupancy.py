@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs_nvrtc
-from tests.toy_variants import Toy, ToyVariant, folder_of_header
+from tests.toy_variants import CONFIG, Toy, ToyVariant, folder_of_header
 from tunebench.binary.occupancy import kernel_uses, occupancy
 from tunebench.bound import resident_blocks
 from tunebench.device import Device, local_cpu, representative
 from tunebench.errors import InputError
-from tunebench.space import Config
 from tunebench.variant import Costs
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -85,9 +84,9 @@ def test_blocks_per_sm_match_nvidias_calculator(tmp_path: Path) -> None:
     ran = subprocess.run(
         [str(calculator(tmp_path))], input="\n".join(asked), capture_output=True, text=True, check=True
     )
-    told = list(map(int, ran.stdout.split()))
+    counts = list(map(int, ran.stdout.split()))
     ours = [held(representative(a), threads, registers, smem) for a, threads, registers, smem in cases]
-    wrong = [(case, o, t) for case, o, t in zip(cases, ours, told, strict=True) if o != t]
+    wrong = [(case, o, t) for case, o, t in zip(cases, ours, counts, strict=True) if o != t]
     assert not wrong, wrong[:5]
     assert len(set(ours)) > 10
 
@@ -134,7 +133,7 @@ def test_static_and_dynamic_shared_memory_are_added() -> None:
       y[threadIdx.x] = s[63 - threadIdx.x] * factor + more[63 - threadIdx.x];
     }
     """
-    workload, config, device = Toy(n=64), Config({"unused": 0}), representative("sm_90")
+    workload, config, device = Toy(n=64), CONFIG, representative("sm_90")
     variant = ToyVariant(text, smem_bytes=16384)
     binary = compile_cuda(variant, workload, config, device)
     (use,) = kernel_uses(binary, variant.launches(workload, config), device)

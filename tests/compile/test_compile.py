@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import needs_numba_cuda, needs_nvrtc
-from tests.toy_variants import NumbaToy, Toy, ToyVariant
+from tests.toy_variants import CONFIG, NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
 from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import read_cubin
@@ -25,7 +25,6 @@ from tunebench.space import Config
 from tunebench.variant import Language, Launch
 from tunebench.workload import Tensor
 
-CONFIG = Config({"unused": 0})
 SM_80, SM_90 = representative("sm_80"), representative("sm_90")
 SIGNATURE = "__global__ void toy(const float* x, float* y, float factor, int n) {"
 RIGHT = ToyVariant(f"{SIGNATURE} y[threadIdx.x] = x[threadIdx.x] * factor; }}")

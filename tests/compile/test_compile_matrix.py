@@ -13,7 +13,7 @@ import pytest
 from benchmarks import compile_matrix
 from benchmarks.compile_matrix import Item
 from tests.support import needs_disassembler, needs_nvrtc
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import SPILLING, Toy, ToyVariant
 from tunebench import kernels, workloads
 from tunebench.device import Device
 from tunebench.errors import MissingDependency
@@ -105,16 +105,6 @@ def test_shards_are_disjoint_and_complete() -> None:
 PLAIN = (
     "__global__ void toy(const float* x, float* y, float factor, int n) { y[threadIdx.x] = x[0] * factor; }"
 )
-SPILLING = """
-__global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float factor, int n) {
-  float kept[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) kept[i] = x[i * n];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 64; ++i) y[i * n] = kept[63 - i] * kept[i * 7 % 64];
-}
-"""
 
 
 class Broken(ToyVariant):

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.emulate.kernel_text import HELPERS, SIGNATURE, X
 from tests.support import needs_compiler
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.emulate import host_compiler
 from tunebench.emulate.emulator import (
     ORDERS,
@@ -22,14 +23,6 @@ from tunebench.emulate.emulator import (
     find_compiler,
 )
 from tunebench.errors import InputError
-from tunebench.kernels import include
-from tunebench.space import Config
-
-CONFIG = Config({"unused": 0})
-HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "reduce", "epilogue"))
-SIGNATURE = (
-    "__global__ void toy(const float* x, float* y, float factor, int n) {\n  const int t = threadIdx.x;\n"
-)
 
 
 def run(
@@ -51,8 +44,6 @@ def run(
     options: dict[str, Any] = {"order": order, "sanitize": sanitize, "seed": seed, "timeout_s": timeout_s}
     return emulate(variant, workload, CONFIG, inputs, **options)["y"]
 
-
-X = np.arange(1, 65, dtype=np.float32)
 
 # -- kernels that are right ----------------------------------------------------------------------------------
 

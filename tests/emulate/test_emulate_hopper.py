@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from tests.support import needs_compiler
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, emulate, watch
 from tunebench.errors import InputError
 from tunebench.kernels import include
 from tunebench.space import Config
 from tunebench.variant import Launch, PixelBox, TensorMap
 
-CONFIG = Config({"unused": 0})
 HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "ptx_hopper"))
 SIGNATURE = """
 __global__ void toy(const __grid_constant__ TensorMap map, float* y, const float* x, int n) {
@@ -438,7 +437,7 @@ def product(
     stored: Any,
     order: Order = "forward",
     *,
-    told: Any = None,
+    described: Any = None,
     before: str = BEFORE,
     after: str = AFTER,
     ctype: str = "half_t",
@@ -448,7 +447,7 @@ def product(
     Args:
         stored: Layout of both matrices in shared memory.
         order: Order in which the threads run.
-        told: Layout in the matrix descriptors; None for the layout in `stored`.
+        described: Layout in the matrix descriptors; None for the layout in `stored`.
         before: CUDA statements before the products.
         after: CUDA statements after the products.
         ctype: Type of the elements, which are small integers.
@@ -460,7 +459,7 @@ def product(
     rng = np.random.default_rng(0)
     a, b = rng.integers(-8, 9, (2, 64, 32 if ctype == "e4m3_t" else 16))
     x = np.concatenate([image(matrix, swizzle, along_x, leading, stride) for matrix in (a, b)])
-    _, mode, along_x, leading, stride = told or stored
+    _, mode, along_x, leading, stride = described or stored
     facts = {"LEADING": leading, "STRIDE": stride, "MODE": mode, "ALONG": int(along_x)}
     body = PRODUCT.replace("BEFORE", before).replace("AFTER", after).replace("TYPE", ctype)
     for name, value in facts.items():
@@ -487,7 +486,7 @@ def test_wgmma_reads_layout_of_descriptor_for_every_type(layout: Any, ctype: str
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("stored", "told"),
+    ("stored", "described"),
     [
         ((128, 1, True, 4096, 1024), (128, 1, True, 1024, 4096)),  # offsets swapped
         ((128, 1, False, 0, 1024), (128, 1, False, 0, 512)),  # stride too small
@@ -497,9 +496,9 @@ def test_wgmma_reads_layout_of_descriptor_for_every_type(layout: Any, ctype: str
     ],
     ids=str,
 )
-def test_wrong_wgmma_descriptor_changes_product(stored: Any, told: Any) -> None:
+def test_wrong_wgmma_descriptor_changes_product(stored: Any, described: Any) -> None:
     assert product(stored)[0]
-    assert not product(stored, told=told)[0]
+    assert not product(stored, described=described)[0]
 
 
 @needs_compiler

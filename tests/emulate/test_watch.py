@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulate.kernel_text import HELPERS, SIGNATURE, Faulty
 from tests.support import needs_compiler
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench import kernels, workloads
 from tunebench.device import representative
 from tunebench.emulate import host_compiler
@@ -21,17 +22,7 @@ from tunebench.emulate.emulator import (
     Watched,
     watch,
 )
-from tunebench.kernels import include
 from tunebench.space import Config
-from tunebench.variant import CudaVariant
-from tunebench.workload import Workload
-
-CONFIG = Config({"unused": 0})
-HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "reduce", "epilogue"))
-SIGNATURE = (
-    "__global__ void toy(const float* x, float* y, float factor, int n) {\n  const int t = threadIdx.x;\n"
-)
-X = np.arange(1, 65, dtype=np.float32)
 
 
 def see(body: str, *, order: Order = "forward", n: int = 64, grid: int = 1, **launch: Any) -> Watched:
@@ -236,11 +227,11 @@ def test_ordered_accesses_are_no_race(name: str) -> None:
 def test_race_message_names_both_lines_and_threads() -> None:
     with pytest.raises(EmulationFailed) as caught:
         see("__shared__ float s[64];\ns[t] = x[t];\ny[t] = s[63 - t];")
-    told = caught.value.reason
-    assert "thread (31,0,0) read, line" in told
-    assert "`y[t] = s[63 - t];`" in told
-    assert "thread (32,0,0) wrote, line" in told
-    assert "`s[t] = x[t];`" in told
+    reason = caught.value.reason
+    assert "thread (31,0,0) read, line" in reason
+    assert "`y[t] = s[63 - t];`" in reason
+    assert "thread (32,0,0) wrote, line" in reason
+    assert "`s[t] = x[t];`" in reason
 
 
 GLOBAL_RACES = [
@@ -304,21 +295,6 @@ def test_unset_values_and_accesses_out_of_bounds_are_reported(reason: str, body:
 
 
 # -- faults planted in the kernels that are shipped ----------------------------------------------------------
-
-
-class Faulty:
-    """A variant with an injected fault: one text of its source is replaced."""
-
-    def __init__(self, variant: CudaVariant[Any], right: str, wrong: str) -> None:
-        self._variant, self._right, self._wrong = variant, right, wrong
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._variant, name)
-
-    def source(self, workload: Workload, config: Config) -> str:
-        text = self._variant.source(workload, config)
-        assert self._right in text
-        return text.replace(self._right, self._wrong)
 
 
 def shipped(key: str, text: str, right: str = "", wrong: str = "", **values: Any) -> tuple[Watched, float]:

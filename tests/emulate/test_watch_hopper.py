@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulate.test_watch import Faulty
+from tests.emulate.kernel_text import Faulty
 from tests.support import needs_compiler
 from tunebench import kernels, workloads
 from tunebench.device import representative

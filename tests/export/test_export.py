@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from tests.fake_driver.build import build_driver
-from tests.fake_driver.variants import CONFIG, Calls, Mapped, fake_binary
+from tests.fake_driver.variants import Calls, Mapped, fake_binary
 from tests.support import needs_numba_cuda, needs_nvrtc, package_variants
-from tests.toy_variants import NumbaToy, Toy, folder_of_header, parameter_sizes
+from tests.toy_variants import CONFIG, NumbaToy, Toy, folder_of_header, parameter_sizes
 from tunebench import __version__, _environment, export, kernels
 from tunebench.binary.cubin import read_cubin
 from tunebench.compile import Binary, BinaryCache, compile_config
@@ -249,8 +249,7 @@ def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:
             **pixels_passed(argument),
         }
     if isinstance(argument, Scalar):
-        form = {"int": "<i", "long long": "<q", "float": "<f"}[argument.ctype]
-        return {"bits": struct.pack(form, argument.value).hex()}
+        return {"bits": argument.number().tobytes().hex()}
     return dict(memory[argument])
 
 
@@ -281,9 +280,8 @@ def test_example_passes_every_kernel_its_parameters(
     code, out, err = Program(tmp_path, driver, "-Winvalid-pch", "-include", str(headers)).run()
     assert code == 0, err
     workload, config = choice.workload, choice.config
-    given = (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
-    tensors = {tensor.name: tensor for tensor in given}
-    held = [tensor for tensor in given if tensor.shape]
+    tensors = variant.tensors(workload, config)
+    held = [tensor for tensor in tensors.values() if tensor.shape]
     memory = {tensor.name: {"memory": i, "bytes": tensor.nbytes} for i, tensor in enumerate(held)}
     launches = variant.launches(workload, config)
     lines = [json.loads(line) for line in err.splitlines()]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from cuda.core import Device as CudaDevice
 
-from tests.fake_driver.variants import CONFIG, Calls, Mapped, MappedPixels, fake_binary
-from tests.toy_variants import NumbaToy, Toy
+from tests.fake_driver.variants import Calls, Mapped, MappedPixels, fake_binary
+from tests.toy_variants import CONFIG, NumbaToy, Toy
 from tunebench.dispatch import GpuKernel
 from tunebench.errors import DeviceError, InputError
 from tunebench.measure._gpu import Gpu

@@ -10,8 +10,8 @@ import json
 import sys
 from typing import Any
 
-from tests.fake_driver.variants import CONFIG, Calls, Mapped, MappedPixels, fake_binary
-from tests.toy_variants import NumbaToy, Toy
+from tests.fake_driver.variants import Calls, Mapped, MappedPixels, fake_binary
+from tests.toy_variants import CONFIG, NumbaToy, Toy
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
 from tunebench.executor.process import ProcessCaller, ProcessStage

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.binary.compiled import Binary
 from tunebench.space import Config
 from tunebench.variant import Launch, PixelBox, Scalar, TensorMap
 from tunebench.workload import Tensor
-
-CONFIG = Config({"unused": 0})
-"""The one configuration of these variants."""
 
 
 def fake_binary(variant: Any, payload: bytes = b"fake") -> Binary:

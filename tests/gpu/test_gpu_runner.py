@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import needs_gpu
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
@@ -43,7 +43,6 @@ DEADLY = {
     "trap": ('asm("trap;");', "CUDA_ERROR_"),
 }
 TOY = Toy(n=1000)
-ONLY = Config({"unused": 0})
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ class Runs:
         self.runner, self.on = CudaRunner(protocol, on), on
 
     def __call__(
-        self, variant: Variant[Any], workload: Workload = TOY, config: Config = ONLY, **how: Any
+        self, variant: Variant[Any], workload: Workload = TOY, config: Config = CONFIG, **how: Any
     ) -> Outcome:
         binary = compiled(variant, workload, config, self.on)
         return self.runner.run(ask(variant, workload, config, self.on, **how), binary, None)[0]
@@ -144,9 +143,9 @@ def test_too_much_shared_memory_is_refused(run: Runs) -> None:
 def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
     other = find("a100-80-sxm" if run.on.compute_capability[0] != 8 else "h100-sxm")
     variant = ToyVariant(RIGHT)
-    binary = compiled(variant, TOY, ONLY, other)
+    binary = compiled(variant, TOY, CONFIG, other)
     with pytest.raises(DeviceError, match="CUDA_ERROR_"):
-        run.runner.run(ask(variant, TOY, ONLY, run.on), binary, None)
+        run.runner.run(ask(variant, TOY, CONFIG, run.on), binary, None)
     assert isinstance(run.toy(RIGHT), Measured)
 
 
@@ -160,7 +159,7 @@ def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
     )
     variant = ToyVariant(text)
     with ProcessCaller(stage) as caller:
-        return caller.call(ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
+        return caller.call(ask(variant, TOY, CONFIG, on), compiled(variant, TOY, CONFIG, on), None)
 
 
 @pytest.mark.parametrize("case", DEADLY)

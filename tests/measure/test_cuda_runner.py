@@ -454,9 +454,7 @@ def test_launch_parameters_match_compiled_kernel(key: str, text: str) -> None:
     assert isinstance(variant, GpuVariant)
     config = variant.default(workload, device)
     binary = compile_config(variant, workload, config, device, BinaryCache(_environment.cache_folder()))
-    tensors = {
-        t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
-    }
+    tensors = variant.tensors(workload, config)
     inputs = {t.name: np.float32(1) for t in workload.inputs() if not t.shape}
     for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):
         parameters = kernel_arguments(variant, launch.arguments, tensors, dict.fromkeys(tensors, 256), inputs)

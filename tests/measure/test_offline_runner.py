@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import needs_compiler
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench import device, kernels
 from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import EmulationFailed
@@ -52,7 +52,7 @@ def run(variant: Variant[Any], workload: Workload, config: Config, **task: Any) 
 
 
 def run_toy(text: str, n: int = 64, **task: Any) -> Outcome:
-    return run(ToyVariant(text), Toy(n=n), Config({"unused": 0}), **task)
+    return run(ToyVariant(text), Toy(n=n), CONFIG, **task)
 
 
 @needs_compiler

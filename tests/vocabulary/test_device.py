@@ -190,22 +190,24 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize(("name", "told"), [(name, told) for name in SPELLINGS for told in SPELLINGS[name]])
-def test_products_are_found_by_driver_names(name: str, told: str) -> None:
-    assert _host.product_name(told) == name
+@pytest.mark.parametrize(
+    ("name", "spelling"), [(name, spelling) for name in SPELLINGS for spelling in SPELLINGS[name]]
+)
+def test_products_are_found_by_driver_names(name: str, spelling: str) -> None:
+    assert _host.product_name(spelling) == name
     assert _host.product_name(name) == name
     assert name in device.described()
 
 
 @pytest.mark.parametrize(
-    "told",
+    "spelling",
     [
         *("NVIDIA GeForce RTX 3060", "NVIDIA RTX A4000 Laptop GPU", "NVIDIA RTX 6000 Ada Generation"),
         *("AMD Radeon PRO W6600", "AMD Radeon PRO W7800", "AMD Instinct MI250X", ""),
     ],
 )
-def test_similar_product_names_are_distinguished(told: str) -> None:
-    assert _host.product_name(told) not in device.described()
+def test_similar_product_names_are_distinguished(spelling: str) -> None:
+    assert _host.product_name(spelling) not in device.described()
 
 
 # Highest SM clock in MHz that drivers allow, as `nvidia-smi --query-gpu=clocks.max.sm` prints it.

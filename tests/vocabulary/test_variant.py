@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.toy_variants import Toy, ToyVariant
+from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.space import Config
-
-CONFIG = Config({"unused": 0})
 
 
 def test_miniature_is_still_read_as_emulation_workload() -> None:

@@ -82,17 +82,15 @@ def _processor() -> str:
 
 
 def _signature(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Any:
+    import numba
     from numba import types
 
     stored = {"f32": types.float32, "f16": types.uint16, "bf16": types.uint16, "i32": types.int32}
-    scalars = {"int": types.int32, "long long": types.int64, "float": types.float32}
-    tensors = {
-        t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
-    }
+    tensors = variant.tensors(workload, config)
     kinds = []
     for argument in variant.arguments(workload, config):
         if isinstance(argument, Scalar):
-            kinds.append(scalars[argument.ctype])
+            kinds.append(numba.typeof(argument.number()))
         elif tensors[argument].shape:
             tensor = tensors[argument]
             kinds.append(types.Array(stored[tensor.dtype], len(tensor.shape), "C"))

@@ -88,14 +88,12 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
     Raises:
         CompileError: The launches, which share one kernel, pass arguments of different types.
     """
+    import numba
     from numba import types
     from numba.cuda.types import bfloat16
 
     stored = {"f32": types.float32, "f16": types.float16, "bf16": bfloat16, "i32": types.int32}
-    scalars = {"int": types.int32, "long long": types.int64, "float": types.float32}
-    tensors = {
-        t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
-    }
+    tensors = variant.tensors(workload, config)
 
     def kind(argument: Argument | TensorMap) -> Any:
         if isinstance(argument, TensorMap):
@@ -103,7 +101,7 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
                 f"{variant.key}: Numba kernels accept no tensor maps; write the variant in CUDA C++ instead"
             )
         if isinstance(argument, Scalar):
-            return scalars[argument.ctype]
+            return numba.typeof(argument.number())
         tensor = tensors[argument]
         element = stored[tensor.dtype]
         return types.Array(element, len(tensor.shape), "C") if tensor.shape else element

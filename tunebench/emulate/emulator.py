@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ def _job(
         lines.append(f"launch {entries.index(launch.entry)} {' '.join(map(str, sizes))}")
         for argument in launch.arguments:
             if isinstance(argument, Scalar):
-                lines.append(f"value {_scalar_bytes(argument).hex()}")
+                lines.append(f"value {argument.number().tobytes().hex()}")
             elif isinstance(argument, TensorMap):
                 lines.append(_map_line(argument, index[argument.tensor]))
             elif argument in by_value:
@@ -262,10 +261,6 @@ def _map_line(tensor_map: TensorMap, tensor: int) -> str:
     form = (*tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box)
     own = (*pixels.lower, *pixels.upper, *pixels.strides) if pixels else ()
     return f"map {' '.join(map(str, (tensor, *kind, *form, *own)))}"
-
-
-def _scalar_bytes(scalar: Scalar) -> bytes:
-    return struct.pack({"int": "<i", "long long": "<q", "float": "<f"}[scalar.ctype], scalar.value)
 
 
 def _bytes(array: Array, tensor: Tensor) -> bytes:

@@ -84,14 +84,13 @@ def _run(
     tensors = dict(inputs)
     for tensor in (*workload.outputs(), *variant.scratch(workload, config)):
         tensors[tensor.name] = np.full(tensor.shape, np.nan, numpy_dtype(tensor.dtype))
-    scalars: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
     function = variant.kernel(workload, config)
     _show_simulated_module(function)
     kernel = cuda.jit(function)
 
     def passed(argument: Argument | TensorMap) -> Any:
         if isinstance(argument, Scalar):
-            return scalars[argument.ctype](argument.value)
+            return argument.number()
         assert isinstance(argument, str), f"Numba kernels accept no {argument}"
         return tensors[argument]
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["CpuRunner", "CpuTimer"]
 
 
-_CTYPES = {"int": "int32", "long long": "int64", "float": "float32"}
-
-
 class CpuTimer:
     """Timing of calls on the processor, with caches flushed before each call if the protocol requires it.
 
@@ -114,7 +111,7 @@ def _conditions() -> Mapping[str, Any]:
 def _argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
     """Return a kernel's argument: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
     if isinstance(argument, Scalar):
-        return np.array(argument.value, dtype=_CTYPES[argument.ctype])[()]
+        return argument.number()
     array = arrays[argument]
     if not array.shape:
         return np.float32(array)

@@ -146,10 +146,9 @@ def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple
     """Prepare one run: memory, kernels, parameters."""
     workload, variant = task.workload, task.variant
     assert isinstance(variant, GpuVariant), variant
-    read, written = workload.inputs(), _written(task)
-    addresses = on.memory.hold(read, written)
+    addresses = on.memory.hold(workload.inputs(), _written(task))
     on.memory.upload(inputs)
-    tensors = {tensor.name: tensor for tensor in (*read, *written)}
+    tensors = variant.tensors(workload, task.config)
     planned = variant.launches(workload, task.config)
     kernels = on.gpu.load(binary.payload, binary.entries)
     return tuple(
@@ -198,12 +197,11 @@ def kernel_arguments(
         addresses: Device addresses of tensors with a shape.
         inputs: Values of tensors without a shape; half types are passed as their bits.
     """
-    scalars: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
     in_numba_abi = isinstance(variant, NumbaCudaVariant)
     parameters: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Scalar):
-            parameters.append(scalars[argument.ctype](argument.value))
+            parameters.append(argument.number())
         elif isinstance(argument, TensorMap):
             parameters.append(MappedTensor(argument, addresses[argument.tensor]))
         elif not tensors[argument].shape:
