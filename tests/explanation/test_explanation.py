@@ -122,26 +122,19 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "sms", "mhz", "gb_s", "cache_mib", "lanes", "resident", "limited"),
+    ("where", "sheet", "resident", "limited"),
     [
         # The launch (3.5 us) takes longer than 8 MiB on H100, where 32 blocks of 64 threads fill an SM.
-        (H100, 132, 1980, 3352, 50, 128, 32, "latency"),
-        (A100, 108, 1410, 2039, 40, 64, 32, "memory"),
-        (T4, 40, 1590, 320, 4, 64, 16, "memory"),
+        (H100, (132, 1980, 3352, 50, 128), 32, "latency"),
+        (A100, (108, 1410, 2039, 40, 64), 32, "memory"),
+        (T4, (40, 1590, 320, 4, 64), 16, "memory"),
     ],
 )
 def test_a_softmax_by_hand(
-    where: Device,
-    sms: int,
-    mhz: int,
-    gb_s: int,
-    cache_mib: int,
-    lanes: int,
-    resident: int,
-    limited: str,
-    nothing_known: Path,
+    where: Device, sheet: tuple[int, ...], resident: int, limited: str, nothing_known: Path
 ) -> None:
     """One row per block of 64 threads, 8 elements per access, kept in registers."""
+    sms, mhz, gb_s, cache_mib, lanes = sheet
     config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
     found = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
     assert found.category == "reduction"
@@ -207,34 +200,30 @@ FULL, FEW = (Waves(blocks=n, sm_count=100, blocks_per_sm=1) for n in (500, 25))
 
 
 @pytest.mark.parametrize(
-    ("floors", "predicted_us", "waves", "kind", "cause", "against", "factor"),
+    ("floors", "work_us", "waves", "expected"),
     [
-        ({"dram": 50, "tensor_pipe": 20, "shared": 10}, 70, FULL, "memory", "floor", "tensor pipe", 2.5),
-        ({"tensor_pipe": 50, "issue": 40, "dram": 10}, 70, FULL, "math", "floor", "dram", 5),
+        ({"dram": 50, "tensor_pipe": 20, "shared": 10}, 66.5, FULL, ("memory", "floor", "tensor pipe", 2.5)),
+        ({"tensor_pipe": 50, "issue": 40, "dram": 10}, 66.5, FULL, ("math", "floor", "dram", 5)),
         (
-            {"shared": 50, "fill_port": 45, "fma_pipe": 40},
-            70,
+            {"shared": 5, "fill_port": 4.5, "fma_pipe": 4},
+            7,
             FULL,
-            "on-chip memory",
-            "floor",
-            "fma pipe",
-            1.25,
+            ("on-chip memory", "floor", "fma pipe", 1.25),
         ),
-        ({"tensor_pipe": 50}, 70, FULL, "math", "floor", None, None),
-        ({"tensor_pipe": 50, "dram": 10}, 70, FEW, "latency", "few blocks", None, 4),
+        ({"tensor_pipe": 50}, 66.5, FULL, ("math", "floor", None, None)),
+        ({"tensor_pipe": 50, "dram": 10}, 66.5, FEW, ("latency", "few blocks", None, 4)),
         # Memory is the limit, whatever the number of SMs in use.
-        ({"dram": 50, "tensor_pipe": 10}, 70, FEW, "memory", "floor", "tensor pipe", 5),
-        ({"dram": 1}, 3.5 + 1.75, FULL, "latency", "launch", None, 2),
-        ({"dram": 3}, 3.5 + 3.6, FULL, "memory", "floor", None, None),
+        ({"dram": 50, "tensor_pipe": 10}, 66.5, FEW, ("memory", "floor", "tensor pipe", 5)),
+        ({"dram": 1}, 1.75, FULL, ("latency", "launch", None, 2)),
+        ({"dram": 3}, 3.6, FULL, ("memory", "floor", None, None)),
     ],
 )
-def test_limiting_resource(
-    floors: Any, predicted_us: float, waves: Waves, kind: str, cause: str, against: str, factor: float
-) -> None:
-    found = limit(bound_of(**floors), predicted_us, 1, waves)
-    assert (found.kind, found.cause, found.against) == (kind, cause, against)
+def test_limiting_resource(floors: Any, work_us: float, waves: Waves, expected: tuple[Any, ...]) -> None:
+    found = limit(bound_of(**floors), work_us + 3.5, 1, waves)
+    *names, factor = expected
+    assert [found.kind, found.cause, found.against] == names
     assert found.factor == (None if factor is None else pytest.approx(factor))
-    assert found.work_us == pytest.approx(predicted_us - 3.5)
+    assert found.work_us == pytest.approx(work_us)
 
 
 def test_no_launch_limit_without_launch_overhead() -> None:
