@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import DType, itemsize
+from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda_expression import threads_along
 from tunebench.kernels.common.reduction import MOST_BLOCKS, SMALL, SPLITS
-from tunebench.kernels.common.row_block import widest_vector
+from tunebench.kernels.common.row_block import Rows, widest_vector
 from tunebench.space import Config, Constraint, Parameter, Space, Table
 from tunebench.variant import Costs, Tiling, ceil_div
 
@@ -29,23 +29,7 @@ SIDE_BY_SIDE = 64
 """Least bytes of a row that the threads of a block cover."""
 
 
-class Columns(Protocol):
-    """A workload with one or more results for each column."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix."""
-
-    @property
-    def cols(self) -> int:
-        """Columns of the matrix."""
-
-    @property
-    def dtype(self) -> DType:
-        """Type of its elements."""
-
-
-def along(workload: Columns, col_threads: Any, vector: Any) -> Any:
+def along(workload: Rows, col_threads: Any, vector: Any) -> Any:
     """Return the number of blocks along a row; the arguments may be columns of a table."""
     return ceil_div(workload.cols, col_threads * vector)
 
@@ -84,7 +68,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 
-def default_config(space: Space, workload: Columns, device: Device) -> Config:
+def default_config(space: Space, workload: Rows, device: Device) -> Config:
     """Return wide accesses, up to a warp along a row, 256 threads, and two blocks per SM if rows allow it.
 
     Args:
@@ -105,7 +89,7 @@ def default_config(space: Space, workload: Columns, device: Device) -> Config:
     return space.first_valid(choices, workload=workload, device=device)
 
 
-def tiles(workload: Columns, config: Config) -> tuple[Tiling, ...]:
+def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
     """Return the tiles of columns and of rows that a block processes."""
     return (
         Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
@@ -134,7 +118,7 @@ class ColumnWork:
     is_sum: bool = True
 
 
-def column_costs(workload: Columns, table: Table, device: Device, work: ColumnWork) -> Costs:
+def column_costs(workload: Rows, table: Table, device: Device, work: ColumnWork) -> Costs:
     """Return the costs of a part of a block's columns.
 
     Args:
@@ -171,7 +155,7 @@ def column_costs(workload: Columns, table: Table, device: Device, work: ColumnWo
     )
 
 
-def small(workload: Columns, config: Config) -> tuple[int, int]:
+def small(workload: Rows, config: Config) -> tuple[int, int]:
     """Return the rows and columns of the emulation workload.
 
     It has one full and one partial tile of columns, and two full and one partial iteration over rows.
