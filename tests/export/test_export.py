@@ -229,7 +229,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_code(binary: Binary) -> Binary:
     """Replace the payload of a binary by parameter sizes, which the fake driver reads instead of code."""
     lines = [" ".join([name, *map(str, parameter_sizes(binary.payload, name))]) for name in binary.entries]
-    return dataclasses.replace(binary, payload="\n".join(["told", *lines]).encode() + b"\0")
+    return dataclasses.replace(binary, payload="\n".join(["echo", *lines]).encode() + b"\0")
 
 
 def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 // keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
 // until the process ends, captured launches run only when their graph does.
 //
-// A module's code is the word "fake", which loads the kernels below; or "told" and one line per kernel with its name
+// A module's code is the word "fake", which loads the kernels below; or "echo" and one line per kernel with its name
 // and the sizes of its parameters, ended by a zero byte. Those kernels write zeros, and print the parameters of each
 // launch on stderr, as JSON.
 #include <dlfcn.h>
@@ -189,40 +189,40 @@ std::string hexadecimal(const void* data, size_t nbytes) {
 }
 
 // Which allocation it is, how large, and what it holds if that is little.
-std::string tell_memory(void* memory) {
+std::string describe_memory(void* memory) {
   const auto [nbytes, serial] = allocations[memory];
   return "{\"memory\": " + std::to_string(serial) + ", \"bytes\": " + std::to_string(nbytes) +
          ", \"holds\": " + hexadecimal(memory, nbytes > 64 ? 0 : nbytes) + "}";
 }
 
-std::string tell_pixels(const TensorMap& map) {
+std::string describe_pixels(const TensorMap& map) {
   if (!map.steps[0]) return "";
   const size_t count = map.rank - 2u;
   return ", \"lower\": " + list(map.lower, count) + ", \"upper\": " + list(map.upper, count) +
          ", \"steps\": " + list(map.steps, count);
 }
 
-std::string tell_map(const TensorMap& map) {
+std::string describe_map(const TensorMap& map) {
   const unsigned facts[] = {map.type, map.swizzle, map.promotion, map.fill};
-  return "{\"map\": " + tell_memory(map.data) + ", \"facts\": " + list(facts, 4) +
+  return "{\"map\": " + describe_memory(map.data) + ", \"facts\": " + list(facts, 4) +
          ", \"extents\": " + list(map.extents, map.rank) +
          ", \"strides\": " + list(map.strides + 1, map.rank - 1u) +
-         ", \"box\": " + list(map.box, map.steps[0] ? 2u : map.rank) + tell_pixels(map) + "}";
+         ", \"box\": " + list(map.box, map.steps[0] ? 2u : map.rank) + describe_pixels(map) + "}";
 }
 
-std::string tell_parameter(const void* parameter, size_t size) {
+std::string describe_parameter(const void* parameter, size_t size) {
   uint64_t word = 0;
   std::memcpy(&word, parameter, size < 8 ? size : 8);
-  if (size == 8 && allocations.count(reinterpret_cast<void*>(word))) return tell_memory(reinterpret_cast<void*>(word));
-  if (size == 128 && word == kTag) return tell_map(as<TensorMap>(const_cast<void*>(parameter)));
+  if (size == 8 && allocations.count(reinterpret_cast<void*>(word))) return describe_memory(reinterpret_cast<void*>(word));
+  if (size == 128 && word == kTag) return describe_map(as<TensorMap>(const_cast<void*>(parameter)));
   return "{\"bits\": " + hexadecimal(parameter, size) + "}";
 }
 
-// Tells how it was launched; memory that it is given and that nothing was copied to becomes zeros.
-void tell(const std::string& name, const std::vector<Parameter>& parameters, void** p, const unsigned* shape) {
-  std::string told;
+// Print the launch of a kernel. Memory among its parameters that nothing was copied to becomes zeros.
+void print_launch(const std::string& name, const std::vector<Parameter>& parameters, void** p, const unsigned* shape) {
+  std::string texts;
   for (size_t i = 0; i < parameters.size(); i++) {
-    told += (i ? ", " : "") + tell_parameter(p[i], parameters[i].size);
+    texts += (i ? ", " : "") + describe_parameter(p[i], parameters[i].size);
     const auto address = parameters[i].size == 8 ? as<uintptr_t>(p[i]) : 0;
     if (unwritten.count(address)) {
       void* const memory = reinterpret_cast<void*>(address);
@@ -230,7 +230,7 @@ void tell(const std::string& name, const std::vector<Parameter>& parameters, voi
     }
   }
   std::fprintf(stderr, "{\"kernel\": \"%s\", \"shape\": %s, \"parameters\": [%s]}\n", name.c_str(),
-               list(shape, 8).c_str(), told.c_str());
+               list(shape, 8).c_str(), texts.c_str());
 }
 
 // Adds the kernels that the code lists.
@@ -239,10 +239,10 @@ void read_code(const char* code) {
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string name;
-    if (!(words >> name) || name == "told") continue;
+    if (!(words >> name) || name == "echo") continue;
     std::vector<Parameter> parameters;
     for (size_t size; words >> size;) parameters.push_back({0, size});
-    const auto body = [=](void** p, const unsigned* shape) { tell(name, parameters, p, shape); };
+    const auto body = [=](void** p, const unsigned* shape) { print_launch(name, parameters, p, shape); };
     kernels().push_back({name, parameters, 50, 0, body, 0});
   }
 }
@@ -376,9 +376,9 @@ API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
 
 API cuLibraryLoadData(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned) {
   if (fault) return fault;
-  const bool told = std::memcmp(code, "told", 4) == 0;
-  if (!told && std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
-  if (told) read_code(static_cast<const char*>(code));
+  const bool echoes = std::memcmp(code, "echo", 4) == 0;
+  if (!echoes && std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  if (echoes) read_code(static_cast<const char*>(code));
   return *library = const_cast<void*>(code), kSuccess;
 }
 API cuLibraryUnload(void*) { return kSuccess; }
