@@ -40,6 +40,18 @@ def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> No
     assert both is overlap
 
 
+def test_failed_pool_is_an_error_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule(*_arguments: object, **_more: object) -> None:
+        raise RuntimeError("Unexpected error within the Pool")
+
+    with stages.start_executor(0) as workers:
+        wait([workers.submit(task())])
+        monkeypatch.setattr(workers._measurers, "schedule", schedule)
+        for future in [workers.submit(task()) for _ in range(3)]:
+            with pytest.raises(RuntimeError, match="within the Pool"):
+                future.result(timeout=60)
+
+
 def test_process_caller_reuses_its_process_and_replaces_it_when_it_dies() -> None:
     with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)) as caller:
         first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))

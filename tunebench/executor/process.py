@@ -64,7 +64,11 @@ class ProcessStage:
             *arguments: Arguments of the function.
         """
         blob = pickle.dumps(arguments)
-        future: Future[Any] = pool.schedule(_call, args=(self.function, blob), timeout=self.timeout_s)
+        try:
+            future: Future[Any] = pool.schedule(_call, args=(self.function, blob), timeout=self.timeout_s)
+        except RuntimeError as error:  # the pool failed: the task ends with this error, or it would never end
+            future = Future()
+            future.set_exception(error)
         return future
 
 
