@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.fake_driver.build import seen_by
-from tests.toy_variants import parameter_sizes
+from tests.toy_variants import NumbaToy, parameter_sizes
 from tunebench import _environment, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.errors import DeviceError, MissingDependency
@@ -27,7 +27,7 @@ from tunebench.measure._sampler import Flush, Sampler, Timing
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner, kernel_arguments
 from tunebench.measure.timing import Protocol
-from tunebench.variant import GpuVariant, NumbaCudaVariant, Scalar
+from tunebench.variant import GpuVariant, Scalar
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
@@ -395,13 +395,6 @@ TENSORS = {
 INPUTS = {"scale": np.float32(1.5), "half": np.float16(-2.0)}
 
 
-class OfNumba(NumbaCudaVariant[Any]):
-    """A Numba-CUDA variant for tests that use only its `language`."""
-
-
-OfNumba.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-
-
 def in_memory(parameters: tuple[Any, ...]) -> list[bytes]:
     """Return the bytes that cuda-core passes to the driver for each parameter."""
     holder = pytest.importorskip("cuda.core._kernel_arg_handler").ParamHolder(parameters)
@@ -424,7 +417,7 @@ def test_parameters_are_passed_in_their_c_types() -> None:
 
 
 def test_numba_array_is_passed_as_nine_words() -> None:
-    parameters = kernel_arguments(OfNumba(), ("x", Scalar("int", 3)), TENSORS, {"x": 4096}, INPUTS)
+    parameters = kernel_arguments(NumbaToy(), ("x", Scalar("int", 3)), TENSORS, {"x": 4096}, INPUTS)
     words = (0, 0, 15, 2, 4096, 3, 5, 10, 2)
     assert in_memory(parameters) == [*(np.int64(word).tobytes() for word in words), np.int32(3).tobytes()]
 
