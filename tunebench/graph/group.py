@@ -54,7 +54,7 @@ class FusedGroup:
         roles: Value of each input and output tensor of the workloads, by the tensor's name; empty where
             kernels do not compute everything that the node writes. Where two workloads have different tensors
             of one name, the workload's number precedes it: ``1.x``.
-        copied: Bytes that must be copied to another layout first.
+        copied: Bytes that must be copied to another layout, before or after the kernels.
     """
 
     nodes: tuple[int, ...]
@@ -102,7 +102,9 @@ def _alone(graph: Graph, index: int) -> FusedGroup:
     needed = {tensor.name for text in node.workloads for tensor in parse(text).inputs()}
     is_whole = needed <= node.roles.keys() and set(node.writes) <= set(node.roles.values())
     roles = dict(node.roles) if is_whole else {}
-    return FusedGroup(nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied)
+    return FusedGroup(
+        nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied + node.relaid
+    )
 
 
 def _split_convolution_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
@@ -114,7 +116,11 @@ def _split_convolution_group(graph: Graph, group: FusedGroup) -> FusedGroup | No
         return None
     joining, texts, roles = found
     return FusedGroup(
-        nodes=tuple(sorted((joining, *group.nodes))), kind="parted", workloads=texts, roles=roles
+        nodes=tuple(sorted((joining, *group.nodes))),
+        kind="parted",
+        workloads=texts,
+        roles=roles,
+        copied=sum(graph.values[value].nbytes for name, value in roles.items() if name.endswith(".w")),
     )
 
 
@@ -231,7 +237,7 @@ def _with_epilogue(
 ) -> FusedGroup | None:
     """Return a product with a chain as its epilogue, or None if its kernels have no such epilogue."""
     node = before.node
-    if len(node.workloads) != 1 or node.writes != (sums,):
+    if len(node.workloads) != 1 or node.writes != (sums,) or node.relaid:
         return None
     workload = parse(node.workloads[0])
     fuse = _WITH_EPILOGUE.get(workload.operator)
@@ -309,7 +315,7 @@ def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpressi
     product: Any = parse(gate.workloads[0])
     if product.operator != "gemm" or product.epilogue != "none" or product.batch != 1:
         return None
-    if gate.roles["a"] != up.roles.get("a") or not _is_convex(graph, nodes):
+    if gate.relaid or gate.roles["a"] != up.roles.get("a") or not _is_convex(graph, nodes):
         return None
     sizes = {name: getattr(product, name) for name in ("m", "n", "k", "dtype", "trans")}
     try:
@@ -352,7 +358,7 @@ def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> I
             kind="prologue",
             workloads=node.workloads,
             roles=node.roles,
-            copied=node.copied,
+            copied=node.copied + node.relaid,
         )
     workload: Any = parse(graph.nodes[index].workloads[0])
     if workload.operator == "reduction":
@@ -385,6 +391,7 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[F
             kind="prologue",
             workloads=(str(fused),),
             roles={**leaves, "out": node.roles["out"]},
+            copied=node.relaid,
         )
 
 
@@ -408,6 +415,7 @@ def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGro
             kind="prologue",
             workloads=(str(fused),),
             roles={**node.roles, **parts, "z": total},
+            copied=node.copied + node.relaid,
         )
 
 

@@ -98,6 +98,7 @@ class Node:
         roles: Value of each input and output tensor of the workloads, by the tensor's name. A value that no
             node writes is passed from one kernel to the next.
         copied: Bytes that must be copied to another layout before a tuned kernel can read them.
+        relaid: Bytes of results that must be copied to torch's layout after a tuned kernel wrote them.
         expression: Expression of an elementwise node in the names of its operands; it runs after the
             workloads, if any, and may read their results. Its result is the first of `writes`.
         operands: Operand of each name in the expression.
@@ -112,6 +113,7 @@ class Node:
     workloads: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     copied: int = 0
+    relaid: int = 0
     expression: str = ""
     operands: Mapping[str, NodeOperand] = field(default_factory=dict)
     joins: tuple[str, ...] = ()

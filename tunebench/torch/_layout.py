@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "channel_broadcast",
-    "has_workload_layout",
+    "has_strides",
     "innermost_extent",
     "is_dense",
+    "kernel_strides",
     "matrix_order",
-    "memory_format",
     "operand_broadcast",
     "reduced_axis",
+    "reduced_strides",
+    "strides_in_order",
 ]
 
 
@@ -82,22 +85,53 @@ def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
     return "rows" if inside == sorted(inside, reverse=True) else None
 
 
-def has_workload_layout(workload: Workload, tensor: Any) -> bool:
-    """Return whether a tensor has the memory layout that a workload's kernels expect."""
-    if workload.operator in (
-        "gemm",
-        "elementwise",
-        "reduction",
-        "batchnorm_stats",
-    ):  # the workload states the order
-        return is_dense(tensor)
-    return bool(tensor.is_contiguous(memory_format=memory_format(workload, tensor)))
+def reduced_strides(tensor: Any, axes: Any, result: Any) -> tuple[int, ...]:
+    """Return the strides of a reduction's result that keeps the order of the operand's axes in memory."""
+    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    kept = [axis for axis in range(tensor.dim()) if result.dim() == tensor.dim() or axis not in chosen]
+    order = sorted(range(len(kept)), key=lambda place: tensor.stride(kept[place]), reverse=True)
+    return strides_in_order(result.shape, order)
 
 
-def memory_format(workload: Workload, tensor: Any) -> torch.memory_format:
-    """Return the memory format of a workload's tensors."""
-    last = getattr(workload, "layout", "") == "nhwc" and tensor.dim() == 4
-    return torch.channels_last if last else torch.contiguous_format
+def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...]:
+    """Return the strides with which the kernels of a workload read or write one of its tensors.
+
+    This is the only statement of the order of axes that kernels expect; other tensors are copied.
+
+    Args:
+        workload: The workload.
+        name: Name of its tensor.
+        tensor: The tensor in torch's shape.
+    """
+    if workload.operator in _ORDERLESS and is_dense(tensor):
+        return tuple(tensor.stride())
+    order = list(range(tensor.dim()))
+    if getattr(workload, "layout", "") == "nhwc" and tensor.dim() == 4:
+        order = [0, 2, 3, 1]
+    elif name in _MATRICES and getattr(workload, "trans", "nn")[_MATRICES[name]] == "t":
+        order[-2:] = order[:-3:-1]
+    return strides_in_order(tensor.shape, order)
+
+
+_ORDERLESS = frozenset({"batchnorm_stats", "elementwise", "reduction"})
+"""Operators that read all elements in the order of memory; the workload states the extents in that order."""
+
+_MATRICES = {"a": 0, "b": 1, "b_gate": 1, "b_up": 1}
+"""Place of each matrix of a product in `trans`, which states whether its columns are contiguous."""
+
+
+def strides_in_order(shape: Sequence[int], order: Iterable[int]) -> tuple[int, ...]:
+    """Return the strides of a dense tensor whose axes have an order in memory, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(list(order)):
+        strides[axis], step = step, step * shape[axis]
+    return tuple(strides)
+
+
+def has_strides(tensor: Any, strides: Sequence[int]) -> bool:
+    """Return whether a tensor's elements are where strides place them; axes of extent 1 do not matter."""
+    steps = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(extent == 1 or step == expected for extent, step, expected in steps)
 
 
 def matrix_order(tensor: torch.Tensor) -> Literal["n", "t"] | None:

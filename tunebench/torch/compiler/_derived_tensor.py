@@ -1,4 +1,7 @@
-"""Tensors that are computed from parameters, and computed again only when these change."""
+"""Tensors that are computed from parameters before each call of a kernel.
+
+They are not kept between calls: torch offers no sign of all changes of a parameter, such as `.data.mul_`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["DerivedTensor", "batch_norm_scale", "batch_norm_shift", "filter_slic
 
 @dataclass(frozen=True, slots=True)
 class DerivedTensor:
-    """A tensor that is a function of other tensors, which seldom change.
+    """A tensor that is a function of other tensors.
 
     Attributes:
         parts: FX nodes of the other tensors.

@@ -106,8 +106,8 @@ class GraphRewriter:
             kernels.append(
                 GroupKernel(
                     dispatcher(workload, self._device, self._ordinal),
-                    tuple(region.input(workload, spec, value) for spec, value in inputs),
-                    tuple(region.output(workload, spec, value) for spec, value in outputs),
+                    tuple(region.input(spec, value) for spec, value in inputs),
+                    tuple(region.output(spec, value) for spec, value in outputs),
                 )
             )
         return kernels

@@ -5,18 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tunebench.graph.group import FusedGroup
-from tunebench.torch._layout import has_workload_layout, memory_format
+from tunebench.torch._layout import has_strides, strides_in_order
 from tunebench.torch._tensor import stored_type
 from tunebench.torch.compiler._derived_tensor import DerivedTensor
 from tunebench.torch.compiler._translation import Translation
 from tunebench.workload import Tensor as Specification
-from tunebench.workload import Workload
 
 __all__ = ["GroupRegion", "KernelInput", "KernelOutput"]
 
@@ -86,41 +84,37 @@ class GroupRegion:
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
 
-    def input(self, workload: Workload, spec: Specification, value: str) -> KernelInput:
+    def input(self, spec: Specification, value: str) -> KernelInput:
         """Return how to obtain a tensor that a kernel reads."""
         derived = self._translation.derived.get(value)
         if derived is not None:
             return _derived(tuple(map(self.inputs.index, derived.parts)), derived)
         if value in self._between:
             return operator.itemgetter(self._between[value])
-        node, dtype = self._translation.sources[value], stored_type(spec.dtype)
-        place, traced = self.inputs.index(node), node.meta["val"]
-        if traced.dtype != dtype:
-            return lambda tensors: tensors[place].to(dtype)
-        if has_workload_layout(workload, traced) or not self._translation.graph.values[value].memory:
-            return _as_traced(place, tuple(traced.stride()))
-        return _copied(place, workload)
+        node = self._translation.sources[value]
+        strides = self._translation.copied.get(value, tuple(node.meta["val"].stride()))
+        return _with_strides(self.inputs.index(node), strides, stored_type(spec.dtype))
 
-    def output(self, workload: Workload, spec: Specification, value: str) -> KernelOutput:
+    def output(self, spec: Specification, value: str) -> KernelOutput:
         """Return how to allocate and return a tensor that a kernel writes."""
-        node = self.values.get(value)
+        node, dtype = self.values.get(value), stored_type(spec.dtype)
         if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # the next kernel reads it
             self._between[value] = len(self.inputs) + len(self._between)
         if node is None:
-            dtype = stored_type(spec.dtype)
-            return KernelOutput(None, spec.shape, None, dtype, None, dtype, is_intermediate)
+            contiguous = strides_in_order(spec.shape, range(len(spec.shape)))
+            return KernelOutput(None, spec.shape, contiguous, dtype, contiguous, dtype, is_intermediate)
         traced = node.meta["val"]
-        how = None if has_workload_layout(workload, traced) else memory_format(workload, traced)
-        place, shape, stride = self.outputs.index(node), tuple(traced.shape), tuple(traced.stride())
-        return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, traced.dtype, is_intermediate)
+        place, stride = self.outputs.index(node), tuple(traced.stride())
+        written = self._translation.relaid.get(value, stride)
+        return KernelOutput(place, tuple(traced.shape), written, dtype, stride, traced.dtype, is_intermediate)
 
 
 KernelInput = Callable[[Sequence[Tensor]], Tensor]
 """Returns a tensor that a kernel reads, from the group's inputs and the results that kernels pass on."""
 
 
-def _as_traced(place: int, stride: tuple[int, ...]) -> KernelInput:
-    """Read an input of the group, copied only if its strides differ from those in the trace.
+def _with_strides(place: int, strides: tuple[int, ...], dtype: torch.dtype) -> KernelInput:
+    """Read an input of the group, copied if it has another type or other strides.
 
     Some operators of torch return another layout than they trace, such as hardtanh's gradient for operands of
     different layouts.
@@ -128,42 +122,17 @@ def _as_traced(place: int, stride: tuple[int, ...]) -> KernelInput:
 
     def read(tensors: Sequence[Tensor]) -> Tensor:
         tensor = tensors[place]
-        if tensor.stride() == stride:
+        if tensor.dtype == dtype and (tensor.stride() == strides or has_strides(tensor, strides)):
             return tensor
-        steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
-        if all(extent == 1 or step == traced for extent, step, traced in steps):
-            return tensor
-        copied = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+        copied = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
         return copied.copy_(tensor)
 
     return read
 
 
-def _copied(place: int, workload: Workload) -> KernelInput:
-    """Read an input of the group, copied to the workload's layout."""
-
-    def read(tensors: Sequence[Tensor]) -> Tensor:
-        tensor = tensors[place]
-        if workload.operator == "gemm" and tensor.stride(-1) != 1 and tensor.stride(-2) == 1:
-            return tensor.mT.contiguous().mT  # the workload reads it column by column
-        return tensor.contiguous(memory_format=memory_format(workload, tensor))
-
-    return read
-
-
 def _derived(places: tuple[int, ...], derived: DerivedTensor) -> KernelInput:
-    """Read a derived tensor, computed again when one of its parts changes."""
-    known: dict[tuple[Any, ...], Tensor] = {}
-
-    def read(tensors: Sequence[Tensor]) -> Tensor:
-        parts = [tensors[place] for place in places]
-        key = tuple((part.data_ptr(), part._version) for part in parts)
-        if key not in known:
-            known.clear()
-            known[key] = derived.compute(*(part.detach() for part in parts))
-        return known[key]
-
-    return read
+    """Compute a derived tensor."""
+    return lambda tensors: derived.compute(*(tensors[place].detach() for place in places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,31 +142,30 @@ class KernelOutput:
     Attributes:
         place: Place among the group's results; None if it is not one of them.
         shape: Shape in torch.
-        stride: Strides in torch; None for contiguous.
+        stride: Strides with which the kernel writes it.
         dtype: Type that the kernel writes.
-        written_as: Memory format that the kernel writes, if torch expects another one.
+        expected_stride: Strides in torch.
         expected_type: Type in torch.
         is_intermediate: Whether the next kernel reads it.
     """
 
     place: int | None
     shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
+    stride: tuple[int, ...]
     dtype: torch.dtype
-    written_as: torch.memory_format | None
+    expected_stride: tuple[int, ...]
     expected_type: torch.dtype
     is_intermediate: bool
 
     def empty(self, device: torch.device) -> Tensor:
         """Allocate the tensor that the kernel writes."""
-        if self.stride is None or self.written_as is not None:
-            how = self.written_as or torch.contiguous_format
-            return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=how)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def expected(self, written: Tensor) -> Tensor:
         """Return the written tensor in the layout and type that torch expects."""
-        if self.written_as is None or self.stride is None:
-            return written if self.dtype == self.expected_type else written.to(self.expected_type)
-        wanted = torch.empty_strided(self.shape, self.stride, dtype=self.expected_type, device=written.device)
-        return wanted.copy_(written)
+        if self.stride == self.expected_stride and self.dtype == self.expected_type:
+            return written
+        expected = torch.empty_strided(
+            self.shape, self.expected_stride, dtype=self.expected_type, device=written.device
+        )
+        return expected.copy_(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,11 +19,13 @@ from tunebench.graph.node import Graph, Node, NodeOperand, Value
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
-    has_workload_layout,
+    has_strides,
     innermost_extent,
     is_dense,
+    kernel_strides,
     operand_broadcast,
     reduced_axis,
+    reduced_strides,
 )
 from tunebench.torch._tensor import DTYPES
 from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
@@ -53,12 +55,16 @@ class Translation:
         sources: FX node that holds the memory of each value.
         calls: FX node of each node of the graph.
         derived: Values that are computed from parameters instead of by nodes or kernels.
+        copied: Strides of each value that is a copy for kernels, in the shape of its source.
+        relaid: Strides with which kernels write each value whose strides in torch differ.
     """
 
     graph: Graph
     sources: Mapping[str, fx.Node]
     calls: Mapping[str, fx.Node]
     derived: Mapping[str, DerivedTensor]
+    copied: Mapping[str, tuple[int, ...]]
+    relaid: Mapping[str, tuple[int, ...]]
 
 
 def translate(
@@ -85,7 +91,8 @@ class _Translator:
         self._value_of: dict[fx.Node, str] = {}
         """The value of each FX node with one tensor."""
         self._sources: dict[str, fx.Node] = {}
-        self._copied: set[str] = set()
+        self._copied: dict[str, tuple[int, ...]] = {}
+        self._relaid: dict[str, tuple[int, ...]] = {}
         self._concatenations: dict[str, tuple[str, ...]] = {}
         self._derived: dict[str, DerivedTensor] = {}
         self._nodes: list[Node] = []
@@ -115,7 +122,7 @@ class _Translator:
             values=self._values,
             outputs=frozenset(outputs),
         )
-        return Translation(graph, self._sources, self._calls, self._derived)
+        return Translation(graph, self._sources, self._calls, self._derived, self._copied, self._relaid)
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -179,7 +186,10 @@ class _Translator:
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
-            fields["roles"] = {**fields["roles"], **_results(fields["workloads"], writes, fields["roles"])}
+            for name, place in _results(node, fields["workloads"], fields["roles"]).items():
+                value = node.name if place is None else f"{node.name}.{place}"
+                if value in writes:
+                    fields["roles"][name] = value
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
@@ -237,7 +247,9 @@ class _Translator:
         except InputError as error:
             return {"reason": str(error)}
         roles = {"x0": self._value_of[given["self"]]}
-        return {"workloads": (str(found),), "roles": roles}
+        written = reduced_strides(x, given.get("dim"), result)
+        relaid = self._add_relaid(node.name, result, written)
+        return {"workloads": (str(found),), "roles": roles, "relaid": relaid}
 
     def _workload_fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         tensors = {
@@ -251,20 +263,30 @@ class _Translator:
             texts += _sums_of_channels(_tensor(given["grad_output"]))
         workloads = [parse(text) for text in texts]
         roles = {name: value for one in workloads for name, value in self._roles(one, given).items()}
-        results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
-        made = [one for one in workloads for _ in one.outputs()]
-        relaid = [
-            tensor
-            for workload, tensor in zip(made, results, strict=False)
-            if isinstance(tensor, Tensor) and not has_workload_layout(workload, tensor)
-        ]
         copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
-        copied += sum(tensor.numel() * tensor.element_size() for tensor in relaid)
+        results = node.meta["val"]
+        relaid = 0
+        for workload in workloads:
+            for name, place in _results(node, (str(workload),), roles).items():
+                value, tensor = (
+                    (node.name, results) if place is None else (f"{node.name}.{place}", results[place])
+                )
+                if isinstance(tensor, Tensor):
+                    relaid += self._add_relaid(value, tensor, kernel_strides(workload, name, tensor))
         if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
+            if relaid:
+                return {"reason": "a result in another memory layout"}
             return self._with_bias(node, texts, roles, given["bias"], copied)
-        if roles.get("x") in self._concatenations and not copied:
+        if roles.get("x") in self._concatenations and not copied + relaid:
             self._split(node, workloads[0], roles)
-        return {"workloads": texts, "roles": roles, "copied": copied}
+        return {"workloads": texts, "roles": roles, "copied": copied, "relaid": relaid}
+
+    def _add_relaid(self, value: str, tensor: Tensor, written: tuple[int, ...]) -> int:
+        """Add the strides with which a kernel writes a result, and return the bytes to copy to torch's."""
+        if has_strides(tensor, written):
+            return 0
+        self._relaid[value] = written
+        return tensor.numel() * tensor.element_size()
 
     def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are concatenated along channels, if channels are innermost; else nothing."""
@@ -321,20 +343,21 @@ class _Translator:
         for tensor in workload.inputs():
             found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
             if found:
-                roles[tensor.name] = self._role(workload, found[0])
+                roles[tensor.name] = self._role(workload, tensor.name, found[0])
         return roles
 
-    def _role(self, workload: Workload, node: fx.Node) -> str:
-        shown = self._value_of[node]
-        if has_workload_layout(workload, _tensor(node)):
+    def _role(self, workload: Workload, name: str, node: fx.Node) -> str:
+        shown, tensor = self._value_of[node], _tensor(node)
+        strides = kernel_strides(workload, name, tensor)
+        if has_strides(tensor, strides):
             return shown
-        name = f"{node.name}~copy"
-        if name not in self._values:
+        copy = f"{node.name}~{'.'.join(map(str, strides))}"
+        if copy not in self._values:
             constant = self._values[shown].is_constant
-            self._add_value(None, name, _tensor(node), constant=constant, memory=self._memory_of(shown))
-            self._sources[name] = node
-        self._copied.add(name)
-        return name
+            self._add_value(None, copy, tensor, constant=constant, memory=self._memory_of(shown))
+            self._sources[copy] = node
+            self._copied[copy] = strides
+        return copy
 
     def _as_f32(self, node: fx.Node) -> str:
         """Return the value of images, or of statistics in f32."""
@@ -486,10 +509,22 @@ def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
         return ()
 
 
-def _results(texts: tuple[str, ...], writes: tuple[str, ...], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the value of each result of workloads that has no value yet, in torch's order.
+def _results(node: fx.Node, texts: Iterable[str], known: Container[str]) -> dict[str, int | None]:
+    """Return the place of each result of workloads among a call's results; None if the call has only one."""
+    several = isinstance(node.meta["val"], (tuple, list))
+    return {
+        tensor.name: _PLACES[workload.operator][tensor.name] if several else None
+        for workload in map(parse, texts)
+        for tensor in workload.outputs()
+        if tensor.name not in known
+    }
 
-    torch's further results, such as a bias gradient or the state of a generator, are ignored.
-    """
-    names = [tensor.name for text in texts for tensor in parse(text).outputs() if tensor.name not in known]
-    return dict(zip(names, writes, strict=False))
+
+_PLACES: Mapping[str, Mapping[str, int]] = {
+    "conv2d": {"y": 0, "dx": 0, "dw": 1},
+    "reduction": {"out": 2},
+    "layernorm": {"y": 0, "mean": 1, "rstd": 2, "dx": 0, "dgamma": 1, "dbeta": 2},
+    "rmsnorm": {"y": 0, "rstd": 1, "dx": 0, "dgamma": 1},
+    "attention": {"o": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2},
+}
+"""Places of workloads' results among the results of ATen operators that return several tensors."""
