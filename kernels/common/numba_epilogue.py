@@ -89,14 +89,14 @@ def _sigmoid() -> Callable[..., Any]:
     """Return 1 / (1 + e**-x): error within a few roundings, about |x| of them for negative x."""
     import numpy as np
 
-    power, one = exp2(), np.float32(1)
-    # Beyond 126 the power would overflow; the result is 0 in f32 anyway.
-    minus_log2_e, most = np.float32(-1 / math.log(2)), np.float32(126)
+    power, one, two, most = exp2(), np.float32(1), np.float32(2), np.float32(129)
+    minus_log2_e = np.float32(-1 / math.log(2))
 
     @inlined
     def sigmoid(x: Any) -> Any:
         t = x * minus_log2_e
-        return one / (one + power(most if t > most else t))
+        # An exponent less by one, then twice the power: 2**129 must be infinite, so that silu(-1e38) is 0.
+        return one / (one + power((most if t > most else t) - one) * two)
 
     return sigmoid
 

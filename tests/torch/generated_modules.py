@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ Instruction = tuple[str, int, int, int]
 _counter = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A module and its inputs, as drawn.
 
@@ -78,7 +78,7 @@ class _Writer:
         space = {"torch": torch, "functional": functional, "self": _Namespace(self), **self.tensors}
         with torch.no_grad():
             try:
-                result = eval(expression, space)  # noqa: S307
+                result = eval(expression, space)
             except (RuntimeError, ValueError, IndexError):
                 return
         if not isinstance(result, Tensor) or not 0 < result.numel() <= LARGEST or result.dim() > 5:
@@ -148,13 +148,7 @@ def _slice(to: _Writer, a: int, b: int, c: int) -> str | None:
     axes = [axis for axis, extent in enumerate(to.tensors[x].shape) if extent > 1]
     axis = axes[b % len(axes)]
     part = ("1:", ":-1", "::2")[c % 3]
-    return f"{x}[({':, ' * axis}slice({part.replace(':', ',') if False else _bounds(part)}),)]".replace(
-        ":, ", "slice(None), "
-    )
-
-
-def _bounds(part: str) -> str:
-    return {"1:": "1, None", ":-1": "None, -1", "::2": "None, None, 2"}[part]
+    return f"{x}[{':, ' * axis}{part}]"
 
 
 @_operation
@@ -211,7 +205,7 @@ def _unary(to: _Writer, a: int, b: int, c: int) -> str | None:
 
 
 def _with_parameter(to: _Writer, x: str, number: int) -> str:
-    """Return a parameter that broadcasts to a tensor: some axes kept, some of extent 1, leading ones missing."""
+    """Return a parameter that broadcasts to a tensor: axes are kept, 1 or missing."""
     shape = to.tensors[x].shape
     kept = [extent if number >> axis & 1 else 1 for axis, extent in enumerate(shape)]
     while kept and kept[0] == 1 and number % 3:
@@ -408,12 +402,12 @@ def generated(program: Program) -> tuple[nn.Module, Tensor, str]:
     file = f"<generated {next(_counter)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space: dict[str, Any] = {"torch": torch, "functional": functional}
-    exec(compile(source, file, "exec"), space)  # noqa: S102
-    made = type("Generated", (_Module,), {"forward": space["forward"]})(writer.parameters, writer.modules)
-    for place, parameter in enumerate(made.p):
+    exec(compile(source, file, "exec"), space)
+    model = type("Generated", (_Module,), {"forward": space["forward"]})(writer.parameters, writer.modules)
+    for place, parameter in enumerate(model.p):
         parameter.requires_grad_(not program.frozen >> place & 1)
     x = x.requires_grad_(program.input_gradients)
-    return made.to(program.dtype), x, source
+    return model.to(program.dtype), x, source
 
 
 def _numbers() -> st.SearchStrategy[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,22 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
         _launch_on_gpu(kernel, tensors)
         return
+    _use_threads_of_torch()
     kernel.run(*[_array(tensor, spec.shape) for tensor, spec in zip(tensors, kernel.tensors, strict=True)])
+
+
+_threads = threading.local()
+"""Threads that kernels use, for each thread that calls them."""
+
+
+def _use_threads_of_torch() -> None:
+    """Run kernels on as many threads as torch's own, so that `torch.set_num_threads` limits them too."""
+    count = torch.get_num_threads()
+    if getattr(_threads, "count", 0) != count:
+        import numba
+
+        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+        _threads.count = count
 
 
 def _array(tensor: Any, shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,240 @@
+"""Compiled modules against torch in float64: every order of axes, unused results, parameters that change.
+
+Groups run by the float64 references of their workloads: no test compiles a kernel, and an error is one of
+the graph: which memory a kernel reads and writes, and what it computes from it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import tunebench.torch as served  # noqa: E402
+from tests.torch.generated_modules import CHANGES, Program, generated, programs  # noqa: E402
+from tests.torch.reference_kernels import reference_kernels  # noqa: E402
+
+R = torch.randn
+CL = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+class Function(nn.Module):
+    """A function of inputs, then parameters."""
+
+    def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
+        super().__init__()
+        self.function, self.p = function, nn.ParameterList([nn.Parameter(one) for one in parameters])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs, *self.p)
+
+
+class ConvNextBlock(nn.Module):
+    """A residual around a normalisation of channels and two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).permute(0, 2, 3, 1)
+        y = self.down(functional.gelu(self.up(self.norm(y))))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class SumThenNorm(nn.Module):
+    """A sum of images that is read as they are, and normalised with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = (x + y).permute(0, 2, 3, 1)
+        return self.mix(self.norm(z)) + z
+
+
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+def attention(*trained: bool) -> tuple[nn.Module, list[Tensor]]:
+    inputs = [R(2, 2, 8, 16).requires_grad_(one) for one in trained]
+    return Function(functional.scaled_dot_product_attention), inputs
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
+    "bmm of transposed batches": lambda: (
+        Function(lambda a, b: torch.bmm(a.transpose(0, 1), b)),
+        [R(32, 4, 64), R(4, 64, 8)],
+    ),
+    "linear of permuted rows": lambda: (
+        Function(lambda x, w, b: functional.linear(x.permute(1, 0, 2), w, b), R(8, 16), R(8)),
+        [R(3, 5, 16)],
+    ),
+    "product of permuted rows": lambda: (
+        Function(lambda x, w: x.permute(1, 0, 2) @ w, R(16, 8)),
+        [R(3, 5, 16)],
+    ),
+    "multi-head attention": lambda: (nn.MultiheadAttention(32, 4), [R(6, 2, 32) for _ in range(3)]),
+    "experts": lambda: (
+        Function(lambda x, w: torch.einsum("bnd,edh->benh", x, w), R(4, 16, 8)),
+        [R(2, 6, 16)],
+    ),
+    "transposed addend": lambda: (
+        Function(lambda c, a, b: torch.addmm(c.t(), a, b)),
+        [R(8, 6), R(6, 4), R(4, 8)],
+    ),
+    "transposed batched addend": lambda: (
+        Function(lambda c, a, b: torch.baddbmm(c.transpose(0, 1), a, b)),
+        [R(6, 3, 8), R(3, 6, 4), R(3, 4, 8)],
+    ),
+    "sum of permuted": lambda: (Function(lambda x: x.permute(1, 0, 2).sum(-1)), [R(3, 5, 7)]),
+    "mean of permuted": lambda: (Function(lambda x: x.permute(1, 0, 2).mean(-1)), [R(3, 5, 7)]),
+    "sum over channels-last images": lambda: (
+        Function(lambda x: x.sum(0)),
+        [R(3, 5, 4, 4).to(memory_format=CL)],
+    ),
+    "frozen weight of a norm": lambda: (
+        nn.Sequential(nn.Linear(64, 64), frozen(nn.LayerNorm(64), "weight")),
+        [R(32, 64)],
+    ),
+    "norm of an input without gradient": lambda: (
+        nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 8)),
+        [R(32, 64)],
+    ),
+    "attention with trained k": lambda: attention(False, True, False),
+    "attention with trained v": lambda: attention(False, False, True),
+    "attention with trained q": lambda: attention(True, False, False),
+    "ConvNeXt": lambda: (ConvNextBlock(), [R(2, 8, 6, 6)]),
+    "ConvNeXt, channels last": lambda: (
+        ConvNextBlock().to(memory_format=CL),
+        [R(2, 8, 6, 6).to(memory_format=CL)],
+    ),
+    "sum then norm": lambda: (SumThenNorm(), [R(2, 8, 6, 6), R(2, 8, 6, 6)]),
+    "sum then norm, channels last": lambda: (
+        SumThenNorm(),
+        [R(2, 8, 6, 6).to(memory_format=CL), R(2, 8, 6, 6).to(memory_format=CL)],
+    ),
+    "transformer layer": lambda: (
+        nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True),
+        [R(2, 6, 32)],
+    ),
+}
+
+
+def results(model: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
+    """Return the results of a step, and for training the gradients of a weighted sum of them."""
+    with torch.set_grad_enabled(training):
+        returned = model(*inputs)
+        found = [one for one in (returned if isinstance(returned, tuple) else (returned,)) if one is not None]
+        parts = [
+            (one * torch.linspace(-1, 1, one.numel(), dtype=one.dtype).view(one.shape)).sum()
+            for one in found
+            if training and one.requires_grad
+        ]
+        trained = [one for one in (*inputs, *model.parameters()) if one.requires_grad]
+        gradients = torch.autograd.grad(sum(parts), trained, allow_unused=True) if parts else ()
+    return [None if one is None else one.detach() for one in (*found, *gradients)]
+
+
+def exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+
+def error(one: Tensor, expected: Tensor) -> float:
+    """Return the largest error relative to the largest element."""
+    difference = (one.double() - expected.double()).abs().max()
+    return float(difference / (expected.double().abs().max() + 1e-6))
+
+
+def check(
+    model: nn.Module, inputs: Sequence[Tensor], *, training: bool, change: str = "", say: str = ""
+) -> set[str]:
+    """Compare a compiled model with float64; return the operators that ran as groups.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+        training: Whether to compare gradients too.
+        change: Change of the parameters before a second call; none by default.
+        say: Description of the model for the message of a failure.
+    """
+    torch._dynamo.reset()
+    models = {"ours": model, "eager": copy.deepcopy(model), "exact": copy.deepcopy(model).double()}
+    steps: dict[str, list[list[Tensor | None]]] = {}
+    operators: set[str] = set()
+    for name, one in models.items():
+        given = list(map(exact, inputs)) if name == "exact" else inputs
+        with reference_kernels() as ran, served.prefer("tunebench"):
+            called = served.compile(one) if name == "ours" else one
+            steps[name] = [results(called, given, training=training)]
+            if change:
+                CHANGES[change](one)
+                steps[name].append(results(called, given, training=training))
+        if name == "ours":
+            operators = {workload.operator for workload in ran}
+    for call, (ours, eager, expected) in enumerate(zip(*steps.values(), strict=True)):
+        for place, tensors in enumerate(zip(ours, eager, expected, strict=True)):
+            where = f"call {call}, result {place} of {len(ours)}\n{say}"
+            _assert_close(*tensors, where)
+    return operators
+
+
+def _assert_close(ours: Tensor | None, eager: Tensor | None, expected: Tensor | None, where: str) -> None:
+    if ours is None or eager is None or expected is None:
+        assert ours is eager is expected is None, where
+        return
+    assert (ours.shape, ours.dtype) == (eager.shape, eager.dtype), where
+    if torch.isfinite(expected).all():
+        allowed = (3e-3 if ours.dtype == torch.float32 else 0.3) + 10 * error(eager, expected)
+        assert error(ours, expected) <= allowed, f"error {error(ours, expected):.1e} of {where}"
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_module_agrees_with_float64(name: str, training: bool) -> None:
+    model, inputs = CASES[name]()
+    training_only = name.startswith(("frozen", "attention with"))
+    assert check(model, inputs, training=training or training_only)
+
+
+def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:
+    for change in CHANGES:
+        model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
+        assert check(model, [R(2, 4, 6, 6)], training=False, change=change) == {"conv2d"}
+
+
+def test_module_made_in_inference_mode_is_compiled() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)).eval()
+        assert check(model, [R(2, 4, 6, 6)], training=False) == {"conv2d"}
+
+
+def test_generated_modules_agree_with_float64(request: pytest.FixtureRequest) -> None:
+    count = 2000 if request.config.getoption("--every-sample") else 40
+
+    @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(programs())
+    def run(program: Program) -> None:
+        for training in (False, True):
+            model, x, source = generated(program)
+            check(model, [x], training=training, change=program.change, say=f"{program}\n{source}")
+
+    run()
