@@ -20,7 +20,9 @@ from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
 from tests.torch.generated_modules import CHANGES, Program, generated, programs  # noqa: E402
-from tests.torch.reference_kernels import reference_kernels  # noqa: E402
+from tests.torch.reference_kernels import ReferenceKernel, reference_kernels  # noqa: E402
+from tunebench.dispatch import DispatchedCall  # noqa: E402
+from tunebench.torch.compiler.backend import backend_of  # noqa: E402
 
 R = torch.randn
 CL = torch.channels_last
@@ -225,6 +227,68 @@ def test_module_made_in_inference_mode_is_compiled() -> None:
     with torch.inference_mode():
         model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)).eval()
         assert check(model, [R(2, 4, 6, 6)], training=False) == {"conv2d"}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_each_batch_size_runs_by_kernels(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16))
+    for compiled in (served.compile(model), torch.compile(model, backend="tunebench")):
+        for count in (4, 5, 7, 4, 9, 11, 13, 14, 15, 16, 17):  # more than torch recompiles
+            x = R(count, 8)
+            with reference_kernels() as ran, served.prefer("tunebench"):
+                ours = results(compiled, [x], training=training)
+            assert {"gemm", "layernorm"} <= {workload.operator for workload in ran}
+            for tensors in zip(ours, results(model, [x], training=training), strict=True):
+                torch.testing.assert_close(*tensors, rtol=1e-4, atol=1e-4)
+        torch._dynamo.reset()
+
+
+def test_check_drops_a_group_whose_results_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: ReferenceKernel, *tensors: Any, **how: Any) -> None:
+        correct(self, *tensors)
+        if self.workload.operator == "layernorm":
+            tensors[len(self.workload.inputs())][0, 3] *= 1.01
+
+    correct = ReferenceKernel.run
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), R(4, 8)
+    torch._dynamo.reset()
+    compiled = served.compile(model, check=True)
+    with reference_kernels(), served.prefer("tunebench"), torch.no_grad():
+        monkeypatch.setattr(ReferenceKernel, "run", wrong)
+        with pytest.warns(UserWarning, match="torch runs layernorm.* differ from torch's"):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+        calls: list[DispatchedCall] = []
+        with served.watching(calls.append):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+    assert {call.function: call.by for call in calls} == {"gemm": "tunebench", "layernorm": "torch"}
+    assert [bool(call.mismatch) for call in backend_of(compiled).fused[0]] == [False, True]
+
+
+def test_kernels_use_as_many_threads_as_torch() -> None:
+    import numba
+
+    before = torch.get_num_threads()
+    try:
+        for count in (1, min(2, numba.config.NUMBA_NUM_THREADS), 1):
+            torch.set_num_threads(count)
+            with served.prefer("tunebench"):
+                served.softmax(R(4, 8), -1)
+            assert numba.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("function", [functional.silu, torch.sigmoid, functional.gelu])
+def test_activations_of_extreme_numbers_are_those_of_torch(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([-3e38, -1e38, -1e30, -1e4, -100.0, -88.0, -20.0, 0.0, 20.0, 88.0, 100.0, 1e38])
+    x, y = (x.clone().requires_grad_() for _ in range(2))
+    with served.prefer("tunebench"):
+        ours = served.compile(function)(x)
+        ours.sum().backward()
+    expected = function(y)
+    expected.sum().backward()
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-30)
 
 
 def test_generated_modules_agree_with_float64(request: pytest.FixtureRequest) -> None:

@@ -28,6 +28,7 @@ class GraphRewriter:
         device: Device of the module.
         ordinal: Ordinal of the device among this machine's GPUs.
         benchmark: Whether to time groups against torch at their first calls.
+        check: Whether to compare the results of groups with torch's at their first call.
 
     Attributes:
         calls: The calls of the fused groups.
@@ -41,9 +42,11 @@ class GraphRewriter:
         ordinal: int,
         *,
         benchmark: bool = False,
+        check: bool = False,
     ) -> None:
         self._module, self._translation = module, translation
-        self._device, self._ordinal, self._benchmark = device, ordinal, benchmark
+        self._device, self._ordinal = device, ordinal
+        self._benchmark, self._check = benchmark, check or benchmark
         self._graph = fx.Graph()
         self.calls: list[FusedCall] = []
         self._written: dict[fx.Node, fx.Node] = {}
@@ -74,7 +77,7 @@ class GraphRewriter:
         region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
         comparison = TorchComparison() if self._benchmark else None
         kernels = self._kernels(group, region)
-        run = FusedCall(group, f"group_{len(self.calls)}", kernels, region, comparison)
+        run = FusedCall(group, f"group_{len(self.calls)}", kernels, region, comparison, check=self._check)
         self.calls.append(run)
         call = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
         if len(region.outputs) == 1:

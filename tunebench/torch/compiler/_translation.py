@@ -71,7 +71,7 @@ def translate(
     traced: fx.Graph,
     name: str,
     phase: Literal["inference", "forward", "backward"],
-    constants: frozenset[str] = frozenset(),
+    constants: Container[int] = (),
 ) -> Translation:
     """Return the graph of a traced step.
 
@@ -79,13 +79,13 @@ def translate(
         traced: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
         name: Name of the model.
         phase: Phase of the step.
-        constants: Names of placeholders that are the same in every step.
+        constants: Places of the placeholders that are the same in every step.
     """
     return _Translator(name, phase, constants).run(traced)
 
 
 class _Translator:
-    def __init__(self, name: str, phase: Any, constants: frozenset[str]) -> None:
+    def __init__(self, name: str, phase: Any, constants: Container[int]) -> None:
         self._name, self._phase, self._constants = name, phase, constants
         self._values: dict[str, Value] = {}
         self._value_of: dict[fx.Node, str] = {}
@@ -100,10 +100,12 @@ class _Translator:
 
     def run(self, traced: fx.Graph) -> Translation:
         outputs: set[str] = set()
+        inputs = [node for node in traced.nodes if node.op == "placeholder"]
+        constants = {node for place, node in enumerate(inputs) if place in self._constants}
         for node in traced.nodes:
             if node.op in ("placeholder", "get_attr"):
                 if isinstance(_tensor(node), Tensor):
-                    constant = node.name in self._constants or node.op == "get_attr"
+                    constant = node in constants or node.op == "get_attr"
                     self._add_value(node, node.name, _tensor(node), constant=constant)
             elif node.op == "output":
                 outputs = {
@@ -286,7 +288,7 @@ class _Translator:
         if has_strides(tensor, written):
             return 0
         self._relaid[value] = written
-        return tensor.numel() * tensor.element_size()
+        return int(tensor.numel() * tensor.element_size())
 
     def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are concatenated along channels, if channels are innermost; else nothing."""

@@ -6,17 +6,22 @@ measured where workloads were tuned, predicted elsewhere.
 
 from __future__ import annotations
 
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from tunebench.device import Device
 from tunebench.dispatch import preference
 from tunebench.errors import InputError
 from tunebench.graph.plan import PartitionPlan, plan
+from tunebench.torch._aten_workload import signature
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter
@@ -32,6 +37,7 @@ class Backend:
     Args:
         name: Name of the model.
         benchmark: Whether to time groups against torch inside the model (see `compile`).
+        check: Whether to compare the results of groups with torch's (see `compile`).
 
     Attributes:
         plans: Plan of each graph, in the order of compilation; backward graphs follow the first call that
@@ -40,8 +46,8 @@ class Backend:
         skipped: Why other graphs were left to torch.
     """
 
-    def __init__(self, name: str = "model", *, benchmark: bool = False) -> None:
-        self._name, self._benchmark = name, benchmark
+    def __init__(self, name: str = "model", *, benchmark: bool = False, check: bool = False) -> None:
+        self._name, self._benchmark, self._check = name, benchmark, check
         self.plans: list[PartitionPlan] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
@@ -53,27 +59,90 @@ class Backend:
         return compiled
 
     def _compiled(self, module: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-        found = _device(inputs)
+        constants = constant_inputs(phase)
+        if _is_dynamic(module):
+            return _Specialized(module, lambda static: self._rewritten(static, phase, constants)).__call__
+        return self._rewritten(module, phase, constants)
+
+    def _rewritten(
+        self, module: fx.GraphModule, phase: Phase, constants: frozenset[int]
+    ) -> Callable[..., Any]:
+        found = _device(module)
         if isinstance(found, str):
-            self.skipped.append(found)
+            self._skip(found)
             return module.forward  # type: ignore[no-any-return]
         device, ordinal = found
-        translation = translate(module.graph, self._name, phase, constant_inputs(module, phase))
+        translation = translate(module.graph, self._name, phase, constants)
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
         partition = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
         self.plans.append(partition)
-        rewriter = GraphRewriter(module, translation, device, ordinal, benchmark=self._benchmark)
+        rewriter = GraphRewriter(
+            module, translation, device, ordinal, benchmark=self._benchmark, check=self._check
+        )
         rewritten = rewriter.rewrite((o.group, o.price.by == "tunebench") for o in partition.chosen)
         self.fused.append(rewriter.calls)
         return rewritten.forward  # type: ignore[no-any-return]
 
+    def _skip(self, reason: str) -> None:
+        self.skipped.append(reason)
+        warnings.warn(f"torch runs a graph of {self._name}: {reason}", stacklevel=2)
 
-def _device(inputs: list[Any]) -> tuple[Device, int] | str:
+
+class _Specialized:
+    """A graph whose sizes change between calls, traced and compiled again for each set of sizes.
+
+    Args:
+        module: The graph.
+        compiler: Compiles a graph with constant sizes.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, compiler: Callable[[fx.GraphModule], Callable[..., Any]]
+    ) -> None:
+        self._module, self._compiler = module, compiler
+        self._known: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *given: Any) -> Any:
+        key = tuple(map(signature, given))
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                known = self._known.get(key) or self._known.setdefault(key, self._compiled(given))
+        return known(*given)
+
+    def _compiled(self, given: tuple[Any, ...]) -> Callable[..., Any]:
+        if len(self._known) >= MOST_SIZES:
+            return self._module.forward  # type: ignore[no-any-return]
+        with torch.no_grad():
+            static = make_fx(self._module, tracing_mode="fake")(*given)
+        return self._compiler(static)
+
+
+MOST_SIZES = 64
+"""Sets of sizes of one graph that are compiled; torch runs the graph for all further sizes."""
+
+
+def _is_dynamic(module: fx.GraphModule) -> bool:
+    """Return whether sizes of a graph's inputs change between calls."""
+    values = (node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder")
+    return any(
+        isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not _is_static(value))
+        for value in values
+    )
+
+
+def _is_static(tensor: torch.Tensor) -> bool:
+    return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
+
+
+def _device(module: fx.GraphModule) -> tuple[Device, int] | str:
     """Return the device of a graph's inputs and its ordinal, or why the graph is left to torch."""
-    if any(isinstance(value, torch.SymInt) for value in inputs):
-        return "sizes that change between calls; compile with dynamic=False"
+    leaves = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    if any(isinstance(leaf, torch.Tensor) and not _is_static(leaf) for leaf in leaves):
+        return "sizes that depend on data"
+    inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
     return device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
 
@@ -86,23 +155,31 @@ def backend(
     Args:
         module: The traced module.
         inputs: Example inputs.
-        options: ``{"benchmark": True}``, or nothing (see `compile`).
+        options: ``benchmark`` and ``check``, true or false (see `compile`).
 
     Raises:
         InputError: if an option is unknown.
     """
     given = dict(options or {})
-    benchmark = given.pop("benchmark", False)
-    if given or not isinstance(benchmark, bool):
-        raise InputError(f"the backend tunebench has one option, benchmark (true or false), got {options}")
-    return Backend(benchmark=benchmark)(module, inputs)
+    if not given.keys() <= {"benchmark", "check"} or not all(
+        isinstance(value, bool) for value in given.values()
+    ):
+        raise InputError(
+            f"the options of the backend tunebench are benchmark and check (true or false), got {options}"
+        )
+    return Backend(benchmark=given.get("benchmark", False), check=given.get("check", False))(module, inputs)
 
 
 _backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 
 
 def compile(  # noqa: A001 - torch's name
-    model: nn.Module | Callable[..., Any], *, fullgraph: bool = False, benchmark: bool = False
+    model: nn.Module | Callable[..., Any],
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    benchmark: bool = False,
+    check: bool = False,
 ) -> Any:
     """Compile a model: tuned kernels run groups of operations, torch runs the rest, gradients included.
 
@@ -112,8 +189,12 @@ def compile(  # noqa: A001 - torch's name
     Args:
         model: A module, or a function of tensors.
         fullgraph: Whether to raise if torch cannot trace the whole model.
+        dynamic: Whether torch traces the model once for all sizes; None does so from the second size of an
+            input on. Kernels are chosen for each set of sizes.
         benchmark: Whether to time each group with tuned kernels against torch over its first 22 calls inside
             the model, and then run the faster. A kernel's time in the model can differ from its time alone.
+        check: Whether to compare each group with torch in float64 at its first call, on random data with the
+            strides of its inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function.
@@ -123,8 +204,8 @@ def compile(  # noqa: A001 - torch's name
     """
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
-    made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark)
-    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=False)
+    made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark, check=check)
+    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic)
     _backends[compiled] = made
     return compiled
 

@@ -49,9 +49,7 @@ def capture(
     found: list[Translation] = []
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        found.append(
-            translate(graph.graph, name or type(model).__name__, phase, constant_inputs(graph, phase))
-        )
+        found.append(translate(graph.graph, name or type(model).__name__, phase, constant_inputs(phase)))
         return _uninitialised_results(graph)
 
     with (
@@ -98,13 +96,12 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
     return backend
 
 
-def constant_inputs(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
-    """Return the placeholders that are the same in every inference step: parameters and buffers."""
+def constant_inputs(phase: Phase) -> frozenset[int]:
+    """Return the places of the inputs that are the same in every inference step: parameters and buffers."""
     context = TracingContext.try_get()
     if phase != "inference" or context is None or context.fw_metadata is None:
         return frozenset()
-    places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    return frozenset(places[index] for index in context.fw_metadata.static_input_indices)
+    return frozenset(context.fw_metadata.static_input_indices)
 
 
 @contextlib.contextmanager
