@@ -45,8 +45,9 @@ def _gelu(args: Arguments) -> str | None:
 def _gelu_backward(args: Arguments) -> str | None:
     x, dy = args["self"], args["grad_output"]
     if args["approximate"] == "none":
-        density = f"{ROOT_2_PI_INVERSE}*exp(max(-0.5*square({x}),-80))"
-        return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{x}*{density}))"
+        near = f"min(max({x},-13),13)"  # beyond, the density is 0 in f32, and the square may overflow
+        density = f"{ROOT_2_PI_INVERSE}*exp(-0.5*square({near}))"
+        return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{near}*{density}))"
     t = f"tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))"
     slope = f"{ROOT_2_OVER_PI}*(1+0.134145*{x}*{x})"
     return f"({dy}*0.5*(1+{t}+{x}*(1-{t}*{t})*{slope}))"

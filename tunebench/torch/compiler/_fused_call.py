@@ -109,9 +109,9 @@ class FusedCall:
         if given[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._is_unchecked = False
-        ours, by_torch, exact = self._results(made, [_drawn(tensor, torch.randn) for tensor in given])
+        ours, by_torch, exact = self._results(made, _drawn(given, torch.randn))
         if not all(torch.isfinite(tensor).all() for tensor in exact):  # a root or a quotient of any number
-            ours, by_torch, exact = self._results(made, [_drawn(tensor, torch.rand) for tensor in given])
+            ours, by_torch, exact = self._results(made, _drawn(given, torch.rand))
         errors = [_excess(*tensors) for tensors in zip(ours, by_torch, exact, strict=True)]
         if max(errors, default=0.0) > 1:
             workloads = " and ".join(self.group.workloads)
@@ -141,13 +141,26 @@ class FusedCall:
         return results[0] if self._count == 1 else tuple(results)
 
 
-def _drawn(tensor: Tensor, draw: Callable[..., Tensor]) -> Tensor:
-    """Return random numbers with the strides of a tensor; other types are kept."""
-    if not tensor.is_floating_point():
-        return tensor
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    memory = draw(1 + sum((extent - 1) * step for extent, step in steps), device=tensor.device)
-    return memory.to(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+def _drawn(tensors: Sequence[Tensor], draw: Callable[..., Tensor]) -> list[Tensor]:
+    """Return random numbers in the place of tensors: the same strides, and shared memory where they share it.
+
+    Tensors that are not floating-point are kept.
+    """
+    memories: dict[tuple[int, torch.dtype], Tensor] = {}
+    drawn = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        key = (storage.data_ptr(), tensor.dtype)
+        if tensor.is_floating_point() and key not in memories:
+            count = storage.nbytes() // tensor.element_size()
+            memories[key] = draw(count, device=tensor.device).to(tensor.dtype)
+        memory = memories.get(key)
+        drawn.append(
+            tensor
+            if memory is None
+            else memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        )
+    return drawn
 
 
 def _as_double(tensor: Tensor) -> Tensor:

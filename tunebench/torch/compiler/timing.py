@@ -145,7 +145,7 @@ def _timed(
     torch_compile: bool,
     benchmark: bool,
 ) -> ModelTimes:
-    ours = compile_ours(model, benchmark=benchmark)
+    ours = compile_ours(model, benchmark=benchmark, check=True)
     ways: dict[str, Callable[..., Any]] = {"eager": model}
     if torch_compile:
         ways["torch.compile"] = torch.compile(model, dynamic=False)
