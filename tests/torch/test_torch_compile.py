@@ -633,6 +633,19 @@ def test_sizes_that_depend_on_data_are_left_to_torch() -> None:
     assert made.skipped == ["sizes that depend on data"]
 
 
+def test_compile_is_a_decorator_and_its_plan_has_a_line_per_group() -> None:
+    @served.compile(dynamic=False)
+    def step(x: Any) -> Any:
+        return functional.dropout(functional.gelu(x), 0.5)
+
+    step(torch.randn(4, 8))
+    head, *lines = str(served.plans(step)[0]).splitlines()
+    assert head.startswith("step inference on ")
+    assert head.endswith("us by torch, proven optimal")
+    assert "gelu: elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x0)" in lines[0]
+    assert "native_dropout: no operator of tunebench" in lines[1]
+
+
 def test_plans_of_a_model_that_was_not_compiled_are_refused() -> None:
     with pytest.raises(InputError, match="compile returned"):
         served.plans(Perceptron())

@@ -46,7 +46,7 @@ class PricedGroup:
 
 
 @renamed_fields({"problems": "workloads", "library_us": "torch_us", "library": "torch_prices"})
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PartitionPlan:
     """The chosen groups of a step on a device.
 
@@ -65,6 +65,19 @@ class PartitionPlan:
     rejected: tuple[PricedGroup, ...]
     torch_prices: tuple[Price, ...]
     partition: Partition
+
+    def __repr__(self) -> str:
+        """Return the step, its time and its groups, one line each."""
+        gap = "proven optimal" if self.partition.exact else f"gap {self.partition.gap:.1%}"
+        head = f"{self.graph.name} {self.graph.phase} on {self.device.name}: {self.us:.1f} us, "
+        head += f"{self.torch_us:.1f} us by torch, {gap}"
+        return "\n".join([head, *(f"  {self._line(offer)}" for offer in self.chosen)])
+
+    def _line(self, offer: PricedGroup) -> str:
+        nodes = [self.graph.nodes[index] for index in offer.group.nodes]
+        computed = " and ".join(offer.group.workloads) or nodes[0].reason
+        targets = " + ".join(node.target.removeprefix("aten.") for node in nodes)
+        return f"{offer.price.us:10.1f} us by {offer.price.by:<9}  {targets}: {computed}"
 
     @property
     def us(self) -> float:

@@ -6,6 +6,7 @@ measured where workloads were tuned, predicted elsewhere.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 import weakref
@@ -174,7 +175,7 @@ _backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 
 
 def compile(  # noqa: A001 - torch's name
-    model: nn.Module | Callable[..., Any],
+    model: nn.Module | Callable[..., Any] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -187,7 +188,7 @@ def compile(  # noqa: A001 - torch's name
     kernel runs where it is known to be faster than torch, unless `prefer` says otherwise.
 
     Args:
-        model: A module, or a function of tensors.
+        model: A module, or a function of tensors. Without it, a decorator with these options is returned.
         fullgraph: Whether to raise if torch cannot trace the whole model.
         dynamic: Whether torch traces the model once for all sizes; None does so from the second size of an
             input on. Kernels are chosen for each set of sizes.
@@ -202,6 +203,10 @@ def compile(  # noqa: A001 - torch's name
     Raises:
         InputError: if the model is not callable.
     """
+    if model is None:
+        return functools.partial(
+            compile, fullgraph=fullgraph, dynamic=dynamic, benchmark=benchmark, check=check
+        )
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
     made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark, check=check)
