@@ -40,8 +40,9 @@ LONG = ("budget_schedulers", "compile_matrix", "fusion", "learned_pruner", "patc
 NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
-PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile")
-"""Arguments of pytest-xdist: one process runs a whole file, so that its fixtures are set up once."""
+PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", "--no-loadscope-reorder")
+"""Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once; the longest files
+start first (see tests/conftest.py)."""
 
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 

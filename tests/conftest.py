@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,11 +67,45 @@ SLOW_FILES = frozenset(
 """Files of tests that tune, compile, train or install for real; all their tests are marked `slow`."""
 
 
+LONGEST = (
+    "kernels/test_cuda_variants.py",
+    "docs/test_examples.py",
+    "torch/test_torch.py",
+    "kernels/test_numba_cpu_variants.py",
+    "kernels/test_numba_cuda_variants.py",
+    "tuning/test_tuning.py",
+    "export/test_export.py",
+    "kernels/test_costs.py",
+    "executor/test_ray.py",
+    "cli/test_cli_db.py",
+    "compile/test_compile_matrix.py",
+    "torch/test_torch_compile.py",
+    "kernels/test_gemm_variants.py",
+    "db/test_stores.py",
+)
+"""Files that take the longest, which start first, so that no process is left with a long file at the end."""
+
+
+def pytest_configure() -> None:
+    """Handle Ctrl-C also if a shell started the tests in the background, since tests send it to processes."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than processors, because tests wait for the processes that they start."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by folder, fixtures and requirements, and skip those with a requirement that is not met."""
+    folder = Path(__file__).parent
+    places = {folder / file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
-        file = item.path.relative_to(Path(__file__).parent)
+        file = item.path.relative_to(folder)
         marks = {FOLDER_MARKS.get(file.parts[0]), "slow" if file.as_posix() in SLOW_FILES else None}
         marks |= {FIXTURE_MARKS.get(name) for name in getattr(item, "fixturenames", ())}
         needed = {name for mark in item.iter_markers("needs") for name in mark.args}

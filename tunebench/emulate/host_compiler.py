@@ -124,8 +124,9 @@ def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
 
 
 def _linked(mode: Mode) -> tuple[str, ...]:
-    """Return the flags that link a kernel with the runtime."""
-    return _SANITIZE if mode == "sanitize" else ()
+    """Return the flags that link a kernel with the runtime, by gold if it is installed: it takes a third."""
+    linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+    return (*linker, *_SANITIZE) if mode == "sanitize" else linker
 
 
 def _runtime_flags(compiler: str, mode: Mode) -> tuple[str, ...]:
