@@ -41,8 +41,8 @@ NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", "--no-loadscope-reorder")
-"""Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once; the longest files
-start first (see tests/conftest.py)."""
+"""Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once. Long files start
+first (see tests/conftest.py)."""
 
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 
