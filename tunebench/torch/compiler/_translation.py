@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from tunebench.torch._layout import (
     reduced_strides,
 )
 from tunebench.torch._tensor import DTYPES
+from tunebench.torch.compiler._aten_argument import arguments_of, results_of
 from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
 from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
 from tunebench.torch.compiler._derived_tensor import (
@@ -188,7 +189,7 @@ class _Translator:
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
-            for name, place in _results(node, fields["workloads"], fields["roles"]).items():
+            for name, place in results_of(node, fields["workloads"], fields["roles"]).items():
                 value = node.name if place is None else f"{node.name}.{place}"
                 if value in writes:
                     fields["roles"][name] = value
@@ -269,7 +270,7 @@ class _Translator:
         results = node.meta["val"]
         relaid = 0
         for workload in workloads:
-            for name, place in _results(node, (str(workload),), roles).items():
+            for name, place in results_of(node, (str(workload),), roles).items():
                 value, tensor = (
                     (node.name, results) if place is None else (f"{node.name}.{place}", results[place])
                 )
@@ -339,8 +340,7 @@ class _Translator:
 
     def _roles(self, workload: Workload, given: dict[str, Any]) -> dict[str, str]:
         """Return the value of each input of a workload; inputs that need a copy get a separate value."""
-        is_transposed = given.get("transposed") and workload.operator == "conv2d"
-        names = _ROLES["transposed" if is_transposed else workload.operator]
+        names = arguments_of(workload, transposed=bool(given.get("transposed")))
         roles = {}
         for tensor in workload.inputs():
             found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
@@ -438,37 +438,6 @@ _REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
 _NUMBERS = frozenset({"self", "other"})
 """Arguments of elementwise operators that may be numbers instead of tensors."""
 
-_ROLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gemm": {
-        "a": ("mat1", "batch1", "self"),
-        "b": ("mat2", "batch2"),
-        "bias": ("self",),
-        "residual": ("self",),
-    },
-    "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
-    "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},
-    "reduction": {"x0": ("grad_output",)},
-    "softmax": {"x": ("self",), "y": ("output",), "dy": ("grad_output",)},
-    "layernorm": {
-        "x": ("input",),
-        "gamma": ("weight",),
-        "beta": ("bias",),
-        "mean": ("mean",),
-        "rstd": ("rstd",),
-        "dy": ("grad_out",),
-    },
-    "rmsnorm": {"x": ("input",), "gamma": ("weight",), "rstd": ("rstd",), "dy": ("grad_out",)},
-    "attention": {
-        "q": ("query",),
-        "k": ("key",),
-        "v": ("value",),
-        "o": ("out",),
-        "lse": ("logsumexp",),
-        "do": ("grad_out", "grad_out_"),
-    },
-}
-"""Arguments of ATen operators that are the tensors of workloads: the first one that is a tensor."""
-
 
 def _tensor(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, fx.Node) else node
@@ -509,24 +478,3 @@ def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
         return (str(make_workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
     except InputError:  # sums that overflow a 16-bit type
         return ()
-
-
-def _results(node: fx.Node, texts: Iterable[str], known: Container[str]) -> dict[str, int | None]:
-    """Return the place of each result of workloads among a call's results; None if the call has only one."""
-    several = isinstance(node.meta["val"], (tuple, list))
-    return {
-        tensor.name: _PLACES[workload.operator][tensor.name] if several else None
-        for workload in map(parse, texts)
-        for tensor in workload.outputs()
-        if tensor.name not in known
-    }
-
-
-_PLACES: Mapping[str, Mapping[str, int]] = {
-    "conv2d": {"y": 0, "dx": 0, "dw": 1},
-    "reduction": {"out": 2},
-    "layernorm": {"y": 0, "mean": 1, "rstd": 2, "dx": 0, "dgamma": 1, "dbeta": 2},
-    "rmsnorm": {"y": 0, "rstd": 1, "dx": 0, "dgamma": 1},
-    "attention": {"o": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2},
-}
-"""Places of workloads' results among the results of ATen operators that return several tensors."""

@@ -1,0 +1,74 @@
+"""Tensors of workloads as arguments and results of ATen operators."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from torch import fx
+
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+__all__ = ["arguments_of", "results_of"]
+
+_ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gemm": {
+        "a": ("mat1", "batch1", "self"),
+        "b": ("mat2", "batch2"),
+        "bias": ("self",),
+        "residual": ("self",),
+    },
+    "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
+    "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},
+    "reduction": {"x0": ("grad_output",)},
+    "softmax": {"x": ("self",), "y": ("output",), "dy": ("grad_output",)},
+    "layernorm": {
+        "x": ("input",),
+        "gamma": ("weight",),
+        "beta": ("bias",),
+        "mean": ("mean",),
+        "rstd": ("rstd",),
+        "dy": ("grad_out",),
+    },
+    "rmsnorm": {"x": ("input",), "gamma": ("weight",), "rstd": ("rstd",), "dy": ("grad_out",)},
+    "attention": {
+        "q": ("query",),
+        "k": ("key",),
+        "v": ("value",),
+        "o": ("out",),
+        "lse": ("logsumexp",),
+        "do": ("grad_out", "grad_out_"),
+    },
+}
+"""Arguments of ATen operators that are the tensors of workloads: the first one that is a tensor."""
+
+
+def arguments_of(workload: Workload, *, transposed: bool) -> Mapping[str, tuple[str, ...]]:
+    """Return the possible arguments of a call for each input tensor of a workload.
+
+    Args:
+        workload: The workload.
+        transposed: Whether the call is a transposed convolution, which is an input gradient.
+    """
+    return _ARGUMENTS["transposed" if transposed and workload.operator == "conv2d" else workload.operator]
+
+
+def results_of(node: fx.Node, texts: Iterable[str], known: Container[str]) -> dict[str, int | None]:
+    """Return the place of each result of workloads among a call's results; None if the call has only one."""
+    several = isinstance(node.meta["val"], (tuple, list))
+    return {
+        tensor.name: _PLACES[workload.operator][tensor.name] if several else None
+        for workload in map(parse, texts)
+        for tensor in workload.outputs()
+        if tensor.name not in known
+    }
+
+
+_PLACES: Mapping[str, Mapping[str, int]] = {
+    "conv2d": {"y": 0, "dx": 0, "dw": 1},
+    "reduction": {"out": 2},
+    "layernorm": {"y": 0, "mean": 1, "rstd": 2, "dx": 0, "dgamma": 1, "dbeta": 2},
+    "rmsnorm": {"y": 0, "rstd": 1, "dx": 0, "dgamma": 1},
+    "attention": {"o": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2},
+}
+"""Places of workloads' results among the results of ATen operators that return several tensors."""
