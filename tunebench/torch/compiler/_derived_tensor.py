@@ -38,7 +38,7 @@ def batch_norm_shift(
     weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, eps: float, dtype: torch.dtype
 ) -> Tensor:
     """Return the summand of each channel in a batch normalisation by constant running statistics."""
-    return (bias - mean * (weight * torch.rsqrt(variance + eps))).to(dtype)
+    return torch.addcmul(bias, mean, weight * torch.rsqrt(variance + eps), value=-1).to(dtype)
 
 
 def filter_slice(filters: Tensor, *, first: int, end: int) -> Tensor:
