@@ -46,25 +46,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SLOW_FILES = frozenset(
     {
         "benchmarks/test_fusion_benchmark.py",
+        "benchmarks/test_search_benchmark.py",
+        "cache_file/test_recorded_files.py",
+        "cli/test_cli_binary.py",
         "cli/test_cli_db.py",
         "compile/test_compile_matrix.py",
+        "db/test_migrations.py",
+        "db/test_store_faults.py",
+        "db/test_stores.py",
+        "dispatch/test_served_on_gpus.py",
         "dispatch/test_serving.py",
         "docs/test_examples.py",
         "executor/test_executor.py",
+        "executor/test_pruning_after_compile.py",
+        "explanation/test_explanation.py",
         "export/test_export.py",
+        "forecast/test_forecast_network.py",
+        "forecast/test_forecast_public.py",
         "forecast/test_forecast_training.py",
+        "graph/test_partition.py",
+        "kernels/test_batchnorm_stats.py",
+        "kernels/test_conv2d_variants.py",
+        "kernels/test_elementwise.py",
+        "kernels/test_gemm_variants.py",
+        "kernels/test_grouped_gemm.py",
+        "kernels/test_numba_cpu_variants.py",
+        "kernels/test_numba_epilogue.py",
+        "kernels/test_reduction.py",
+        "kernels/test_softmax_cpu.py",
         "measure/test_cuda_runner.py",
         "packaging/test_distribution.py",
+        "packaging/test_source.py",
         "search/test_samplers_of_studies.py",
         "search/test_surrogate.py",
+        "testing/test_contracts.py",
+        "tuning/test_baseline_rounds.py",
         "tuning/test_profile.py",
+        "tuning/test_replay.py",
         "tuning/test_size_range.py",
         "tuning/test_suite.py",
         "tuning/test_tuning.py",
         "tuning/test_warm.py",
+        "vocabulary/test_bound_measured.py",
     }
 )
-"""Files of tests that tune, compile, train or install for real; all their tests are marked `slow`."""
+"""Files of tests that tune, compile, train, migrate or install for real; all their tests are marked `slow`."""
 
 
 LONGEST = (

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernels import kernel_checks as checks
 from tests.kernels.kernel_checks import exact
-from tests.support import needs_compiler
+from tests.support import needs_compiler, needs_numba_cuda
 from tunebench import kernels
 from tunebench.compile.numba_cuda import key_numba_cuda
 from tunebench.device import representative
@@ -240,6 +240,7 @@ def test_an_activation_that_is_missing_from_the_table_is_an_error(
         variant.source(workload, variant.default(workload, representative("sm_90")))
 
 
+@needs_numba_cuda
 @pytest.mark.parametrize(
     "texts",
     [
