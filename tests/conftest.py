@@ -90,7 +90,7 @@ SLOW_FILES = frozenset(
         "vocabulary/test_bound_measured.py",
     }
 )
-"""Files of tests that tune, compile, train, migrate or install for real; all their tests are marked `slow`."""
+"""Files of tests that tune, compile, train, migrate or install for real; all are marked `slow`."""
 
 
 LONGEST = (
