@@ -10,7 +10,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,9 +61,12 @@ class Backend:
 
     def _compiled(self, module: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
         constants = constant_inputs(phase)
-        if _is_dynamic(module):
-            return _Specialized(module, lambda static: self._rewritten(static, phase, constants)).__call__
-        return self._rewritten(module, phase, constants)
+        dynamic = _dynamic_places(module)
+        if not dynamic:
+            return self._rewritten(module, phase, constants)
+        return _Specialized(
+            module, dynamic, lambda static: self._rewritten(static, phase, constants)
+        ).__call__
 
     def _rewritten(
         self, module: fx.GraphModule, phase: Phase, constants: frozenset[int]
@@ -95,18 +98,22 @@ class _Specialized:
 
     Args:
         module: The graph.
+        places: Places of the inputs whose sizes change; torch checks that the others stay the same.
         compiler: Compiles a graph with constant sizes.
     """
 
     def __init__(
-        self, module: fx.GraphModule, compiler: Callable[[fx.GraphModule], Callable[..., Any]]
+        self,
+        module: fx.GraphModule,
+        places: Sequence[int],
+        compiler: Callable[[fx.GraphModule], Callable[..., Any]],
     ) -> None:
-        self._module, self._compiler = module, compiler
+        self._module, self._places, self._compiler = module, places, compiler
         self._known: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *given: Any) -> Any:
-        key = tuple(map(signature, given))
+        key = tuple(signature(given[place]) for place in self._places)
         known = self._known.get(key)
         if known is None:
             with self._lock:
@@ -125,12 +132,13 @@ MOST_SIZES = 64
 """Sets of sizes of one graph that are compiled; torch runs the graph for all further sizes."""
 
 
-def _is_dynamic(module: fx.GraphModule) -> bool:
-    """Return whether sizes of a graph's inputs change between calls."""
-    values = (node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder")
-    return any(
-        isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not _is_static(value))
-        for value in values
+def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
+    """Return the places of a graph's inputs whose sizes change between calls."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        place
+        for place, value in enumerate(values)
+        if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not _is_static(value))
     )
 
 
