@@ -243,11 +243,12 @@ def test_each_batch_size_runs_by_kernels(training: bool) -> None:
         torch._dynamo.reset()
 
 
-def test_check_drops_a_group_whose_results_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [1.01, float("nan"), float("inf")])
+def test_check_drops_a_group_whose_results_differ(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: ReferenceKernel, *tensors: Any, **how: Any) -> None:
         correct(self, *tensors)
         if self.workload.operator == "layernorm":
-            tensors[len(self.workload.inputs())][0, 3] *= 1.01
+            tensors[len(self.workload.inputs())][0, 3] *= fault
 
     correct = ReferenceKernel.run
     model, x = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), R(4, 8)

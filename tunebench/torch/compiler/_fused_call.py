@@ -174,12 +174,17 @@ def _listed(results: Any) -> list[Tensor]:
 def _excess(ours: Tensor, by_torch: Tensor, exact: Tensor) -> float:
     """Return the error of a result as a multiple of the allowed error.
 
-    It may be 4 times torch's error, and 64 roundings of the largest element.
+    The allowed error is 4 times torch's plus 64 roundings of the largest element. The error is infinite if
+    the result is finite in other places than the exact one.
     """
     if not ours.is_floating_point():
         return 0.0 if torch.equal(ours, by_torch) else float("inf")
     rounding = torch.finfo(ours.dtype).eps
     ours, by_torch, exact = ours.double(), by_torch.double(), exact.double()
+    is_finite = torch.isfinite(exact)
+    if not torch.equal(torch.isfinite(ours), is_finite):
+        return float("inf")
+    ours, by_torch, exact = (torch.where(is_finite, tensor, 0.0) for tensor in (ours, by_torch, exact))
     allowed = 4 * (by_torch - exact).abs().max() + 64 * rounding * exact.abs().max()
     difference = (ours - exact).abs().max()
     return float(difference / allowed) if difference > 0 else 0.0
