@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Iterable, Mapping
 
+import torch
 from torch import fx
 
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["arguments_of", "results_of"]
+__all__ = ["arguments_of", "is_used", "results_of"]
 
 _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {
@@ -53,15 +55,31 @@ def arguments_of(workload: Workload, *, transposed: bool) -> Mapping[str, tuple[
     return _ARGUMENTS["transposed" if transposed and workload.operator == "conv2d" else workload.operator]
 
 
-def results_of(node: fx.Node, texts: Iterable[str], known: Container[str]) -> dict[str, int | None]:
-    """Return the place of each result of workloads among a call's results; None if the call has only one."""
-    several = isinstance(node.meta["val"], (tuple, list))
-    return {
-        tensor.name: _PLACES[workload.operator][tensor.name] if several else None
-        for workload in map(parse, texts)
-        for tensor in workload.outputs()
-        if tensor.name not in known
-    }
+def is_used(node: fx.Node, place: int) -> bool:
+    """Return whether one of a call's several results is used."""
+    return any(user.target is operator.getitem and user.args[1] == place for user in node.users)
+
+
+def results_of(
+    node: fx.Node, texts: Iterable[str], known: Container[str]
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return the used results of a call that are results of workloads: name of the value, and traced tensor.
+
+    Args:
+        node: The call.
+        texts: Canonical texts of the workloads.
+        known: Names of results that have a value already.
+    """
+    results: dict[str, tuple[str, torch.Tensor]] = {}
+    for workload in map(parse, texts):
+        for spec in workload.outputs():
+            if spec.name in known:
+                continue
+            if isinstance(node.meta["val"], torch.Tensor):
+                results[spec.name] = (node.name, node.meta["val"])
+            elif is_used(node, place := _PLACES[workload.operator][spec.name]):
+                results[spec.name] = (f"{node.name}.{place}", node.meta["val"][place])
+    return results
 
 
 _PLACES: Mapping[str, Mapping[str, int]] = {

@@ -28,7 +28,7 @@ from tunebench.torch._layout import (
     reduced_strides,
 )
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.compiler._aten_argument import arguments_of, results_of
+from tunebench.torch.compiler._aten_argument import arguments_of, is_used, results_of
 from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
 from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
 from tunebench.torch.compiler._derived_tensor import (
@@ -189,10 +189,8 @@ class _Translator:
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
-            for name, place in results_of(node, fields["workloads"], fields["roles"]).items():
-                value = node.name if place is None else f"{node.name}.{place}"
-                if value in writes:
-                    fields["roles"][name] = value
+            results = results_of(node, fields["workloads"], fields["roles"])
+            fields["roles"] |= {name: value for name, (value, _) in results.items()}
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
@@ -200,11 +198,10 @@ class _Translator:
         if isinstance(found, Tensor):
             return (self._add_value(node, node.name, found),)
         parts = found if isinstance(found, (list, tuple)) else ()
-        used = {user.args[1] for user in node.users if user.target is operator.getitem}
         names = {
             f"{node.name}.{index}": part
             for index, part in enumerate(parts)
-            if isinstance(part, Tensor) and index in used
+            if isinstance(part, Tensor) and is_used(node, index)
         }
         return tuple(
             name if name in self._values else self._add_value(None, name, part)
@@ -267,15 +264,11 @@ class _Translator:
         workloads = [parse(text) for text in texts]
         roles = {name: value for one in workloads for name, value in self._roles(one, given).items()}
         copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
-        results = node.meta["val"]
-        relaid = 0
-        for workload in workloads:
-            for name, place in results_of(node, (str(workload),), roles).items():
-                value, tensor = (
-                    (node.name, results) if place is None else (f"{node.name}.{place}", results[place])
-                )
-                if isinstance(tensor, Tensor):
-                    relaid += self._add_relaid(value, tensor, kernel_strides(workload, name, tensor))
+        relaid = sum(
+            self._add_relaid(value, tensor, kernel_strides(workload, name, tensor))
+            for workload in workloads
+            for name, (value, tensor) in results_of(node, (str(workload),), roles).items()
+        )
         if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
             if relaid:
                 return {"reason": "a result in another memory layout"}
