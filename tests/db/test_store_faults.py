@@ -424,8 +424,8 @@ def _works_without_log(store: Store, path: Path) -> None:
 
 def test_tuner_waits_for_a_long_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 0.05)
-    path, told = filled(tmp_path / "x.db", key=key), list[str]()
-    with open_store(path, retry_policy=RetryPolicy(notify=told.append)) as store:
+    path, messages = filled(tmp_path / "x.db", key=key), list[str]()
+    with open_store(path, retry_policy=RetryPolicy(notify=messages.append)) as store:
         begin(store)
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
@@ -439,7 +439,7 @@ def test_tuner_waits_for_a_long_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
             store.record(key(10), result())
         other.close()
         assert numbers(store) == [0, 1, 2, 9]
-    assert [line.partition(":")[0] for line in told] == ["waiting up to 120 s", ""]
+    assert [line.partition(":")[0] for line in messages] == ["waiting up to 120 s", ""]
 
 
 def test_lookups_are_correct_during_writes(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def costs_of(variant: Any, workload: Workload, config: Config, device: Device) -
 
 
 def assert_work_is_not_overstated(workload: Workload, costs: Any) -> None:
-    """Check that all blocks together do no more than the total work, for any configuration."""
+    """Check that the work of all blocks does not exceed the total work, for any configuration."""
     assert np.all(costs.full_blocks <= costs.blocks * (1 + 1e-9))
     assert np.all(costs.fma * costs.blocks <= workload.flops() * (1 + 1e-9))
 

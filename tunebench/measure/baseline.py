@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -19,9 +19,6 @@ from tunebench.errors import DeviceError, MissingDependency
 from tunebench.measure import baselines
 from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Baseline", "BaselineFailed", "measure_baselines"]
 

@@ -62,9 +62,9 @@ def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> No
         real = engine._configure_durability
 
         def weaker(connection: Any) -> str | None:
-            warning = real(connection)
+            result = real(connection)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
-            return warning
+            return result
 
         engine._configure_durability = weaker
     with journaled_tuning.journaled_store(f"{folder}/power.db", Path(folder, "journal")) as store:

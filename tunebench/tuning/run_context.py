@@ -88,7 +88,7 @@ class RunContext:
         budget: The budget of trials.
         recorder: Writes to the database.
         audit: Compares runs with their bounds.
-        retry_policy: How long the database is waited for.
+        retry_policy: Retry policy of transient database errors.
         on_progress: Called after every trial.
         state: The part that changes.
     """

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tunebench.measure.baselines import BaselineCall, Tensors, single
 from tunebench.measure.baselines import _attention_backward as backward
 from tunebench.measure.baselines import _attention_forward as forward
 from tunebench.workloads.operators.attention import Attention
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["numpy_call", "torch_calls"]
 
