@@ -412,6 +412,7 @@ def result_from_row(row: Mapping[Any, Any]) -> Result:
 
 
 def record_from_row(row: Mapping[Any, Any]) -> Record:
+    """Return the record of a row of measurement, trial and device."""
     return Record(
         id=row["id"],
         key=TrialKey(

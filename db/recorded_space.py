@@ -132,6 +132,7 @@ class _SpaceImport(RowImport):
         self._header, self._names, self.spaces = header, names, {space: None}
 
     def batches(self, start: RunStart, watcher: ProgressCallback | None) -> Iterator[MeasurementBatch]:
+        """Yield the measurements of the file in batches; rejected rows are noted."""
         few: list[NewMeasurement] = []
         (space,) = self.spaces
         for row in self._header.rows(watcher):

@@ -128,6 +128,7 @@ class Device:
 
 @functools.cache
 def described_facts() -> dict[str, Any]:
+    """Return the contents of devices.toml."""
     text = resources.files("tunebench").joinpath("devices.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 

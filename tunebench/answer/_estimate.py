@@ -59,6 +59,7 @@ class _NeighbourRecord:
 
     @property
     def rank(self) -> float:
+        """Expected time in microseconds, multiplied by a margin that grows with the distance."""
         return float(self.expected_us * DOUBLING_MARGIN**self.distance)
 
 

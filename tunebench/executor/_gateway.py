@@ -247,7 +247,7 @@ class Gateway:
         """Notice the death of an actor, even of an idle one."""
         try:
             await _value(worker.actor.watch.remote())
-        except Exception as error:
+        except Exception as error:  # any error of Ray or the network means that the worker is lost
             self._lose(worker, error)
 
     # -- jobs -----------------------------------------------------------------------------

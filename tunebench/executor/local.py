@@ -168,7 +168,7 @@ class LocalExecutor(WorkerExecutor[Task]):
         job.binary = binary
         try:
             job.bound_us = 0.0 if self._bound is None else self._bound(job.task, binary.resources)
-        except Exception as error:
+        except Exception as error:  # a user's variant may raise anything: the caller raises it
             return error
         return None
 

@@ -81,7 +81,7 @@ def read_forever(db: str, seconds_between: float, results: Any, until: Any) -> N
             counts["lookups"] += 1
         except DatabaseError as error:
             counts[f"refused: {error}"] += 1
-        except Exception as error:
+        except Exception as error:  # anything but the errors above is a fault, which the soak reports
             counts[f"wrong: {type(error).__name__}: {error}"] += 1
         time.sleep(0.002)
     results.put(counts)

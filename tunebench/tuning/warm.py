@@ -174,7 +174,7 @@ def _is_size(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A place with the times of the current configurations there."""
+    """A measured space with its times of the current configurations; NaN if it has none, inf if it failed."""
 
     place: MeasuredSpace
     times_us: NDArray[np.float64]
@@ -182,10 +182,12 @@ class _Known:
 
     @property
     def timed(self) -> int:
+        """Number of configurations with a time."""
         return int(np.isfinite(self.times_us).sum())
 
     @property
     def records(self) -> int:
+        """Number of configurations with a time or a failure."""
         return int((~np.isnan(self.times_us)).sum())
 
     @property
@@ -199,6 +201,7 @@ class _Known:
         return self.enough and self.records >= LEAST_KNOWN * len(self.times_us)
 
     def source(self, use: Use) -> WarmStartSource:
+        """Return this space as a source of a warm start."""
         return WarmStartSource(
             variant=self.place.variant,
             device=self.place.device,

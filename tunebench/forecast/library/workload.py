@@ -159,6 +159,7 @@ class _Totals:
 
     @classmethod
     def of(cls, count: int) -> _Totals:
+        """Return totals of zero for a number of workloads."""
         us, low_us, high_us, compute_us, memory_us, launch_us = np.zeros((6, count))
         reasons: list[dict[int, str]] = [{} for _ in range(count)]
         return cls(us, low_us, high_us, compute_us, memory_us, launch_us, [False] * count, reasons)

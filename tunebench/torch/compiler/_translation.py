@@ -100,6 +100,7 @@ class _Translator:
         self._calls: dict[str, fx.Node] = {}
 
     def run(self, traced: fx.Graph) -> Translation:
+        """Translate a graph; a translator runs once."""
         outputs: set[str] = set()
         inputs = [node for node in traced.nodes if node.op == "placeholder"]
         constants = {node for place, node in enumerate(inputs) if place in self._constants}
