@@ -404,6 +404,109 @@ def test_patched_model_compiles() -> None:
     torch._dynamo.reset()
 
 
+# -- torch's tools on patched models ----------------------------------------------------------------
+
+
+def _conv_model() -> Any:
+    return nn.Sequential(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten()).eval()
+
+
+class _AttendsToItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+TRACED: dict[str, tuple[Callable[[], Any], Any]] = {
+    "products": (lambda: _model().eval(), _x(4, 8)),
+    "convolutions": (_conv_model, _x(2, 4, 7, 7)),
+    "attention": (lambda: _AttendsToItself().eval(), _x(2, 5, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", TRACED)
+def test_jit_trace_of_a_patched_model_has_only_operators_of_torch(name: str) -> None:
+    model, x = TRACED[name][0](), TRACED[name][1]
+    other = torch.cat([x, x.flip(0)])
+    expected = model(other)
+    with patch(model):
+        traced = torch.jit.trace(model, x)
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    assert "tunebench::" not in str(traced.inlined_graph)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.jit.load(buffer)(other), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_symbolic_trace_of_a_patched_model_calls_its_modules(name: str) -> None:
+    model, x = TRACED[name][0](), TRACED[name][1]
+    expected = model(x)
+    calls = [(node.op, node.target) for node in torch.fx.symbolic_trace(model).graph.nodes]
+    with patch(model):
+        traced = torch.fx.symbolic_trace(model)
+        assert [(node.op, node.target) for node in traced.graph.nodes] == calls
+        heard = Heard()
+        with watching(heard):
+            torch.testing.assert_close(traced(x), expected)
+        assert heard
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_jit_script_of_a_patched_model_is_refused_with_the_remedy() -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU())
+    with patch(model), pytest.raises(InputError, match=r"unpatch\(model\)"):
+        torch.jit.script(model)
+    torch.jit.script(model)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+def test_quantization_of_a_patched_model_warns_and_changes_nothing() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), _x(4, 8)
+    with patch(model):
+        with pytest.warns(UserWarning, match=r"not quantized: call tunebench.torch.unpatch\(model\)"):
+            quantized = torch.ao.quantization.quantize_dynamic(model)
+        assert torch.equal(quantized(x), model(x))
+        assert unpatch(quantized) == 2
+    assert not hasattr(quantized[0], "qconfig")
+
+
+def _normed(model: Any, kind: str) -> Any:
+    torch.manual_seed(1)
+    add = getattr(nn.utils.parametrizations, kind)
+    for module in dict.fromkeys(model):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            add(module)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("name", ["products", "convolutions"])
+def test_parametrized_modules_compute_the_same(name: str, kind: str) -> None:
+    make, x = TRACED[name]
+    torch.manual_seed(1)
+    plain, model = make(), make()
+    model.load_state_dict(plain.state_dict())
+    plain, report = _normed(plain, kind).train(), patch(model)
+    model = _normed(model, kind).train()
+    for module in (*plain.modules(), *model.modules()):
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    for _ in range(2):  # spectral_norm changes its state at every step
+        agree(run(model, x), run(plain, x))
+    refused = patch(_normed(make(), kind))
+    assert any("patched modules can be parametrized" in one.reason for one in refused.left)
+    report.undo()
+    assert [type(one).__name__ for one in model.modules()] == [type(one).__name__ for one in plain.modules()]
+    agree(run(model, x), run(plain, x))
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) in (nn.Linear, nn.Conv2d)
+
+
 # -- patched calls ----------------------------------------------------------------------------------
 
 

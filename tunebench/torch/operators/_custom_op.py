@@ -297,6 +297,8 @@ def dispatch(
         fallback: torch's implementation.
         pick: Returns the function's result from the operator's; `fallback` returns it already.
     """
+    if torch._C._get_tracing_state() is not None:
+        return run_by_torch(function, "torch.jit.trace records torch's own operators", fallback)
     if _is_traced():
         found = call_of(*operands, *attributes)
         if not isinstance(found, str) and found.copy_reason is None:

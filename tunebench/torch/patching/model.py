@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, type_before_parametrizations
 
 from tunebench.errors import InputError
 from tunebench.torch.patching.modules import TUNED_MODULES, may_fuse
@@ -153,9 +154,14 @@ def unpatch(model: nn.Module) -> int:
 def _restore(modules: Any) -> int:
     count = 0
     for module in modules:
-        if type(module) in ORIGINAL:
-            module.__class__ = ORIGINAL[type(module)]
-            count += 1
+        kind = type_before_parametrizations(module)
+        if kind not in ORIGINAL:
+            continue
+        original = ORIGINAL[kind]
+        if type(module) is not kind:  # a class of its own, with a property for each parametrized tensor
+            original = type(f"Parametrized{original.__name__}", (original,), dict(vars(type(module))))
+        module.__class__ = original
+        count += 1
     return count
 
 
@@ -165,8 +171,12 @@ def _restore(modules: Any) -> int:
 def _refusal(module: Any) -> str | None:
     """Return why a module is not patched; None if it is, empty if the report need not mention it."""
     kind = type(module)
-    if kind in ORIGINAL:
+    if type_before_parametrizations(module) in ORIGINAL:
         return "it is already patched"
+    if is_parametrized(module) and type_before_parametrizations(module) in TUNED_MODULES:
+        return "its parameters are parametrized; patched modules can be parametrized"
+    if kind is ParametrizationList:
+        return ""  # computes a parameter
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "its sizes are unknown before its first call"
     if kind is nn.modules.linear.NonDynamicallyQuantizableLinear:

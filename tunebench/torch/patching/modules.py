@@ -1,21 +1,25 @@
 """Modules of torch that dispatch to tuned kernels; each computes the same as its base class.
 
-`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same.
+`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same. A trace
+by `torch.fx` has one call of each, as it has of torch's modules; `torch.jit.trace` records torch's operators.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from tunebench import torch as served
 from tunebench.dispatch import Dispatcher, dispatcher
 from tunebench.dispatch.watch import is_watched
+from tunebench.errors import InputError
 from tunebench.torch._aten_workload import convolution, signature
 from tunebench.torch._tensor import device_of
 from tunebench.workloads import parse
@@ -35,15 +39,63 @@ __all__ = [
 ]
 
 
-class TunedLinear(nn.Linear):  # type: ignore[misc]
+class _Tuned:
+    """A patched module, which is not of the classes that `torch.jit.script` compiles."""
+
+    def __prepare_scriptable__(self) -> Any:
+        raise InputError(
+            "torch.jit.script cannot compile patched modules: call tunebench.torch.unpatch(model) before it, "
+            "or use torch.jit.trace"
+        )
+
+
+def _leaf(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Record a call with a proxy of `torch.fx` as one call of the module, as for modules of torch."""
+
+    @functools.wraps(forward)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(first, fx.Proxy):
+            return forward(self, *args, **kwargs)
+        tracer = first.tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+    return run
+
+
+class TunedLinear(_Tuned, nn.Linear):  # type: ignore[misc]
     """A linear layer dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.linear(input, self.weight, self.bias)
 
+    @property
+    def qconfig(self) -> Any:
+        """The configuration that `torch.ao.quantization` attached to this module."""
+        if "qconfig" not in self.__dict__:
+            raise AttributeError("qconfig")
+        return self.__dict__["qconfig"]
 
-class TunedConv2d(nn.Conv2d):  # type: ignore[misc]
+    @qconfig.setter
+    def qconfig(self, attached: Any) -> None:
+        warnings.warn(
+            "a patched Linear is not quantized: call tunebench.torch.unpatch(model) first",
+            stacklevel=2,
+        )
+        self.__dict__["qconfig"] = attached
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        del self.__dict__["qconfig"]
+
+
+class TunedConv2d(_Tuned, nn.Conv2d):  # type: ignore[misc]
     """A convolution of images dispatched to tuned kernels."""
+
+    @_leaf
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, **fused: Any) -> Tensor:  # noqa: A002
         padding = self.padding
@@ -55,37 +107,42 @@ class TunedConv2d(nn.Conv2d):  # type: ignore[misc]
         return self._reversed_padding_repeated_twice
 
 
-class TunedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
+class TunedLayerNorm(_Tuned, nn.LayerNorm):  # type: ignore[misc]
     """Layer normalisation dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class TunedRMSNorm(nn.RMSNorm):  # type: ignore[misc]
+class TunedRMSNorm(_Tuned, nn.RMSNorm):  # type: ignore[misc]
     """RMS normalisation dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - torch's
         return served.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
-class TunedSoftmax(nn.Softmax):  # type: ignore[misc]
+class TunedSoftmax(_Tuned, nn.Softmax):  # type: ignore[misc]
     """Softmax dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.softmax(input, self.dim, _stacklevel=5)
 
 
-class TunedLogSoftmax(nn.LogSoftmax):  # type: ignore[misc]
+class TunedLogSoftmax(_Tuned, nn.LogSoftmax):  # type: ignore[misc]
     """Log-softmax dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.log_softmax(input, self.dim, _stacklevel=5)
 
 
-class TunedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
+class TunedCrossEntropyLoss(_Tuned, nn.CrossEntropyLoss):  # type: ignore[misc]
     """Cross entropy dispatched to tuned kernels."""
 
+    @_leaf
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.cross_entropy(
             input,
@@ -97,9 +154,10 @@ class TunedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
         )
 
 
-class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
+class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[misc]
     """Multi-head attention dispatched to tuned kernels; torch runs calls with masks or returned weights."""
 
+    @_leaf
     def forward(  # noqa: D102 - torch's
         self,
         query: Tensor,
@@ -155,10 +213,12 @@ class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         return parted.permute(*((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)))
 
 
-class TunedSequential(nn.Sequential):  # type: ignore[misc]
+class TunedSequential(_Tuned, nn.Sequential):  # type: ignore[misc]
     """A sequence of modules; neighbours without hooks that one kernel computes run together."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002, D102 - torch's
+        if isinstance(input, fx.Proxy):
+            return super().forward(input)
         chain = tuple(self._modules.values())
         place = 0
         while place < len(chain):
@@ -254,7 +314,12 @@ def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
     Without one, torch's batch normalisation is faster than a separate scale and bias. While calls are watched
     they are always fused, so that the profile contains the workload to tune.
     """
-    if torch.compiler.is_compiling() or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+    if (
+        torch.jit.is_tracing()
+        or torch.compiler.is_compiling()
+        or conv.padding_mode != "zeros"
+        or isinstance(conv.padding, str)
+    ):
         return False
     if is_watched():
         return True
