@@ -231,13 +231,35 @@ def test_transposed_convolution_is_a_gradient_plus_a_bias_kernel() -> None:
     assert gradients.role(0, "x") == gradients.role(1, "x0")  # both read the result's gradient
 
 
-def test_model_that_cannot_be_traced_is_refused() -> None:
-    class Asking(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x + 1 if x.sum().item() > 0 else x
+class Asking(nn.Module):
+    """A model of two products whose second depends on the numbers of the first."""
 
-    with pytest.raises(InputError, match="Asking cannot be traced as a whole"):
-        capture(Asking(), [torch.zeros(3)])
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.up(x))
+        return self.down(y) if y.sum().item() > 0 else functional.gelu(self.down(y))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_model_with_a_graph_break_has_the_graphs_of_torch_compile(training: bool) -> None:
+    with pytest.warns(UserWarning, match=r"Asking cannot be traced as a whole.* `?Tensor.item\(\)"):
+        found = [one.graph for one in capture(Asking(), [torch.zeros(4, 8)], training=training)]
+    forward = [graph for graph in found if graph.phase != "backward"]
+    assert [node.target for node in forward[0].nodes][:2] == ["aten.addmm", "aten.relu"]
+    assert [node.target for node in forward[1].nodes] == ["aten.addmm", "aten.gelu"]  # its sum is 0
+    assert len(found) == (4 if training else 2)
+
+
+def test_model_that_cannot_be_traced_is_refused() -> None:
+    class Refusing(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise ValueError("no such input")
+
+    with pytest.raises(InputError, match="Refusing cannot be traced as a whole"):
+        capture(Refusing(), [torch.zeros(3)])
 
 
 # -- compiled models ---------------------------------------------------------------------------------------
@@ -664,6 +686,14 @@ def nothing():
 
 def broken():
     raise RuntimeError("no weights")
+
+class Asking(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x).relu()
+        return y + 1 if y.sum().item() > 0 else y.sigmoid()
+
+def asking():
+    return Asking(8, 8)
 """
 
 
@@ -688,6 +718,18 @@ def test_extract_reads_the_graph_it_wrote(
     (found,) = json.loads(capsys.readouterr().out)
     assert found["device"] == "a100-80-sxm"
     assert (out / "sequential.toml").is_file()
+
+
+def test_extract_writes_each_graph_of_a_model_with_a_graph_break(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["extract", f"{file}:asking", "--input", "4x8", "--device", "h100-sxm", "--out", str(out)]
+    with pytest.warns(UserWarning, match=r"its 2 graphs are those of torch.compile: .*item\(\)"):
+        assert run_cli(command) == 0
+    assert "Asking, inference.2, on h100-sxm: 1 operations" in capsys.readouterr().out
+    names = {"asking.inference.1.json", "asking.inference.2.json", "asking.toml"}
+    assert {path.name for path in out.iterdir()} == names
 
 
 @pytest.mark.parametrize(
@@ -718,6 +760,16 @@ def test_missing_model_file_is_refused(tmp_path: Path) -> None:
         load_factory(f"{tmp_path / 'absent.py'}:make")
     with pytest.raises(InputError, match=r"is not FILE\.py:FUNCTION"):
         load_factory("model.py")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_exported_program_is_extracted(training: bool) -> None:
+    inputs = (torch.zeros(2, 4, 8),)
+    (found, *_) = extract(
+        lambda: torch.export.export(Perceptron(), inputs), [InputSpec.parse("2x4x8")], training=training
+    )
+    (expected, *_) = (one.graph for one in capture(Perceptron(), inputs, training=training))
+    assert texts(found) == texts(expected)
 
 
 def test_parameters_get_type_and_layout_of_the_inputs() -> None:

@@ -47,7 +47,8 @@ def command(
 
     Groups are chosen for minimal time on the device, measured or predicted; the device need not be in this
     machine. Operations that no kernel computes are left to torch and listed. The model's file is executed,
-    the model is only traced.
+    the model is only traced. A model that torch cannot trace as a whole has several graphs, as in
+    torch.compile, and a warning has the reasons.
     """
     from tunebench.graph import Graph, InputSpec, extract, load_factory, plan
 
@@ -75,7 +76,7 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         name = plans[0].graph.name.lower()
-        written = [folder / f"{name}.{one.graph.phase}.json" for one in plans]
+        written = [folder / f"{name}.{one.graph.phase}{_number(one, plans)}.json" for one in plans]
         for one, path in zip(plans, written, strict=True):
             one.graph.save(path)
         if any(one.workloads for one in plans):
@@ -86,17 +87,23 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
     return written
 
 
+def _number(one: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
+    """Return a plan's number among those of the same phase, after a point; nothing if it is the only one."""
+    alike = [other for other in plans if other.graph.phase == one.graph.phase]
+    return f".{next(place for place, other in enumerate(alike, 1) if other is one)}" if alike[1:] else ""
+
+
 def _render(plans: Sequence[PartitionPlan], written: Sequence[Path], to: Console) -> None:
     for one in plans:
-        _render_plan(one, to)
+        _render_plan(one, _number(one, plans), to)
     for path in written:
         to.print(f"wrote {path}", soft_wrap=True)
 
 
-def _render_plan(one: PartitionPlan, to: Console) -> None:
+def _render_plan(one: PartitionPlan, number: str, to: Console) -> None:
     graph = one.graph
     to.print(
-        f"{graph.name}, {graph.phase}, on {one.device.name}: {len(graph.nodes)} operations in "
+        f"{graph.name}, {graph.phase}{number}, on {one.device.name}: {len(graph.nodes)} operations in "
         f"{len(one.chosen)} groups",
         soft_wrap=True,
     )

@@ -138,7 +138,7 @@ def extract(
     """Return the graphs of a model's step without computing it.
 
     Args:
-        factory: Returns the model, a `torch.nn.Module`.
+        factory: Returns the model, a `torch.nn.Module` or a `torch.export.ExportedProgram`.
         inputs: The model's inputs.
         training: Whether the step is a training step: forward, and the gradients of everything the model
             returns.
@@ -146,11 +146,12 @@ def extract(
         name: Name of the graphs; by default the model's class.
 
     Returns:
-        One graph for inference; for training the forward and the backward graph.
+        One graph for inference; for training the forward and the backward graph. Several of each if torch
+        cannot trace the model as a whole, with a warning.
 
     Raises:
         MissingDependency: if torch is not installed.
-        InputError: if the model cannot be made or traced as a whole.
+        InputError: if the model cannot be made or traced.
     """
     model = make_model(factory, inputs, dtype)
     from tunebench.torch.compiler.capture import capture
@@ -165,7 +166,7 @@ def make_model(
     """Return a model with the parameter type and memory layout of its inputs.
 
     Args:
-        factory: Returns the model, a `torch.nn.Module`.
+        factory: Returns the model, a `torch.nn.Module` or a `torch.export.ExportedProgram`.
         inputs: The model's inputs.
         dtype: Type of the parameters; by default that of the first f16 or bf16 input.
 
@@ -175,11 +176,14 @@ def make_model(
     """
     _require_torch()
     from torch import nn
+    from torch.export import ExportedProgram
 
     try:
         model = factory()
     except Exception as error:  # user code may raise anything
         raise InputError(f"cannot make the model: {type(error).__name__}: {error}") from error
+    if isinstance(model, ExportedProgram):
+        model = model.module()
     if not isinstance(model, nn.Module):
         raise InputError(f"expected the function to return a torch.nn.Module, got {type(model).__name__}")
     return _converted(model, inputs, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._guards import TracingContext
 
 from tunebench.errors import InputError
@@ -35,6 +37,9 @@ def capture(
     Nothing is computed: the traced model returns uninitialised memory. The model's mode is restored
     afterwards. Models that this process compiled before with torch are compiled again at their next call.
 
+    A model that torch cannot trace as a whole has the graphs that `torch.compile` makes of it, with a warning
+    that has torch's reasons. What is between the graphs is computed, with zeros as the results of the graphs.
+
     Args:
         model: The model.
         args: Positional inputs; only their sizes, types and layouts matter.
@@ -43,14 +48,43 @@ def capture(
         name: Name of the graphs; the model's class if it is empty.
 
     Raises:
-        InputError: if the model cannot be traced as a whole; the message has the first line of torch's
-            reason.
+        InputError: if no graph of the model can be traced; the message has the first line of torch's reason.
     """
+    kind = type(model).__name__
+    step = functools.partial(_graphs, model, args, kwargs or {}, training=training, name=name or kind)
+    try:
+        return step(fullgraph=True)
+    except Exception as error:  # the tracer may raise anything; its first line is the reason
+        reason, whole = _first_line(error), error
+    before = counters["graph_break"].copy()
+    with contextlib.suppress(Exception):  # an error of the model itself, which is the reason already
+        found = step(fullgraph=False)
+        if found:
+            breaks = dict.fromkeys([reason, *map(_first_line, counters["graph_break"] - before)])
+            warnings.warn(
+                f"{kind} cannot be traced as a whole, its {len(found)} graphs are those of torch.compile: "
+                + "; ".join(breaks),
+                stacklevel=2,
+            )
+            return found
+    raise InputError(f"{kind} cannot be traced as a whole: {reason}") from whole
+
+
+def _graphs(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    name: str,
+    fullgraph: bool,
+) -> tuple[Translation, ...]:
+    """Return the graphs that torch traces of a model's step (see `capture`)."""
     found: list[Translation] = []
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        found.append(translate(graph.graph, name or type(model).__name__, phase, constant_inputs(phase)))
-        return _uninitialised_results(graph)
+        found.append(translate(graph.graph, name, phase, constant_inputs(phase)))
+        return _results_of(graph, torch.empty_strided if fullgraph else _zeros)
 
     with (
         in_training_mode(model, training=training),
@@ -60,17 +94,18 @@ def capture(
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
         try:
-            result = torch.compile(model, backend=tracing_backend(keep), fullgraph=True, dynamic=False)(
-                *args, **(kwargs or {})
+            result = torch.compile(model, backend=tracing_backend(keep), fullgraph=fullgraph, dynamic=False)(
+                *args, **kwargs
             )
             if training:
                 _differentiate(result)
-        except Exception as error:  # the tracer may raise anything; its first line is the reason
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"{type(model).__name__} cannot be traced as a whole: {reason}") from error
         finally:
             torch._dynamo.reset()
     return tuple(found)
+
+
+def _first_line(reason: object) -> str:
+    return next(iter(str(reason).strip().splitlines()), type(reason).__name__)
 
 
 def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
@@ -109,7 +144,8 @@ def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Set a model's mode; restore its mode and its buffers afterwards."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
-    model.train(training)
+    with contextlib.suppress(NotImplementedError):  # an exported program keeps the mode of its export
+        model.train(training)
     try:
         yield
     finally:
@@ -120,21 +156,25 @@ def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _uninitialised_results(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Return a callable that returns uninitialised tensors of a graph's result shapes."""
+def _results_of(graph: fx.GraphModule, allocate: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return a callable that allocates tensors of a graph's result shapes instead of computing them."""
     (output,) = [node for node in graph.graph.nodes if node.op == "output"]
 
     def run(*_: Any) -> Any:
-        return [_memory(node) for node in output.args[0]]
+        return [_memory(node, allocate) for node in output.args[0]]
 
     return run
 
 
-def _memory(node: Any) -> Any:
+def _memory(node: Any, allocate: Callable[..., Tensor]) -> Any:
     traced = node.meta.get("val") if isinstance(node, fx.Node) else node
     if not isinstance(traced, Tensor):
         return traced
-    return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+    return allocate(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+
+
+def _zeros(*shape: Any, **kind: Any) -> Tensor:
+    return torch.empty_strided(*shape, **kind).zero_()
 
 
 def _differentiate(result: Any) -> None:
