@@ -13,6 +13,9 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._translation import Translation, translate
@@ -34,8 +37,9 @@ def capture(
 ) -> tuple[Translation, ...]:
     """Return the graphs of a model's step: one for inference, forward and backward for training.
 
-    Nothing is computed: the traced model returns uninitialised memory. The model's mode is restored
-    afterwards. Models that this process compiled before with torch are compiled again at their next call.
+    Nothing is computed, and no memory is needed: the model is traced on tensors without data, so its
+    parameters may also be on the device `meta`. The model's mode is restored afterwards. Models that this
+    process compiled before with torch are compiled again at their next call.
 
     A model that torch cannot trace as a whole has the graphs that `torch.compile` makes of it, with a warning
     that has torch's reasons. What is between the graphs is computed, with zeros as the results of the graphs.
@@ -87,16 +91,16 @@ def _graphs(
         return _results_of(graph, torch.empty_strided if fullgraph else _zeros)
 
     with (
+        _without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as given,
         in_training_mode(model, training=training),
         torch.set_grad_enabled(training),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
+        compiled = torch.compile(model, backend=tracing_backend(keep), fullgraph=fullgraph, dynamic=False)
         try:
-            result = torch.compile(model, backend=tracing_backend(keep), fullgraph=fullgraph, dynamic=False)(
-                *args, **kwargs
-            )
+            result = compiled(*given[0], **given[1])
             if training:
                 _differentiate(result)
         finally:
@@ -154,6 +158,40 @@ def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def _without_data(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Replace parameters and buffers by tensors that have no data, and restore them afterwards.
+
+    Yields:
+        The inputs, with such tensors as well.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    known: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return tensor
+        if id(tensor) not in known:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            device = torch.device("cpu") if tensor.is_meta else tensor.device
+            made = FakeTensor(mode, empty, device).requires_grad_(tensor.requires_grad)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return known[id(tensor)]
+
+    tables = [table for module in model.modules() for table in (module._parameters, module._buffers)]
+    kept = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.update({name: fake(one) for name, one in table.items() if one is not None})
+        inputs = tree_map_only(Tensor, fake, (args, kwargs))
+        with mode:
+            yield inputs
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            table.update(before)
 
 
 def _results_of(graph: fx.GraphModule, allocate: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -1,0 +1,566 @@
+"""Architectures of torchvision, timm and transformers with random weights, small and at published sizes.
+
+`SMALL` are for correctness on a CPU. `PUBLISHED` are for plans of GPUs, and have no memory (device `meta`).
+The libraries are imported when a model is made. A torchvision built for CUDA is enough on a CPU, since models
+use none of its compiled operators.
+
+Sources of the architectures written here: Rombach et al., "High-resolution image synthesis with latent
+    diffusion models", 2022 (sizes of Stable Diffusion 1.5); Gilmer et al., "Neural message passing for
+    quantum chemistry", 2017; van den Oord et al., "WaveNet", 2016 (without the causal mask).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.torch_models import Gpt2, Size, UNet
+from tunebench.graph import InputSpec
+
+__all__ = ["PUBLISHED", "SMALL", "Architecture"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model and its inputs.
+
+    Attributes:
+        library: Library of the model.
+        make: Returns the model with random weights.
+        inputs: Texts of the model's inputs, as `InputSpec` reads them.
+        largest: Integer inputs are below this number.
+    """
+
+    library: str
+    make: Callable[[], nn.Module]
+    inputs: tuple[str, ...]
+    largest: int = 50
+
+    def specs(self) -> list[InputSpec]:
+        """Return the inputs."""
+        return [InputSpec.parse(text) for text in self.inputs]
+
+    def data(self) -> list[Tensor]:
+        """Return random inputs."""
+        return [
+            torch.randint(3, self.largest, spec.shape)
+            if spec.dtype == "i64"
+            else torch.randn(spec.shape).to(spec.tensor())
+            for spec in self.specs()
+        ]
+
+
+# -- written here ------------------------------------------------------------------------------------------
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions behind group normalisation and SiLU; the time is added between them."""
+
+    def __init__(self, channels: int, out: int, time: int) -> None:
+        super().__init__()
+        groups = min(32, channels // 4)
+        self.norm1, self.norm2 = nn.GroupNorm(groups, channels), nn.GroupNorm(min(32, out // 4), out)
+        self.conv1, self.conv2 = (nn.Conv2d(wide, out, 3, padding=1) for wide in (channels, out))
+        self.time = nn.Linear(time, out)
+        self.skip = nn.Conv2d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """Return images of `out` channels."""
+        y = self.conv1(functional.silu(self.norm1(x))) + self.time(functional.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(functional.silu(self.norm2(y)))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of pixels to pixels, or to a text."""
+
+    def __init__(self, width: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.q, self.out = heads, nn.Linear(width, width, bias=False), nn.Linear(width, width)
+        self.k, self.v = (nn.Linear(text, width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Return (batch, pixels, width)."""
+        read = (self.q(x), self.k(text), self.v(text))
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in read)
+        return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, attention to a text, and a GEGLU layer on the pixels of images."""
+
+    def __init__(self, width: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.norm, self.inward, self.outward = (
+            nn.GroupNorm(min(32, width // 4), width, eps=1e-6),
+            nn.Conv2d(width, width, 1),
+            nn.Conv2d(width, width, 1),
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own, self.cross = CrossAttention(width, width, heads), CrossAttention(width, text, heads)
+        self.gate, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Return images of the same shape."""
+        y = self.inward(self.norm(x)).flatten(2).transpose(1, 2)
+        own = self.norms[0](y)
+        y = y + self.own(own, own)
+        y = y + self.cross(self.norms[1](y), text)
+        wide, gate = self.gate(self.norms[2](y)).chunk(2, dim=-1)
+        y = y + self.down(wide * functional.gelu(gate))
+        return x + self.outward(y.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+class DiffusionUNet(nn.Module):
+    """The U-Net of latent diffusion: residual blocks and transformer blocks at several resolutions."""
+
+    def __init__(
+        self, width: int = 320, scales: Sequence[int] = (1, 2, 4, 4), text: int = 768, heads: int = 8
+    ) -> None:
+        super().__init__()
+        time, last = 4 * width, len(scales) - 1
+        self.width, self.time = width, nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.first, channels, kept = nn.Conv2d(4, width, 3, padding=1), width, [width]
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        for level, scale in enumerate(scales):
+            for _ in range(2):
+                self.down.append(self._level(channels, scale * width, time, text, heads, level < last))
+                channels = scale * width
+                kept.append(channels)
+            if level < last:
+                self.down.append(nn.Conv2d(channels, channels, 3, 2, 1))
+                kept.append(channels)
+        self.middle = self._level(channels, channels, time, text, heads, True)
+        self.end = ResidualBlock(channels, channels, time)
+        for level, scale in reversed(list(enumerate(scales))):
+            for place in range(3):
+                wide = channels + kept.pop()
+                self.up.append(self._level(wide, scale * width, time, text, heads, level < last))
+                channels = scale * width
+                if place == 2 and level:
+                    self.up.append(nn.Conv2d(channels, channels, 3, padding=1))
+        self.norm, self.last = nn.GroupNorm(min(32, width // 4), width), nn.Conv2d(width, 4, 3, padding=1)
+
+    @staticmethod
+    def _level(channels: int, out: int, time: int, text: int, heads: int, attends: bool) -> nn.ModuleList:
+        blocks: list[nn.Module] = [ResidualBlock(channels, out, time)]
+        return nn.ModuleList([*blocks, TransformerBlock(out, text, heads)] if attends else blocks)
+
+    @staticmethod
+    def _run(blocks: nn.ModuleList, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        for block in blocks:
+            x = block(x, time if isinstance(block, ResidualBlock) else text)
+        return x
+
+    def forward(self, x: Tensor, step: Tensor, text: Tensor) -> Tensor:
+        """Return (n, 4, h, w) noise of (n, 4, h, w) latents, (n, width) steps and (n, words, text) texts."""
+        time, kept = self.time(step), [self.first(x)]
+        for stage in self.down:
+            is_level = isinstance(stage, nn.ModuleList)
+            kept.append(self._run(stage, kept[-1], time, text) if is_level else stage(kept[-1]))
+        y = self.end(self._run(self.middle, kept[-1], time, text), time)
+        for stage in self.up:
+            if isinstance(stage, nn.ModuleList):
+                y = self._run(stage, torch.cat([y, kept.pop()], dim=1), time, text)
+            else:
+                y = stage(functional.interpolate(y, scale_factor=2.0, mode="nearest"))
+        return self.last(functional.silu(self.norm(y)))
+
+
+class GraphNetwork(nn.Module):
+    """Message passing: a message for each edge from both its ends, added up at the edge's target."""
+
+    def __init__(self, width: int = 128, layers: int = 4, kinds: int = 50) -> None:
+        super().__init__()
+        self.nodes = nn.Embedding(kinds, width)
+        self.message, self.update = (
+            nn.ModuleList(
+                nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
+                for _ in range(layers)
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, kinds: Tensor, edges: Tensor) -> Tensor:
+        """Return (nodes, width) of the kind of each node and the (2, edges) sources and targets of edges."""
+        x, (source, target) = self.nodes(kinds), edges
+        for message, update, norm in zip(self.message, self.update, self.norms, strict=True):
+            sent = message(torch.cat([x[source], x[target]], dim=-1))
+            received = torch.zeros_like(x).index_add(0, target, sent.to(x.dtype))
+            x = norm(x + update(torch.cat([x, received], dim=-1)))
+        return x
+
+
+class WaveNet(nn.Module):
+    """Gated convolutions over time with growing dilation; all layers add to the result."""
+
+    def __init__(self, width: int = 128, layers: int = 20, channels: int = 80) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(channels, width, 1)
+        self.dilated = nn.ModuleList(
+            nn.Conv1d(width, 2 * width, 3, padding=2 ** (layer % 10), dilation=2 ** (layer % 10))
+            for layer in range(layers)
+        )
+        self.mixed = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in range(layers))
+        self.last = nn.Sequential(nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, 256, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, 256, time) of (n, channels, time)."""
+        x, total = self.first(x), 0
+        for dilated, mixed in zip(self.dilated, self.mixed, strict=True):
+            wide, gate = dilated(x).chunk(2, dim=1)
+            more, skipped = mixed(torch.tanh(wide) * torch.sigmoid(gate)).chunk(2, dim=1)
+            x, total = x + more, total + skipped
+        return self.last(total)
+
+
+class Recurrent(nn.Module):
+    """A recurrent network and a linear layer."""
+
+    def __init__(self, cell: type[nn.RNNBase], inputs: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.cells, self.head = cell(inputs, width, layers, batch_first=True), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, time, classes) of (n, time, inputs)."""
+        return self.head(self.cells(x)[0])
+
+
+# -- of libraries ------------------------------------------------------------------------------------------
+
+
+def _library(name: str) -> Any:
+    """Return a module; torchvision is imported before the libraries that import it."""
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # built for CUDA: its compiled operators cannot be loaded
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", "(Tensor x, Tensor y, float z) -> Tensor")
+    return importlib.import_module(name)
+
+
+def _torchvision(name: str, size: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = _library("torchvision.models").get_model(name, weights=None, **size)
+    return model
+
+
+def _timm(name: str, size: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = _library("timm").create_model(name, pretrained=False, **size)
+    return model
+
+
+def _transformers(name: str, size: Mapping[str, Any]) -> nn.Module:
+    """Return a model, such as `BertModel`; a part of it, such as `WhisperModel.encoder`."""
+    library = _library("transformers")
+    name, _, part = name.partition(".")
+    family = next(
+        name.removesuffix(end) for end in ("EncoderModel", "ForCausalLM", "Model") if name.endswith(end)
+    )
+    config = getattr(library, f"{family}Config")(**size)
+    config.use_cache = False
+    model: nn.Module = getattr(library, name)(config)
+    return getattr(model, part) if part else model
+
+
+_OF = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
+
+
+def _of(library: str, name: str, inputs: Sequence[str], **size: Any) -> Architecture:
+    return Architecture(
+        library=library, make=functools.partial(_OF[library], name, size), inputs=tuple(inputs)
+    )
+
+
+def _here(make: Callable[[], nn.Module], *inputs: str, **more: Any) -> Architecture:
+    return Architecture(library="torch", make=make, inputs=inputs, **more)
+
+
+# -- small -------------------------------------------------------------------------------------------------
+
+_TORCHVISION = """
+    alexnet convnext_tiny deeplabv3_mobilenet_v3_large densenet121 efficientnet_b0 googlenet mnasnet0_5
+    mobilenet_v2 mobilenet_v3_small r3d_18 regnet_x_400mf resnet18 resnet50 resnext50_32x4d shufflenet_v2_x0_5
+    squeezenet1_1 swin_t vgg11_bn vit_b_32
+"""
+_TIMM = """
+    cspresnet50 deit3_small_patch16_224 dla34 eca_botnext26ts_256 edgenext_xx_small fastvit_t8 ghostnet_050
+    gmlp_ti16_224 hardcorenas_a inception_next_atto lcnet_050 levit_128s mixer_s32_224 poolformer_s12
+    pvt_v2_b0 regnetx_002 repvgg_a0 res2net50_26w_4s resmlp_12_224 selecsls42 seresnext26d_32x4d skresnet18
+    swin_tiny_patch4_window7_224 tinynet_e twins_svt_small vit_tiny_patch16_224 xcit_nano_12_p16_224
+"""
+_SIZES = {"alexnet": 96, "vit_b_32": 224, "swin_t": 64, "eca_botnext26ts_256": 256, "r3d_18": 32}
+_FIXED = ("224", "levit")
+"""Models whose images have 224 pixels a side: the rest of a name."""
+
+_WIDTH = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+}
+_HEADS = {**_WIDTH, "num_key_value_heads": 2, "head_dim": 8}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 64}
+_SPEECH = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 60,
+    "max_source_positions": 32,
+    "num_mel_bins": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+_TEXT: Mapping[str, Mapping[str, Any]] = {
+    "AlbertModel": {**_WIDTH, "embedding_size": 16},
+    "BertModel": _WIDTH,
+    "BloomModel": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60},
+    "CohereModel": _HEADS,
+    "DistilBertModel": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 64,
+        "vocab_size": 60,
+        "max_position_embeddings": 64,
+    },
+    "ElectraModel": {**_WIDTH, "embedding_size": 16},
+    "FalconModel": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 60},
+    "GPT2Model": _GPT,
+    "GPTJModel": {**_GPT, "rotary_dim": 4},
+    "GPTNeoModel": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "vocab_size": 60,
+        "max_position_embeddings": 64,
+        "intermediate_size": 64,
+    },
+    "GPTNeoXModel": _WIDTH,
+    "Gemma2Model": _HEADS,
+    "GemmaModel": _HEADS,
+    "GraniteModel": _HEADS,
+    "LlamaModel": _HEADS,
+    "MambaModel": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 60, "state_size": 4},
+    "MistralModel": _HEADS,
+    "MixtralModel": {**_HEADS, "num_local_experts": 4},
+    "MptModel": {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 60, "max_seq_len": 64},
+    "OPTModel": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 64,
+        "vocab_size": 60,
+        "max_position_embeddings": 64,
+        "word_embed_proj_dim": 32,
+    },
+    "OlmoModel": _HEADS,
+    "Phi3Model": {**_HEADS, "pad_token_id": 0},
+    "PhiModel": _HEADS,
+    "Qwen2Model": _HEADS,
+    "Qwen3Model": _HEADS,
+    "RobertaModel": _WIDTH,
+    "StableLmModel": _HEADS,
+    "Starcoder2Model": _HEADS,
+    "T5EncoderModel": {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 60,
+    },
+}
+
+
+def _image(name: str) -> tuple[str]:
+    size = 224 if any(part in name for part in _FIXED) else _SIZES.get(name, 64)
+    return (f"2x3x8x{size}x{size}" if name == "r3d_18" else f"{1 if size > 100 else 2}x3x{size}x{size}",)
+
+
+def _small() -> Iterator[tuple[str, Architecture]]:
+    for name in _TORCHVISION.split():
+        more = {"weights_backbone": None} if "deeplab" in name else {}
+        more |= {"init_weights": True, "aux_logits": False} if name == "googlenet" else {}
+        yield f"torchvision {name}", _of("torchvision", name, _image(name), num_classes=10, **more)
+    for name in _TIMM.split():
+        yield f"timm {name}", _of("timm", name, _image(name), num_classes=10)
+    for name, size in _TEXT.items():
+        yield f"transformers {name}", _of("transformers", name, ["2x8:i64"], **size)
+    yield (
+        "transformers WhisperModel.encoder",
+        _of("transformers", "WhisperModel.encoder", ["2x8x64"], **_SPEECH),
+    )
+    yield (
+        "transformers SegformerModel",
+        _of(
+            "transformers",
+            "SegformerModel",
+            ["1x3x64x64"],
+            hidden_sizes=[8, 16, 24, 32],
+            depths=[1, 1, 1, 1],
+            num_attention_heads=[1, 2, 2, 4],
+        ),
+    )
+    yield (
+        "transformers SwinModel",
+        _of(
+            "transformers",
+            "SwinModel",
+            ["2x3x32x32"],
+            image_size=32,
+            patch_size=2,
+            embed_dim=8,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+        ),
+    )
+    yield (
+        "transformers CLIPVisionModel",
+        _of(
+            "transformers",
+            "CLIPVisionModel",
+            ["2x3x32x32"],
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+        ),
+    )
+    layer = functools.partial(nn.TransformerEncoderLayer, 32, 4, 64, batch_first=True)
+    yield "nn.TransformerEncoder", _here(lambda: nn.TransformerEncoder(layer(), 2), "2x6x32")
+    yield "nn.LSTM", _here(lambda: Recurrent(nn.LSTM, 8, 16, 2, 4), "2x5x8")
+    yield "nn.GRU", _here(lambda: Recurrent(nn.GRU, 8, 16, 2, 4), "2x5x8")
+    latents = ("2x4x16x16", "2x32", "2x5x24")
+    yield "diffusion U-Net", _here(lambda: DiffusionUNet(32, (1, 2), text=24, heads=4), *latents)
+    yield "graph network", _here(lambda: GraphNetwork(16, 2, 50), "60:i64", "2x90:i64")
+    yield "WaveNet", _here(lambda: WaveNet(8, 3, 4), "2x4x24")
+
+
+SMALL: Mapping[str, Architecture] = dict(_small())
+"""Architectures at small sizes, by name."""
+
+
+# -- published ---------------------------------------------------------------------------------------------
+
+_IMAGES = "32x3x224x224:f16:channels_last"
+_VOLUMES = "8x3x16x112x112:f16"
+
+
+def _without_memory(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        with torch.device("meta"):
+            return make()
+
+    return made
+
+
+def _published() -> Iterator[tuple[str, Architecture]]:
+    for title, name, inputs, more in (
+        ("ResNet-50", "resnet50", _IMAGES, {}),
+        ("ResNeXt-50", "resnext50_32x4d", _IMAGES, {}),
+        ("MobileNetV2", "mobilenet_v2", _IMAGES, {}),
+        ("EfficientNet-B0", "efficientnet_b0", _IMAGES, {}),
+        ("DenseNet-121", "densenet121", _IMAGES, {}),
+        ("ConvNeXt-T", "convnext_tiny", _IMAGES, {}),
+        ("ViT-B/16", "vit_b_16", _IMAGES, {}),
+        ("Swin-T", "swin_t", _IMAGES, {}),
+        ("DeepLabV3", "deeplabv3_resnet50", "8x3x512x512:f16:channels_last", {"weights_backbone": None}),
+        ("R3D-18", "r3d_18", _VOLUMES, {}),
+    ):
+        yield title, _of("torchvision", name, [inputs], **more)
+    yield "MLP-Mixer-B/16", _of("timm", "mixer_b16_224", [_IMAGES])
+    for title, name, inputs, size in (
+        ("BERT-base", "BertModel", "8x512:i64", {}),
+        ("DistilBERT", "DistilBertModel", "8x512:i64", {}),
+        ("T5-base encoder", "T5EncoderModel", "8x512:i64", _T5),
+        ("GPT-NeoX 410M", "GPTNeoXModel", "8x1024:i64", _NEOX),
+        ("Llama 3.2 1B", "LlamaForCausalLM", "4x2048:i64", _LLAMA),
+        ("Qwen3 0.6B", "Qwen3ForCausalLM", "4x2048:i64", _QWEN),
+        ("Gemma 2 2B, 4 layers", "Gemma2ForCausalLM", "4x2048:i64", {"num_hidden_layers": 4}),
+        ("Mixtral 8x7B, 2 layers", "MixtralForCausalLM", "4x2048:i64", _MIXTRAL),
+        ("Mamba 130M", "MambaModel", "8x1024:i64", {}),
+        ("Whisper small encoder", "WhisperModel.encoder", "8x80x3000:f16", _WHISPER),
+        ("CLIP ViT-B/32", "CLIPVisionModel", "64x3x224x224:f16:channels_last", {}),
+        ("SegFormer-B0", "SegformerModel", "8x3x512x512:f16:channels_last", {}),
+    ):
+        yield title, _of("transformers", name, [inputs], **size)
+    layer = functools.partial(nn.TransformerEncoderLayer, 768, 12, 3072, activation="gelu", batch_first=True)
+    yield "GPT-2", _here(lambda: Gpt2(Size()), "8x512:i64")
+    yield "U-Net", _here(lambda: UNet(width=32), "8x3x256x256:f16:channels_last")
+    yield (
+        "Stable Diffusion U-Net",
+        _here(DiffusionUNet, "4x4x64x64:f16:channels_last", "4x320:f16", "4x77x768:f16"),
+    )
+    yield (
+        "nn.TransformerEncoder",
+        _here(lambda: nn.TransformerEncoder(layer(), 12, enable_nested_tensor=False), "8x512x768:f16"),
+    )
+    yield "LSTM", _here(lambda: Recurrent(nn.LSTM, 512, 1024, 2, 1000), "32x64x512:f16")
+    yield "GRU", _here(lambda: Recurrent(nn.GRU, 512, 1024, 2, 1000), "32x64x512:f16")
+    yield "graph network", _here(GraphNetwork, "20000:i64", "2x200000:i64")
+    yield "WaveNet", _here(WaveNet, "8x80x8192:f16")
+
+
+_T5 = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+_NEOX = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 50304,
+}
+_LLAMA = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+_QWEN = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+_MIXTRAL = {"num_hidden_layers": 2}
+_WHISPER = {
+    "d_model": 768,
+    "encoder_layers": 12,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 12,
+    "decoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_ffn_dim": 3072,
+}
+
+PUBLISHED: Mapping[str, Architecture] = {
+    name: Architecture(library=one.library, make=_without_memory(one.make), inputs=one.inputs)
+    for name, one in _published()
+}
+"""Architectures at published sizes, in f16, by name."""

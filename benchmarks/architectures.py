@@ -1,0 +1,263 @@
+"""Many architectures as fused groups: whether results are right, and how much of the time groups cover.
+
+    python -m benchmarks.architectures right [--model "timm dla34"]
+    python -m benchmarks.architectures coverage [--model "Llama 3.2 1B"] [--device h100-sxm]
+
+- `right`: small models in float32 on this CPU, inference and four training steps by SGD. Groups are run by
+  the float64 references of their workloads, rounded to float32. So an error larger than that of eager torch,
+  both against float64, is an error of the graph: of layouts, operands or gradients. A model is *right*,
+  *wrong* or *not fused* (no group is run by a kernel).
+- `coverage`: models at published sizes in f16 on described GPUs, without memory for them: fraction of torch's
+  time in operators of tunebench, times and traffic. A second table lists what is left to torch on the first
+  device, by operator and reason.
+
+Needs torchvision, timm and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tunebench.torch as served
+from benchmarks.architecture_models import PUBLISHED, SMALL, Architecture
+from tests.torch.reference_kernels import reference_kernels
+from tunebench.device import described
+from tunebench.errors import InputError
+from tunebench.graph import PartitionPlan, extract, plan
+from tunebench.torch.compiler.capture import differentiable_results
+
+DEVICES = ("h100-sxm", "a100-80-sxm")
+SEED = 7
+STEPS = 4
+SLACK, ROUNDING = 10.0, 1e-4
+"""A relative error may be this multiple of eager torch's, plus this."""
+
+
+# -- right ---------------------------------------------------------------------------------------------------
+
+RIGHT = (
+    "| model | inference | training | worst error of ours | worst error of eager torch "
+    "| workloads run by kernels |\n|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Outcome of a model in one mode.
+
+    Attributes:
+        text: ``right``, ``wrong`` or ``not fused``, or the first line of an error.
+        error: Largest relative error of a result.
+        by_torch: The same of eager torch.
+        workloads: Number of workloads run by kernels.
+    """
+
+    text: str
+    error: float = 0.0
+    by_torch: float = 0.0
+    workloads: int = 0
+
+
+def right(name: str, case: Architecture, _: argparse.Namespace) -> Iterator[str]:
+    """Yield the row of a model."""
+    torch.manual_seed(SEED)
+    model, inputs = _without_chance(case.make()), case.data()
+    found = [_verdict(model.train(training), inputs) for training in (False, True)]
+    errors = (max(one.error for one in found), max(one.by_torch for one in found))
+    cells = (name, *(one.text for one in found), *map("{:.1e}".format, errors), found[1].workloads)
+    yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _verdict(model: nn.Module, inputs: Sequence[Tensor]) -> Verdict:
+    torch._dynamo.reset()
+    exact = _results(_as_double(model), [_double(one) for one in inputs])
+    by_torch = _results(copy.deepcopy(model), inputs)
+    try:
+        with reference_kernels() as ran, served.prefer("tunebench"):
+            ours = _results(served.compile(copy.deepcopy(model)), inputs)
+    except Exception as error:  # anything that a compiler can raise is an outcome
+        return Verdict(text=f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:120]}")
+    errors = [_error(one, true) for one, true in zip(ours, exact, strict=True)]
+    allowed = [_error(one, true) for one, true in zip(by_torch, exact, strict=True)]
+    is_right = all(a <= SLACK * b + ROUNDING for a, b in zip(errors, allowed, strict=True))
+    text = "wrong" if not is_right else "right" if ran else "not fused"
+    return Verdict(text=text, error=max(errors), by_torch=max(allowed), workloads=len(ran))
+
+
+def _results(run: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of inference; of training the first output and gradients and the last parameters."""
+    torch.manual_seed(SEED)
+    if not run.training:
+        with torch.no_grad():
+            return [one.clone() for one in _floating(run(*inputs))]
+    parameters = [one for one in run.parameters() if one.requires_grad]
+    optimizer, kept = torch.optim.SGD(parameters, 1e-2), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        output = differentiable_results(run(*inputs))[0]
+        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
+        (output * weights).mean().backward()
+        if not step:
+            kept = [output.detach().clone()]
+            kept += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+        optimizer.step()
+    return [*kept, *(parameter.detach().clone() for parameter in parameters)]
+
+
+def _floating(results: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [one for one in leaves if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def _error(ours: Tensor, exact: Tensor) -> float:
+    return float((ours.double() - exact.double()).norm() / (exact.double().norm() + 1e-12))
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _as_double(model: nn.Module) -> nn.Module:
+    """Return a copy in float64; torch has no grouped product of experts in that type."""
+    model = copy.deepcopy(model).double()
+    for module in model.modules():
+        if getattr(getattr(module, "config", None), "_experts_implementation", None):
+            module.set_experts_implementation("eager")  # type: ignore[operator]
+            break
+    return model
+
+
+def _without_chance(model: nn.Module) -> nn.Module:
+    """Disable dropout, of elements, attention and layers, so that runs are reproducible."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_rate = "drop" in name or (name == "p" and "Drop" in type(module).__name__)
+            if is_rate and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model
+
+
+# -- coverage ------------------------------------------------------------------------------------------------
+
+COVERAGE = (
+    "| model | step | device | operations | groups | in our operators | torch | in groups | traffic saved "
+    "| gap |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+LEFT = (
+    "| operator | reason | step | models | mean fraction of torch's time | largest, model "
+    "|\n|---|---|---|---|---|---|"
+)
+
+
+def _plans(
+    case: Architecture, training: bool, devices: Sequence[str]
+) -> Iterator[tuple[str, list[PartitionPlan]]]:
+    graphs = extract(case.make, case.specs(), training=training, dtype="f16")
+    for device in devices:
+        yield device, [plan(graph, described()[device]) for graph in graphs]
+
+
+def coverage(name: str, case: Architecture, options: argparse.Namespace) -> Iterator[str]:
+    """Yield a row for each step and device, and keep what is left to torch."""
+    for step in ("inference", "training"):
+        try:
+            for device, plans in _plans(case, step == "training", options.device or DEVICES):
+                yield f"| {name} | {step} | {device} | {' | '.join(_cells(plans))} |"
+                if device == (options.device or DEVICES)[0]:
+                    _left[step][name] = _left_of(plans)
+        except InputError as error:
+            yield f"| {name} | {step} | - | {error} |"
+
+
+def _cells(plans: Sequence[PartitionPlan]) -> Iterator[str]:
+    by_torch = sum(one.torch_us for one in plans)
+    yield str(sum(len(one.graph.nodes) for one in plans))
+    yield str(sum(len(one.chosen) for one in plans))
+    yield f"{sum(one.coverage * one.torch_us for one in plans) / by_torch:.1%}"
+    yield f"{by_torch / 1e3:.2f} ms"
+    yield f"{sum(one.us for one in plans) / 1e3:.2f} ms"
+    yield f"{sum(one.saved_bytes for one in plans) / 1e6:.0f} MB"
+    yield f"{max(one.partition.gap for one in plans):.2%}"
+
+
+_left: dict[str, dict[str, Mapping[tuple[str, str], float]]] = {"inference": {}, "training": {}}
+"""Fraction of torch's time by operator and reason, by step and model."""
+
+
+def _left_of(plans: Sequence[PartitionPlan]) -> Mapping[tuple[str, str], float]:
+    """Return the fraction of torch's time left to torch, by operator and reason."""
+    total, found = sum(one.torch_us for one in plans), defaultdict[tuple[str, str], float](float)
+    for one in plans:
+        for index in (i for offer in one.chosen if not offer.group.workloads for i in offer.group.nodes):
+            node = one.graph.nodes[index]
+            found[node.target, node.reason] += one.torch_prices[index].us / total
+    return found
+
+
+def left_rows() -> Iterator[str]:
+    """Yield what `coverage` left to torch so far, largest first."""
+    for step, models in _left.items():
+        shares = defaultdict[tuple[str, str], dict[str, float]](dict)
+        for name, found in models.items():
+            for key, share in found.items():
+                shares[key][name] = share
+        for (target, reason), by in sorted(shares.items(), key=lambda one: -sum(one[1].values())):
+            worst = max(by, key=lambda name: by[name])
+            cells = (
+                target.removeprefix("aten."),
+                reason,
+                step,
+                len(by),
+                f"{sum(by.values()) / len(models):.2%}",
+                f"{by[worst]:.1%}, {worst}",
+            )
+            yield f"| {' | '.join(map(str, cells))} |"
+
+
+PARTS: Mapping[str, tuple[str, Mapping[str, Architecture], Callable[..., Iterator[str]]]] = {
+    "right": (RIGHT, SMALL, right),
+    "coverage": (COVERAGE, PUBLISHED, coverage),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a part of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--model", action="append", help="run only this model; repeatable")
+    parser.add_argument(
+        "--device", action="append", choices=list(described()), help="GPU of `coverage`; repeatable"
+    )
+    parser.add_argument("--out", type=Path, help="file for the table")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    header, cases, run = PARTS[options.part]
+    if unknown := set(options.model or ()) - cases.keys():
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
+    lines = [header]
+    print(header, flush=True)
+    for name in options.model or cases:
+        for row in run(name, cases[name], options):
+            print(row, flush=True)
+            lines.append(row)
+        if options.out is not None:
+            rest = ["", LEFT, *left_rows()] if options.part == "coverage" else []
+            options.out.write_text("\n".join([*lines, *rest]) + "\n", encoding="utf-8")
+    if options.part == "coverage":
+        print("", LEFT, *left_rows(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
