@@ -260,9 +260,7 @@ def _transformers(name: str, size: Mapping[str, Any]) -> nn.Module:
     """Return a model, such as `BertModel`; a part of it, such as `WhisperModel.encoder`."""
     library = _library("transformers")
     name, _, part = name.partition(".")
-    family = next(
-        name.removesuffix(end) for end in ("EncoderModel", "ForCausalLM", "Model") if name.endswith(end)
-    )
+    family = next(name.removesuffix(end) for end in ("EncoderModel", "Model") if name.endswith(end))
     config = getattr(library, f"{family}Config")(**size)
     config.use_cache = False
     model: nn.Module = getattr(library, name)(config)
@@ -491,13 +489,13 @@ def _published() -> Iterator[tuple[str, Architecture]]:
     for title, name, inputs, size in (
         ("BERT-base", "BertModel", "8x512:i64", {}),
         ("DistilBERT", "DistilBertModel", "8x512:i64", {}),
-        ("T5-base encoder", "T5EncoderModel", "8x512:i64", _T5),
-        ("GPT-NeoX 410M", "GPTNeoXModel", "8x1024:i64", _NEOX),
-        ("Llama 3.2 1B", "LlamaForCausalLM", "4x2048:i64", _LLAMA),
-        ("Qwen3 0.6B", "Qwen3ForCausalLM", "4x2048:i64", _QWEN),
-        ("Gemma 2 2B, 4 layers", "Gemma2ForCausalLM", "4x2048:i64", {"num_hidden_layers": 4}),
-        ("Mixtral 8x7B, 2 layers", "MixtralForCausalLM", "4x2048:i64", _MIXTRAL),
-        ("Mamba 130M", "MambaModel", "8x1024:i64", {}),
+        ("T5-base encoder, 6 layers", "T5EncoderModel", "8x512:i64", _T5),
+        ("GPT-NeoX 410M, 4 layers", "GPTNeoXModel", "8x1024:i64", _NEOX),
+        ("Llama 3.2 1B, 4 layers", "LlamaModel", "4x2048:i64", _LLAMA),
+        ("Qwen3 0.6B, 4 layers", "Qwen3Model", "4x2048:i64", _QWEN),
+        ("Gemma 2 2B, 4 layers", "Gemma2Model", "4x2048:i64", {"num_hidden_layers": 4}),
+        ("Mixtral 8x7B, 2 layers", "MixtralModel", "4x2048:i64", {"num_hidden_layers": 2}),
+        ("Mamba 130M, 4 layers", "MambaModel", "8x1024:i64", {"num_hidden_layers": 4}),
         ("Whisper small encoder", "WhisperModel.encoder", "8x80x3000:f16", _WHISPER),
         ("CLIP ViT-B/32", "CLIPVisionModel", "64x3x224x224:f16:channels_last", {}),
         ("SegFormer-B0", "SegformerModel", "8x3x512x512:f16:channels_last", {}),
@@ -520,35 +518,32 @@ def _published() -> Iterator[tuple[str, Architecture]]:
     yield "WaveNet", _here(WaveNet, "8x80x8192:f16")
 
 
-_T5 = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+_T5 = {"d_model": 768, "d_ff": 3072, "num_layers": 6, "num_heads": 12}
 _NEOX = {
     "hidden_size": 1024,
-    "num_hidden_layers": 24,
+    "num_hidden_layers": 4,
     "num_attention_heads": 16,
     "intermediate_size": 4096,
     "vocab_size": 50304,
 }
 _LLAMA = {
     "hidden_size": 2048,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": 4,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 64,
     "intermediate_size": 8192,
     "vocab_size": 128256,
-    "tie_word_embeddings": True,
 }
 _QWEN = {
     "hidden_size": 1024,
-    "num_hidden_layers": 28,
+    "num_hidden_layers": 4,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
     "intermediate_size": 3072,
     "vocab_size": 151936,
-    "tie_word_embeddings": True,
 }
-_MIXTRAL = {"num_hidden_layers": 2}
 _WHISPER = {
     "d_model": 768,
     "encoder_layers": 12,
