@@ -772,6 +772,18 @@ def test_exported_program_is_extracted(training: bool) -> None:
     assert texts(found) == texts(expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_model_without_memory_is_extracted_and_stays_as_it_is(training: bool) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8))
+    found, expected = (
+        extract(lambda one=one: one, [InputSpec.parse("2x4x6x6")], training=training)
+        for one in (model, nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)))
+    )
+    assert list(map(texts, found)) == list(map(texts, expected))
+    assert all(one.is_meta for one in (*model.parameters(), *model.buffers()))
+
+
 def test_parameters_get_type_and_layout_of_the_inputs() -> None:
     (found,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
     assert list(texts(found)) == [
