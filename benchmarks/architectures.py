@@ -7,9 +7,9 @@
   the float64 references of their workloads, rounded to float32. So an error larger than that of eager torch,
   both against float64, is an error of the graph: of layouts, operands or gradients. A model is *right*,
   *wrong* or *not fused* (no group is run by a kernel).
-- `coverage`: models at published sizes, large ones with fewer layers, in f16 on described GPUs, without memory
-  for them: fraction of torch's time in operators of tunebench, times and traffic. A second table lists what is
-  left to torch on the first device, by operator and reason.
+- `coverage`: models at published sizes, large ones with fewer layers, in f16 on described GPUs, without
+  memory for them: fraction of torch's time in operators of tunebench, times and traffic. A second table lists
+  what is left to torch on the first device, by operator and reason.
 
 Needs torchvision, timm and transformers.
 """
