@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunebench.variant import ceil_div
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["kept", "mma_refusal", "padded"]
+__all__ = ["kept", "mma_refusal", "padded", "unmodified_refusal"]
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
@@ -30,6 +30,20 @@ def mma_refusal(workload: Attention, key: str, most: int) -> str | None:
         return f"{key} multiplies f16 and bf16, not {workload.dtype}"
     if workload.head_dim % 8 or workload.head_dim > most:
         return f"{key} takes head_dim up to {most} in multiples of 8, not {workload.head_dim}"
+    return None
+
+
+def unmodified_refusal(workload: Attention, key: str) -> str | None:
+    """Return why a variant whose scores have no bias and only a simple mask refuses a workload, or None.
+
+    Args:
+        workload: The workload.
+        key: Key of the variant, for the message.
+    """
+    if workload.has_bias:
+        return f"{key} adds no bias to scores: bias={workload.bias}"
+    if not workload.has_simple_mask:
+        return f"{key} has no mask with align={workload.align}, window={workload.window}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Copies between heads and the buffers of CPU workers, for attention in Numba.
+"""Copies between heads and the buffers of CPU workers, and biases of scores, for attention in Numba.
 
 Arrays are raw addresses, and buffers are f32 (see `numba_cpu`).
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 from tunebench.dtype import DType
 from tunebench.kernels.common.numba_cpu import jitted, load, store
+from tunebench.workloads.operators.attention import LOWEST_BIAS, Attention
 
-__all__ = ["clearer", "packer", "widener", "writer"]
+__all__ = ["bias_adder", "bias_line", "bias_name", "clearer", "packer", "widener", "writer"]
 
 
 def packer(dtype: DType, length: int, nr: int, fastmath: frozenset[str]) -> Callable[..., None]:
@@ -76,3 +77,60 @@ def clearer(fastmath: frozenset[str]) -> Callable[..., None]:
             buffer[i] = zero
 
     return clear
+
+
+def bias_name(workload: Attention) -> str:
+    """Return the argument for the bias: q if there is none, which no kernel reads as a bias."""
+    return "bias" if workload.has_bias else "q"
+
+
+def bias_line(workload: Attention) -> Callable[..., Any]:
+    """Return the jitted `(head, query, heads, seq_q, seq_k)`: the place of a query's first bias.
+
+    `head` counts the heads of the whole batch, `heads` those of one item.
+
+    Args:
+        workload: The workload.
+    """
+    import numpy as np
+
+    of_batch, of_head, of_query = (axis in workload.bias for axis in "bhq")
+
+    @jitted()
+    def line(head: int, query: int, heads: int, seq_q: int, seq_k: int) -> Any:
+        place = np.int64(head // heads if of_batch else 0)
+        if of_head:
+            place = place * heads + head % heads
+        if of_query:
+            place = place * seq_q + query
+        return place * seq_k
+
+    return line
+
+
+def bias_adder(
+    workload: Attention, factor: float, fastmath: frozenset[str], *, hides_lowest: bool = False
+) -> Callable[..., None]:
+    """Return the jitted `(bias, at, step, buffer, begin, end)` that adds `factor` times a bias to each score.
+
+    Args:
+        workload: The workload.
+        factor: Unit of the bias in that of the scores.
+        fastmath: LLVM fast-math flags.
+        hides_lowest: Whether biases up to `LOWEST_BIAS` hide their keys, as in the backward pass; else they
+            count as `LOWEST_BIAS`, unless they are minus infinity.
+    """
+    import numpy as np
+
+    read, unit, lowest = load(workload.dtype), np.float32(factor), np.float32(LOWEST_BIAS)
+    hidden, other = np.float32(-np.inf), np.float32(-np.inf if hides_lowest else LOWEST_BIAS)
+
+    @jitted(fastmath)
+    def add(bias: Any, at: int, step: int, buffer: Any, begin: int, end: int) -> None:
+        for j in range(end - begin):
+            value = read(bias[at + j * step])
+            if value <= lowest:
+                value = hidden if value == hidden else other
+            buffer[begin + j] += value * unit
+
+    return add

@@ -24,7 +24,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
-from tunebench.kernels.attention._attention import mma_refusal, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -289,7 +289,8 @@ class CudaMmaAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or cp.async, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL)
-        return _forward.refusal(workload, self.key, fits) or mma_refusal(workload, self.key, 256)
+        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, 256)
+        return refused or _forward.refusal(workload, self.key, fits)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block, or else the smallest with split keys."""

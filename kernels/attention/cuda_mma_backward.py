@@ -28,7 +28,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
-from tunebench.kernels.attention._attention import mma_refusal, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -350,7 +350,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or 16-byte copies, or None."""
-        refused = mma_refusal(workload, self.key, MAX_HEAD_DIM)
+        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, MAX_HEAD_DIM)
         return refused or backward.refusal(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:

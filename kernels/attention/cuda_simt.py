@@ -18,7 +18,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
-from tunebench.kernels.attention._attention import padded
+from tunebench.kernels.attention._attention import padded, unmodified_refusal
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -254,7 +254,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why the variant does not support a workload, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL)
-        reason = _forward.refusal(workload, self.key, fits)
+        reason = unmodified_refusal(workload, self.key) or _forward.refusal(workload, self.key, fits)
         if reason is None and workload.head_dim > 256:
             reason = f"{self.key} supports head_dim up to 256, not {workload.head_dim}"
         return reason

@@ -19,7 +19,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
-from tunebench.kernels.attention._attention import padded
+from tunebench.kernels.attention._attention import padded, unmodified_refusal
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -162,7 +162,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return why the smallest tiles do not fit, or None."""
         if _smem_bytes(workload, 16, 16) > device.smem_per_block_bytes or workload.head_dim > 512:
             return f"{self.key} has no tiles that fit in shared memory for head_dim={workload.head_dim}"
-        return backward.refusal(workload, self.key, 16)
+        return unmodified_refusal(workload, self.key) or backward.refusal(workload, self.key, 16)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block."""

@@ -12,7 +12,7 @@ With a causal mask, key tiles that no row attends to are skipped, the longest ro
 key tiles at the diagonal are masked. `group_heads` heads run at the same time, so that their keys share L2.
 
 Limits: TMA reads lines that start at multiples of 16 bytes, so that head_dim must be a multiple of 8. It is
-padded with zeros to a multiple of 64.
+padded with zeros to a multiple of 64. Scores have no bias, and no window.
 
 Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, algorithms 1 and 2; PTX
 ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
@@ -27,7 +27,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
 from tunebench.kernels.attention import _attention_wgmma as _wgmma
-from tunebench.kernels.attention._attention import mma_refusal, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.kernels.common.wgmma_tile import threads
@@ -319,7 +319,8 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use wgmma or TMA, or None."""
         fitting = fits(64, 2, workload) or fits(64, 1, workload)
-        return _forward.refusal(workload, self.key, fitting) or mma_refusal(workload, self.key, 256)
+        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, 256)
+        return refused or _forward.refusal(workload, self.key, fitting)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the usual tile with the least work for the busiest SM."""

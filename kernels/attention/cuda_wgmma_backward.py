@@ -24,7 +24,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_backward as backward
 from tunebench.kernels.attention import _attention_wgmma as _wgmma
-from tunebench.kernels.attention._attention import mma_refusal, padded
+from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.kernels.common.wgmma_tile import launched_registers, threads
@@ -135,7 +135,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use wgmma or TMA, or None."""
-        refused = mma_refusal(workload, self.key, MAX_HEAD_DIM)
+        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, MAX_HEAD_DIM)
         return refused or backward.refusal(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:

@@ -2,8 +2,8 @@
 
 Rows are queries of all heads that share keys, query by query. A thread has a block of mr * m_panels rows and
 processes tiles of nr * n_panels keys one after the other, all as f32: by products with packed k and v, or
-with `direct`, for few rows, by dot products with keys in place. The softmax is updated tile by tile. With a
-causal mask, tiles that no row of a block attends to are skipped.
+with `direct`, for few rows, by dot products with keys in place. A bias is added to the scores of a tile. The
+softmax is updated tile by tile. With a causal mask, tiles that no row of a block attends to are skipped.
 
 Packed tiles are multiplied by the micro-kernel of `numba_product`; the exponential is a polynomial that
 vectorises.
@@ -20,11 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.attention._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels.attention._numba_attention import (
+    bias_adder,
+    bias_line,
+    bias_name,
+    clearer,
+    packer,
+    widener,
+    writer,
+)
 from tunebench.kernels.common.numba_cpu import address, exp2, jitted, load, rank
 from tunebench.kernels.common.numba_product import BUFFER_BYTES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
 from tunebench.workloads.operators.attention import Attention
 
 
@@ -158,8 +166,12 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
         """Count the multiply-adds of both products, for keys that are not masked."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
+    def arguments(self, workload: Attention, config: Config) -> tuple[Argument, ...]:
+        """Return q, k, v, the bias (or q, which is never read as one), o and lse."""
+        return ("q", "k", "v", bias_name(workload), "o", "lse")
+
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:
-        """Return the kernel `(q, k, v, o, lse)` for the workload's type and head_dim."""
+        """Return the kernel `(q, k, v, bias, o, lse)` for the workload's type and head_dim."""
         import numba
         import numpy as np
 
@@ -171,54 +183,87 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
         # A query within the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def attention(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
+        def attention(q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any) -> None:
             heads, seq_q, seq_k = q.shape[0] * k.shape[1], q.shape[2], k.shape[2]
             group = q.shape[1] // k.shape[1]
             blocks = (seq_q * group + rows - 1) // rows
             buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
                 arrays = address_of(q), address_of(k), address_of(v), address_of(o), address_of(lse)
-                buffer = address_of(buffers[worker])
+                buffer, of_bias = address_of(buffers[worker]), address_of(bias)
                 # The last rows come first: under a causal mask they are the longest.
                 for task in range(np.int64(worker), heads * blocks, workers):
                     first = (blocks - 1 - task % blocks) * rows
-                    block(arrays, (seq_q, seq_k, group), task // blocks, first, buffer)
+                    block(arrays, of_bias, (seq_q, seq_k, group, q.shape[1]), task // blocks, first, buffer)
 
         return attention
 
 
 def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the function for a block: `(arrays, sizes, head of k, first row, buffer)`."""
+    """Return the function for a block: `(arrays, bias, sizes, head of k, first row, buffer)`."""
     import numpy as np
 
-    rows, keys, causal = room.rows, room.keys, workload.causal
+    rows, keys, causal, window = room.rows, room.keys, workload.causal, workload.window
     begin, finish = _begin(workload, room, fastmath), _finish(workload, room, fastmath)
     packed = config["form"] == "packed"
     scores = (_packed_scores if packed else _direct_scores)(workload, config, room, fastmath)
     results = (_packed_results if packed else _direct_results)(workload, config, room, fastmath)
-    exponentiate = _exponentiate(room, fastmath)
+    exponentiate, modify = _exponentiate(room, fastmath), _modify(workload, room, fastmath)
+    aligned_first = workload.align == "first"
 
     dim = np.int64(room.dim)
 
     @jitted(fastmath)
-    def block(arrays: Any, sizes: Any, head: int, first: int, buffer: Any) -> None:
+    def block(arrays: Any, bias: Any, sizes: Any, head: int, first: int, buffer: Any) -> None:
         q, k, v, o, lse = arrays
-        seq_q, seq_k, group = sizes
+        seq_q, seq_k, group, _ = sizes
         count = min(rows, seq_q * group - first)
         begin(q, sizes, head, first, count, buffer)
-        before = seq_k - seq_q + 1 if causal else seq_k
+        before = (1 if aligned_first else seq_k - seq_q + 1) if causal else seq_k
         last = (first + count - 1) // group if causal else 0
-        for key in range(0, before + last, keys):
-            seen = min(keys, before + last - key)
+        start = max(0, before + first // group - window) if window else 0
+        end = min(seq_k, before + last)
+        for key in range(start, end, keys):
+            seen = min(keys, end - key)
             at = (head * seq_k + key) * dim
             scores(k, at, count, seen, buffer)
             for row in range(count):
-                query = (first + row) // group if causal else 0
-                exponentiate(buffer, row, min(seen, before + query - key), seen)
+                query = (first + row) // group
+                own = before + query if causal else before
+                modify(bias, sizes, head, first + row, key, seen, min(seen, own - window - key), buffer, row)
+                exponentiate(buffer, row, min(seen, own - key), seen)
             results(v, at, count, seen, buffer)
         finish(o, lse, sizes, head, first, count, buffer)
 
     return block
+
+
+def _modify(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the function that adds the bias to a row's scores, and hides those ahead of its window.
+
+    Its arguments are `(bias, sizes, head of k, row, first key, keys of the tile, those ahead of the window,
+    buffer, row of the block)`.
+    """
+    import numpy as np
+
+    keys, first_score, log2_e = room.keys, room.scores, math.log2(math.e)
+    biased, window, hidden = workload.has_bias, workload.window > 0, np.float32(-np.inf)
+    add, line = bias_adder(workload, log2_e, fastmath), bias_line(workload)
+
+    @jitted(fastmath)
+    def modify(
+        bias: Any, sizes: Any, head: int, row: int, key: int, seen: int, ahead: int, buffer: Any, own: int
+    ) -> None:
+        begin = first_score + own * keys
+        if biased:
+            seq_q, seq_k, group, heads = sizes
+            at = line(head * group + row % group, row // group, heads, seq_q, seq_k)
+            add(bias, at + key, 1, buffer, begin, begin + seen)
+        if window:
+            for j in range(ahead):
+                buffer[begin + j] = hidden
+
+    return modify
 
 
 def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
@@ -232,7 +277,7 @@ def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callabl
 
     @jitted(fastmath)
     def begin(q: Any, sizes: Any, head: int, first: int, count: int, buffer: Any) -> None:
-        seq_q, _, group = sizes
+        seq_q, _, group, _ = sizes
         for row in range(count):
             source = ((head * group + (first + row) % group) * seq_q + (first + row) // group) * dim
             for d in range(dim):
@@ -293,14 +338,16 @@ def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callab
 
     rows, dim, columns, write = room.rows, room.dim, room.columns, writer(workload.dtype, fastmath)
     first_result, tops = room.results, room.tops
-    one, ln_2 = np.float32(1), np.float32(math.log(2))
+    zero, one, ln_2 = np.float32(0), np.float32(1), np.float32(math.log(2))
 
     @jitted(fastmath)
     def finish(o: Any, lse: Any, sizes: Any, head: int, first: int, count: int, buffer: Any) -> None:
-        seq_q, _, group = sizes
+        seq_q, _, group, _ = sizes
         for row in range(count):
             place = (head * group + (first + row) % group) * seq_q + (first + row) // group
             total = buffer[tops + rows + row]
+            if total == zero:  # all keys are hidden
+                total = one
             factor = one / total
             lse[place] = buffer[tops + row] * ln_2 + np.log(total)
             write(buffer, first_result + row * columns, dim, o, place * dim, factor)

@@ -2,8 +2,8 @@
 
 A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed in f32, so that a row of a
 block of scores is a product of a row of the other side's U and W (q and do) with them. Blocks of scores stay
-in the cache: S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D). Gradients of the rows are sums
-of P^T W (dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
+in the cache: S = U X^T, P = exp(scale S + bias - lse), dP = W Y^T, dS = P * (dP - D). Gradients of the rows
+are sums of P^T W (dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
 
 With dq=by_head a worker has all keys of a head and all heads that share them, so that no other worker adds to
 their dq: 5 products. With dq=second_pass it has single blocks of keys, and then of queries, whose dq are sums
@@ -23,11 +23,19 @@ from typing import Any, Literal
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels.attention._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels.attention._numba_attention import (
+    bias_adder,
+    bias_line,
+    bias_name,
+    clearer,
+    packer,
+    widener,
+    writer,
+)
 from tunebench.kernels.common.numba_cpu import address, exp2, jitted, load
 from tunebench.kernels.common.numba_product import LANES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -101,7 +109,7 @@ class _Buffer:
 
 
 class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
-    """Backward variant for every size and type: causal or not, with grouped queries."""
+    """Backward variant for every size and type: with any mask or bias, with grouped queries."""
 
     name = "numba_cpu_backward"
     operator = Attention
@@ -135,8 +143,13 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
             Tensor(name="dq_sums", shape=(*heads, kept, _pitch(workload)), dtype="f32"),
         )
 
+    def arguments(self, workload: Attention, config: Config) -> tuple[Argument, ...]:
+        """Return the tensors; q is given in place of a missing bias, and never read as one."""
+        inputs = ("q", "k", "v", "o", "lse", "do", bias_name(workload))
+        return (*inputs, "dq", "dk", "dv", "deltas", "dq_sums")
+
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:
-        """Return the kernel `(q, k, v, o, lse, do, dq, dk, dv, deltas, dq_sums)`."""
+        """Return the kernel `(q, k, v, o, lse, do, bias, dq, dk, dv, deltas, dq_sums)`."""
         import numba
         import numpy as np
 
@@ -153,6 +166,7 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
             o: Any,
             lse: Any,
             do: Any,
+            bias: Any,
             dq: Any,
             dk: Any,
             dv: Any,
@@ -160,14 +174,14 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
             dq_sums: Any,
         ) -> None:
             heads, heads_k = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
-            sizes = (q.shape[2], k.shape[2], heads // heads_k, dq_sums.shape[2])
+            sizes = (q.shape[2], k.shape[2], heads // heads_k, dq_sums.shape[2], q.shape[1])
             for head in numba.prange(heads):
                 delta(address_of(o), address_of(do), address_of(deltas), head, q.shape[2])
             buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
                 inputs = address_of(q), address_of(k), address_of(v), address_of(do), address_of(lse)
                 outputs = address_of(deltas), address_of(dq), address_of(dk), address_of(dv)
-                arrays = (*inputs, *outputs, address_of(dq_sums))
+                arrays = (*inputs, *outputs, address_of(dq_sums), address_of(bias))
                 walk(arrays, sizes, heads, address_of(buffers[worker]), np.int64(worker))
 
         return backward
@@ -176,8 +190,8 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
 def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the jitted `(arrays, sizes, heads, buffer, worker)` that computes a worker's part.
 
-    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums. `sizes` are seq_q, seq_k, the
-    heads that share keys, and the queries of each head in dq_sums.
+    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv, dq_sums and bias. `sizes` are seq_q,
+    seq_k, the heads that share keys, the queries of each head in dq_sums, and the heads of q in an item.
     """
     rows = config["rows"]
     if config["dq"] == "by_head":
@@ -214,7 +228,7 @@ def _walk_heads(
 
     @jitted(fastmath)
     def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
-        seq_q, seq_k, group, held = sizes
+        seq_q, seq_k, group, held, _ = sizes
         for head in range(worker, heads // group, workers):
             clear(arrays[9], head * group * held * pitch, group * held * pitch)
             for first in range(0, seq_k, rows):
@@ -248,11 +262,12 @@ def _block(
     pack, widen = packer(workload.dtype, head_dim, config["nr"], fastmath), _widen(workload, fastmath)
     clear, write, keep_terms = clearer(fastmath), _write(workload, fastmath), _keep_terms(fastmath)
     accumulate = _accumulate(workload, config, of_keys, adds_dq, fastmath)
+    aligned_first, window, line = workload.align == "first", workload.window, bias_line(workload)
 
     @jitted(fastmath)
     def block(arrays: Any, sizes: Any, head: int, first: int, used: int, buffer: Any) -> None:
-        seq_q, seq_k, group, _ = sizes
-        before = seq_k - seq_q
+        seq_q, seq_k, group, _, heads = sizes
+        before = 0 if aligned_first else seq_k - seq_q
         length, across = (seq_k, seq_q) if of_keys else (seq_q, seq_k)
         begin = head * length + first
         pack(arrays[own], begin * head_dim, used, buffer, x_across)
@@ -265,12 +280,15 @@ def _block(
         start, end = 0, across
         if causal and of_keys:
             start = max(0, first - before) // others * others
+            end = min(across, first + used - 1 - before + window) if window else across
         if causal and not of_keys:
-            end = first + used + before
+            start = max(0, first + 1 + before - window) // others * others if window else 0
+            end = min(across, first + used + before)
         shared = head * group if of_keys else head // group
         for other in range(shared, shared + (group if of_keys else 1)):
+            biases = line(other if of_keys else head, 0, heads, seq_q, seq_k)
             for at in range(start, end, others):
-                accumulate(arrays, sizes, other, at, min(others, end - at), first, used, buffer)
+                accumulate(arrays, sizes, other, at, min(others, end - at), first, used, buffer, biases)
         if of_keys:
             write(buffer, of_p, arrays[8], begin * head_dim, used, unit)
         write(buffer, of_ds, arrays[7] if of_keys else arrays[6], begin * head_dim, used, scale)
@@ -281,7 +299,10 @@ def _block(
 def _accumulate(
     workload: Attention, config: Config, of_keys: bool, adds_dq: bool, fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted function that adds the contribution of some rows of the other side."""
+    """Return the jitted function that adds the contribution of some rows of the other side.
+
+    Its last argument is the place of the first bias of their head of q.
+    """
     head_dim, pitch = workload.head_dim, _pitch(workload)
     x_across, y_across, x, u, w, p, ds, of_p, of_ds, _ = _buffer(workload, config).places
     other, other_too = (0, 3) if of_keys else (1, 2)
@@ -290,14 +311,22 @@ def _accumulate(
 
     @jitted(fastmath)
     def accumulate(
-        arrays: Any, sizes: Any, head: int, at: int, count: int, first: int, used: int, buffer: Any
+        arrays: Any,
+        sizes: Any,
+        head: int,
+        at: int,
+        count: int,
+        first: int,
+        used: int,
+        buffer: Any,
+        biases: int,
     ) -> None:
         begin = head * (sizes[0] if of_keys else sizes[1]) + at
         widen(arrays[other], begin * head_dim, count, buffer, u)
         widen(arrays[other_too], begin * head_dim, count, buffer, w)
         multiply_scores(buffer, u, x_across, p, count, used)
         multiply_scores(buffer, w, y_across, ds, count, used)
-        exponentiate(arrays, sizes, begin, at, count, first, used, buffer)
+        exponentiate(arrays, sizes, begin, at, count, first, used, buffer, biases)
         if of_keys:
             multiply_gradients(buffer, p, w, of_p, count, used)
         multiply_gradients(buffer, ds, u, of_ds, count, used)
@@ -360,6 +389,9 @@ def _exponentiate(
     causal, rows, zero = workload.causal, config["rows"], np.float32(0)
     _, _, _, _, _, p, ds, _, _, _ = _buffer(workload, config).places
     line = (_line_of_query if of_keys else _line_of_key)(workload, config, fastmath)
+    aligned_first, window = workload.align == "first", workload.window
+    biased, of_query = workload.has_bias, "q" in workload.bias
+    add = bias_adder(workload, 1 / workload.scale, fastmath, hides_lowest=True)
 
     @jitted(fastmath)
     def hide(buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
@@ -369,15 +401,33 @@ def _exponentiate(
 
     @jitted(fastmath)
     def exponentiate(
-        arrays: Any, sizes: Any, begin: int, at: int, count: int, first: int, used: int, buffer: Any
+        arrays: Any,
+        sizes: Any,
+        begin: int,
+        at: int,
+        count: int,
+        first: int,
+        used: int,
+        buffer: Any,
+        biases: int,
     ) -> None:
-        before = sizes[1] - sizes[0]
+        before = 0 if aligned_first else sizes[1] - sizes[0]
+        pitch = sizes[1] if of_query else 0  # of the biases of neighbouring queries
         for i in range(count):
             p_at, ds_at, start, end = p + i * rows, ds + i * rows, 0, used
             if causal and of_keys:
                 end = min(used, max(0, at + i + before + 1 - first))
+                start = max(0, at + i + before + 1 - window - first) if window else 0
             if causal and not of_keys:
                 start = min(used, max(0, at + i - before - first))
+                end = min(used, at + i - before + window - first) if window else used
+            start, end = min(start, used), max(end, 0)
+            if biased and of_keys:
+                place = biases + (at + i) * pitch + first + start
+                add(arrays[10], place, 1, buffer, p_at + start, p_at + end)
+            if biased and not of_keys:
+                place = biases + (first + start) * pitch + at + i
+                add(arrays[10], place, pitch, buffer, p_at + start, p_at + end)
             line(arrays, begin + i, buffer, p_at, ds_at, start, end)
             if causal:
                 hide(buffer, p_at, ds_at, 0, start)

@@ -81,6 +81,11 @@ PATHS = [
     "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
     "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
     "attention:batch=1,heads=4,seq_q=39,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
+    "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true,bias=bhqk,scale=1,window=9",
+    "attention:batch=2,heads=2,seq_q=77,head_dim=16,dtype=f32,seq_k=41,causal=true,bias=bk,align=first",
+    "attention:batch=2,heads=2,seq_q=39,head_dim=17,dtype=bf16,seq_k=33,causal=true,direction=backward,bias=hqk,"
+    "align=first,window=9",
+    "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f32,heads_k=2,direction=backward,bias=bqk,scale=1",
 ]
 
 

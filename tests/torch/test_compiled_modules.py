@@ -81,6 +81,24 @@ def attention(*trained: bool) -> tuple[nn.Module, list[Tensor]]:
     return Function(functional.scaled_dot_product_attention), inputs
 
 
+def masked_attention(mask: Tensor, **how: Any) -> tuple[nn.Module, list[Tensor]]:
+    """Return attention of 6 queries in 3 heads to 8 keys, with a mask."""
+    inputs = [R(2, 3, extent, 16).requires_grad_() for extent in (6, 8, 8)]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+
+    return Function(attend), [*inputs, mask]
+
+
+def hidden(*shape: int) -> Tensor:
+    """Return a mask that hides some keys, and all keys of the first query."""
+    mask = R(*shape) > -0.5
+    mask[..., 0, :] = shape[-2] == 1
+    return mask
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "bmm of transposed batches": lambda: (
         Function(lambda a, b: torch.bmm(a.transpose(0, 1), b)),
@@ -124,6 +142,19 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "attention with trained k": lambda: attention(False, True, False),
     "attention with trained v": lambda: attention(False, False, True),
     "attention with trained q": lambda: attention(True, False, False),
+    "attention aligned with the first key": lambda: (
+        Function(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        [R(2, 3, extent, 16) for extent in (6, 8, 8)],
+    ),
+    "attention with a scale": lambda: masked_attention(R(6, 8), scale=1.0),
+    "attention with a mask of keys": lambda: masked_attention(hidden(2, 1, 1, 8)),
+    "attention with a mask of each score": lambda: masked_attention(hidden(2, 3, 6, 8)),
+    "attention with an expanded mask": lambda: masked_attention(hidden(2, 1, 6, 8).expand(2, 3, 6, 8)),
+    "attention with a bias of heads": lambda: masked_attention(R(1, 3, 6, 8)),
+    "attention with a transposed bias": lambda: masked_attention(R(2, 3, 8, 6).transpose(2, 3)),
+    "attention with an expanded, transposed bias": lambda: masked_attention(
+        R(1, 3, 8, 6).transpose(2, 3).expand(2, 3, 6, 8)
+    ),
     "ConvNeXt": lambda: (ConvNextBlock(), [R(2, 8, 6, 6)]),
     "ConvNeXt, channels last": lambda: (
         ConvNextBlock().to(memory_format=CL),

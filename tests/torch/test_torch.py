@@ -26,10 +26,9 @@ DIFFERS = "a stride, padding or dilation that differs between the axes"
 AXIS = "rows that are not along the last axis"
 
 SDPA = {
-    "tunebench": 4,
-    "a mask": 1,
+    "tunebench": 8,
+    "a gradient of the mask": 1,
     "dropout": 12,
-    "a causal mask with different numbers of keys and queries": 4,
     "queries, keys and values of different kinds": 4,
 }
 
@@ -407,10 +406,10 @@ def _cases() -> dict[str, tuple[Any, ...]]:
             *(drawn(4, 16).detach(), classes, drawn(4).detach(), drawn(4).detach()),
             -100,
         ),
-        "attention": (*heads, True),
+        "attention": (*heads, drawn(1, 4, 1, 4).detach(), True, 1.0),
         "attention_backward": (
             *(t.detach() for t in (*heads, drawn(1, 4, 4, 8), drawn(1, 4, 4), drawn(1, 4, 4, 8))),
-            True,
+            *(None, True, None),
         ),
         "elementwise": (
             *(drawn(4, 16).detach(), drawn(16).detach(), *[None] * 6),
@@ -598,8 +597,8 @@ def test_autocast_returns_the_same_types_as_torch(given: Any) -> None:
         (lambda: served.rms_norm(drawn(4, 4), (4,), drawn(4)), "a positive eps, not None"),
         (lambda: served.cross_entropy(drawn(4, 4), torch.arange(4), label_smoothing=0.1), "smoothing"),
         (
-            lambda: served.scaled_dot_product_attention(*[drawn(1, 1, 4, 4)] * 3, scale=2.0),
-            "not by 2.0",
+            lambda: served.scaled_dot_product_attention(*[drawn(1, 1, 4, 4)] * 3, attn_mask=drawn(4, 4)),
+            "a gradient of the mask",
         ),
     ],
 )

@@ -158,14 +158,34 @@ def test_cross_attention_is_dispatched_and_torch_runs_other_kinds() -> None:
         assert after[2]["scaled_dot_product_attention"] == 1
         agree(after, before)
         heard = Heard()
-        masks = {"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool), "need_weights": False}
         with watching(heard):
             assert model.inner(x, x, x)[1] is not None
-            model.inner(x, x, x, **masks)
             model.inner(x[0], x[0], x[0], need_weights=False)
         assert heard == {}
         with pytest.raises(RuntimeError, match="attn_mask"):
             model.inner(x, x, x, need_weights=False, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"key_padding_mask": torch.arange(5) > torch.tensor([[3], [2]])},
+        {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+        {"attn_mask": torch.linspace(-1, 1, 100).view(4, 5, 5)},
+        {
+            "attn_mask": torch.full((5, 5), -torch.inf).triu(1),
+            "key_padding_mask": torch.zeros(2, 5).index_fill(1, torch.tensor(3), -torch.inf),
+            "is_causal": True,
+        },
+    ],
+)
+def test_attention_with_masks_is_dispatched(masks: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    model, x, heard = _Attends().inner, _x(2, 5, 8), Heard()
+    expected = model(x, x, x, need_weights=False, **masks)[0]
+    with patch(model), watching(heard), prefer("torch"):
+        torch.testing.assert_close(model(x, x, x, need_weights=False, **masks)[0], expected)
+    assert heard == {"gemm": 2, "scaled_dot_product_attention": 1}
 
 
 # -- fusion of neighbours ---------------------------------------------------------------------------

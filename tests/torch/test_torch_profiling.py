@@ -145,6 +145,17 @@ KNOWN: dict[str, tuple[Callable[[], Any], set[str]]] = {
             for d in ("", ",direction=backward")
         },
     ),
+    "attention with a mask": (
+        lambda: _attend(attn_mask=torch.zeros(2, 1, 1, 3).expand(2, 4, 3, 3), scale=1.0),
+        {
+            f"attention:batch=2,heads=4,seq_q=3,head_dim=8,dtype=f32,heads_k=2{d},bias=bk,scale=1.0"
+            for d in ("", ",direction=backward")
+        },
+    ),
+    "attention aligned with the first key": (
+        lambda: F.scaled_dot_product_attention(_grad(1, 1, 2, 8), *[_grad(1, 1, 3, 8)] * 2, is_causal=True),
+        {"attention:batch=1,heads=1,seq_q=2,head_dim=8,dtype=f32,seq_k=3,causal=true,align=first"},
+    ),
 }
 
 
@@ -206,14 +217,7 @@ def test_empty_product_is_not_a_workload() -> None:
     assert any(line.name.startswith("aten.mm (") for line in profile.others)
 
 
-def test_causal_mask_aligned_with_the_first_key_is_not_a_workload() -> None:
-    q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 3, 8)
-    profile = seen(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True))
-    assert not any(line.name.startswith("attention") for line in profile.workloads)
-    assert "aligned with the first key" in str(profile)
-
-
-@pytest.mark.parametrize("how", [{"scale": 0.5}, {"dropout_p": 0.5}, {"attn_mask": torch.zeros(3, 3)}])
+@pytest.mark.parametrize("how", [{"dropout_p": 0.5}, {"attn_mask": torch.zeros(3, 3, requires_grad=True)}])
 def test_unsupported_attention_is_not_a_workload(how: dict[str, Any]) -> None:
     assert not any(line.name.startswith("attention") for line in seen(lambda: _attend(**how)).workloads)
 

@@ -13,7 +13,7 @@ from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.measure.verify import draw, worst_error
 from tunebench.workloads import parse
-from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.attention import HIDDEN_ROW_LSE, Attention
 
 Array = NDArray[Any]
 
@@ -21,6 +21,9 @@ PROBLEMS = (
     "attention:batch=2,heads=2,seq_q=5,head_dim=8,dtype=f32",
     "attention:batch=1,heads=4,seq_q=7,head_dim=16,dtype=f32,seq_k=13,heads_k=2,causal=true",
     "attention:batch=1,heads=6,seq_q=1,head_dim=4,dtype=f32,seq_k=9,heads_k=2",
+    "attention:batch=2,heads=4,seq_q=21,head_dim=4,dtype=f32,seq_k=9,heads_k=2,bias=bhqk,scale=1",
+    "attention:batch=2,heads=2,seq_q=9,head_dim=4,dtype=f32,seq_k=5,causal=true,bias=hk,align=first",
+    "attention:batch=2,heads=3,seq_q=5,head_dim=4,dtype=f32,seq_k=9,causal=true,bias=bqk,window=3",
 )
 
 
@@ -40,11 +43,17 @@ def test_the_reference_is_what_torch_computes_and_differentiates(text: str) -> N
     shared = [part.repeat_interleave(forward.group, dim=1) for part in (k, v)]
     scores = q @ shared[0].transpose(2, 3) * forward.scale
     if forward.causal:
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1 + forward.seq_k - forward.seq_q)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse, o = scores.logsumexp(3), scores.softmax(3) @ shared[1]
-    np.testing.assert_allclose(found["o"].value, o.detach().numpy(), rtol=1e-12)
+        before = 0 if forward.align == "first" else forward.seq_k - forward.seq_q
+        ones = torch.ones(scores.shape[2:], dtype=torch.bool)
+        seen = ones.tril(before) & ones.triu(1 + before - (forward.window or forward.seq_k + forward.seq_q))
+        assert forward.pairs == seen.sum()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    if forward.has_bias:
+        scores = scores + torch.tensor(exact["bias"])
+    lse, o = scores.logsumexp(3).clamp(min=HIDDEN_ROW_LSE), torch._safe_softmax(scores, 3) @ shared[1]
+    np.testing.assert_allclose(found["o"].value, o.detach().numpy(), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(found["lse"].value, lse.detach().numpy(), rtol=1e-12)
+    assert (found["o"].value == 0).all(3).any() == ("q" in forward.bias and forward.seq_q > 7)
 
     backward = attention(f"{text},direction=backward")
     do = np.random.default_rng(1).standard_normal(o.shape)
@@ -113,11 +122,31 @@ def test_causal_counts_the_pairs_that_are_seen() -> None:
     assert workload.changed(direction="backward").flops() == 10 * 3 * 2 * seen * 8
 
 
+def test_traffic_counts_keys_and_biases_that_some_query_sees() -> None:
+    text = "attention:batch=2,heads=4,seq_q=5,head_dim=8,dtype=f32,seq_k=20,causal=true,heads_k=2,bias=hqk"
+    for more, keys in (("", 20), (",align=first", 5), (",window=3", 7), (",align=first,window=3", 5)):
+        workload = attention(text + more)
+        pairs = len({(i, j) for i in range(5) for j in range(*map(int, workload.keys_of(i)))})
+        assert workload.traffic().read_bytes == 4 * (2 * 4 * 5 * 8 + 2 * 2 * 2 * keys * 8 + 4 * pairs)
+    unbiased = attention("attention:batch=2,heads=4,seq_q=5,head_dim=8,dtype=f32,bias=bk")
+    assert unbiased.traffic().read_bytes == 4 * (3 * 2 * 4 * 5 * 8 + 2 * 5)
+
+
+def test_canonical_text_omits_the_usual_scale_and_mask() -> None:
+    text = "attention:batch=1,heads=1,seq_q=4,head_dim=16,dtype=f16"
+    assert str(attention(f"{text},scale=0.25,bias=none,align=last,window=0")) == text
+    assert str(attention(f"{text},scale=1")) == f"{text},scale=1.0"
+    assert attention(f"{text},scale=1").changed(head_dim=64).scale == 1
+    assert attention(text).changed(head_dim=64).scale == 0.125
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("heads=6,heads_k=4,seq_q=3", "heads_k=4 must divide heads=6"),
         ("heads=6,seq_q=4,seq_k=3,causal=true", "causal=true needs seq_q=4 up to seq_k=3"),
+        ("heads=6,seq_q=4,window=2", "window=2 describe a causal mask"),
+        ("heads=6,seq_q=9,seq_k=3,causal=true,align=first,window=6", "less than seq_k=3 plus window=6"),
     ],
 )
 def test_incompatible_dimensions_are_refused(text: str, says: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
+from tunebench.torch._layout import bias_axes
 from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import parse, workload
 
@@ -250,31 +251,43 @@ def cross_entropy(softmax: str) -> str:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _attention(args: Arguments, *, direction: str) -> tuple[str, ...]:
+def _attention(args: Arguments, *, direction: str, kind: str) -> tuple[str, ...]:
     q, k, v = args["query"], args["key"], args["value"]
-    _plain_attention(args, q, k, v)
-    sizes = dict(zip(("batch", "heads", "seq_q", "head_dim"), q.shape, strict=True))
-    sizes |= {"heads_k": k.shape[1], "seq_k": k.shape[2]}
-    dtype = _dtype(q, k, v)
-    return _one("attention", **sizes, dtype=dtype, causal=args["is_causal"], direction=direction)
-
-
-def _plain_attention(args: Arguments, q: Any, k: Any, v: Any) -> None:
-    if args.get("attn_mask") is not None or _is_there(args.get("attn_bias")):
-        raise _Unsupported("a mask")
     if args["dropout_p"]:
         raise _Unsupported("dropout")
-    scale = args.get("scale")
-    if scale is not None and not math.isclose(scale, 1 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
-        raise _Unsupported(f"scale={scale:g}")
     if v.shape != k.shape:
         raise _Unsupported("values and keys of different shapes")
+    if kind == "efficient" and q.shape[2] % 32 and args.get("compute_log_sumexp", True):
+        raise _Unsupported("a log-sum-exp that torch pads to 32 queries")
+    sizes = dict(zip(("batch", "heads", "seq_q", "head_dim"), q.shape, strict=True))
+    sizes |= {"heads_k": k.shape[1], "seq_k": k.shape[2], "causal": args["is_causal"]}
     if args["is_causal"] and q.shape[2] != k.shape[2]:
-        raise _Unsupported("a causal mask aligned with the first key")
+        if kind not in _ALIGNED_FIRST:
+            raise _Unsupported("a causal mask with different numbers of keys and queries")
+        sizes["align"] = "first"
+    scale, mask = args.get("scale"), _mask(args)
+    if scale is not None and not math.isclose(scale, 1 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
+        sizes["scale"] = float(scale)
+    operands = (q, k, v) if mask is None else (q, k, v, mask)
+    if mask is not None:
+        sizes["bias"] = bias_axes(mask, (*q.shape[:3], k.shape[2]))
+        if sizes["bias"] is None:
+            raise _Unsupported(f"a mask of shape {tuple(mask.shape)}")
+    return _one("attention", **sizes, dtype=_dtype(*operands), direction=direction)
 
 
-def _is_there(tensor: Any) -> bool:
-    return tensor is not None and tensor.numel() > 0
+_ALIGNED_FIRST = frozenset({"flash_for_cpu", "efficient"})
+"""Kinds of attention whose causal mask is aligned with the first key, whatever the number of keys."""
+
+
+def _mask(args: Arguments) -> Any:
+    """Return the mask that is added to the scores, or None."""
+    mask = args.get("attn_mask") if args.get("attn_mask") is not None else args.get("attn_bias")
+    if mask is None or not mask.numel():
+        return None
+    if (args.get("grad_input_mask") or [False])[-1]:
+        raise _Unsupported("a gradient of the mask")
+    return mask
 
 
 _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
@@ -304,7 +317,7 @@ _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
     },
     **{
         f"aten::_scaled_dot_product_{kind}_attention{cpu}{end}": functools.partial(
-            _attention, direction=direction
+            _attention, direction=direction, kind=kind + cpu
         )
         for kind, cpu in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
         for end, direction in (("", "forward"), ("_backward", "backward"))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tunebench.graph.node import Broadcast
 
 __all__ = [
+    "bias_axes",
     "channel_broadcast",
     "has_strides",
     "innermost_extent",
@@ -93,10 +94,33 @@ def reduced_strides(tensor: Any, axes: Any, result: Any) -> tuple[int, ...]:
     return strides_in_order(result.shape, order)
 
 
+def bias_axes(mask: Any, scores: Sequence[int]) -> str | None:
+    """Return the axes of attention scores that a mask has in memory, as workloads name them: `hqk`.
+
+    Args:
+        mask: Mask in torch's shape; axes of stride 0 are broadcast.
+        scores: Extents of batch, heads, queries and keys.
+
+    Returns:
+        The axes, or None if the mask is not broadcast to the scores or is the same for all keys.
+    """
+    lead = len(scores) - mask.dim()
+    if lead < 0 or any(
+        extent not in (1, whole) for extent, whole in zip(mask.shape, scores[lead:], strict=True)
+    ):
+        return None
+    steps = zip(_BIAS_AXES[lead:], mask.shape, mask.stride(), strict=True)
+    axes = "".join(axis for axis, extent, step in steps if extent > 1 and step)
+    if scores[-1] == 1:
+        return f"{axes}k"
+    return axes if axes.endswith("k") else None
+
+
 def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...]:
     """Return the strides with which the kernels of a workload read or write one of its tensors.
 
-    This is the only statement of the order of axes that kernels expect; other tensors are copied.
+    This is the only statement of the order of axes that kernels expect; other tensors are copied. A stride of
+    0 means that the kernel broadcasts the tensor along that axis, and reads a single element there.
 
     Args:
         workload: The workload.
@@ -105,6 +129,12 @@ def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...
     """
     if workload.operator in _ORDERLESS and is_dense(tensor):
         return tuple(tensor.stride())
+    if workload.operator == "attention" and name == "bias":
+        axes = _BIAS_AXES[-tensor.dim() :]
+        kept = [axis in workload.bias for axis in axes]  # type: ignore[attr-defined]
+        extents = [extent if keep else 1 for extent, keep in zip(tensor.shape, kept, strict=True)]
+        dense = strides_in_order(extents, range(len(extents)))
+        return tuple(stride if keep else 0 for stride, keep in zip(dense, kept, strict=True))
     order = list(range(tensor.dim()))
     if getattr(workload, "layout", "") == "nhwc" and tensor.dim() == 4:
         order = [0, 2, 3, 1]
@@ -115,6 +145,9 @@ def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...
 
 _ORDERLESS = frozenset({"batchnorm_stats", "elementwise", "reduction"})
 """Operators that read all elements in the order of memory; the workload states the extents in that order."""
+
+_BIAS_AXES = "bhqk"
+"""Axes of attention scores, as `Attention.bias` names them."""
 
 _MATRICES = {"a": 0, "b": 1, "b_gate": 1, "b_up": 1}
 """Place of each matrix of a product in `trans`, which states whether its columns are contiguous."""

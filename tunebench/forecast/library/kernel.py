@@ -282,6 +282,8 @@ def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
                 why
                 or "attention without a causal mask, or with unequal lengths, predicted as causal attention"
             )
+        if w.has_bias or w.window:
+            why = "attention with a bias or a window predicted as attention without it"
         figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
         yield LibraryKernel("attention", arithmetic, figures, why)
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.measure.baselines import BaselineCall, Tensors
+from tunebench.measure.baselines._attention_mask import hidden_keys, sdpa_arguments, torch_mask
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
     q, o, do = (t[name].reshape(shape) for name in ("q", "o", "do"))
     k, v = t["k"][:, :, None], t["v"][:, :, None]  # of each group
     scale = np.float32(workload.scale)
-    p = np.exp(scale * (q @ k.swapaxes(3, 4)) - t["lse"].reshape(shape[:4])[..., None])
+    scores = scale * (q @ k.swapaxes(3, 4))
+    if workload.has_bias:
+        shape_of_bias = (workload.batch, workload.heads, workload.seq_q, workload.seq_k)
+        scores += np.broadcast_to(t["bias"], shape_of_bias).reshape(scores.shape)
+    p = np.exp(scores - t["lse"].reshape(shape[:4])[..., None])
     if workload.causal:
-        p *= np.tri(workload.seq_q, workload.seq_k, workload.seq_k - workload.seq_q, dtype=p.dtype)
+        p[..., hidden_keys(workload)] = 0
     ds = do @ v.swapaxes(3, 4) - (do * o).sum(axis=4, keepdims=True)
     ds *= scale * p
     dk, dv = (ds.swapaxes(3, 4) @ q).sum(axis=2), (p.swapaxes(3, 4) @ do).sum(axis=2)
@@ -48,15 +53,11 @@ def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
     """Call the function directly, with o and lse as given. Its own causal mask begins at the first key."""
     import torch
 
-    aligned = workload.causal and workload.seq_q == workload.seq_k
-    mask = None
-    if workload.causal and not aligned:
-        shape = (workload.seq_q, workload.seq_k)
-        hidden = torch.ones(shape, dtype=torch.bool).triu(1 + workload.seq_k - workload.seq_q)
-        mask = torch.zeros(shape, dtype=t["q"].dtype).masked_fill(hidden, -torch.inf)
+    aligned = workload.causal and workload.before == 0 and not (workload.has_bias or workload.window)
+    mask = None if aligned else torch_mask(workload, t)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     inputs = (t["do"], t["q"], t["k"], t["v"], t["o"], t["lse"])
-    return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask)
+    return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask, scale=workload.scale)
 
 
 def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> BaselineCall:
@@ -71,20 +72,16 @@ def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> Base
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
-    aligned = workload.causal and workload.seq_q == workload.seq_k
-    mask = causal_lower_right(workload.seq_q, workload.seq_k) if workload.causal and not aligned else None
+    options = sdpa_arguments(workload, t)
 
     @functools.cache
     def attended() -> tuple[Any, tuple[Any, ...]]:
         only = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
         with torch.inference_mode(False), torch.enable_grad(), only:  # independent of the caller's mode
             q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
-            o = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1
-            )
+            o = scaled_dot_product_attention(q, k, v, **options)
         return o, (q, k, v)
 
     def gradients() -> Any:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.measure.baselines import BaselineCall, Tensors
-from tunebench.workloads.operators.attention import Attention
+from tunebench.measure.baselines._attention_mask import hidden_keys, sdpa_arguments
+from tunebench.workloads.operators.attention import HIDDEN_ROW_LSE, Attention
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
@@ -19,12 +20,17 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
     # Heads that share keys follow one another: (batch, heads_k, group * seq_q, head_dim).
     rows = t["q"].reshape(workload.batch, workload.heads_k, -1, workload.head_dim)
     scores = rows * np.float32(workload.scale) @ t["k"].swapaxes(2, 3)
+    if workload.has_bias:
+        shape = (workload.batch, workload.heads, workload.seq_q, workload.seq_k)
+        scores += np.broadcast_to(t["bias"], shape).reshape(scores.shape)
     if workload.causal:
-        last = np.arange(workload.seq_q) + workload.seq_k - workload.seq_q
-        scores[..., np.tile(np.arange(workload.seq_k) > last[:, None], (workload.group, 1))] = -np.inf
+        scores[..., np.tile(hidden_keys(workload), (workload.group, 1))] = -np.inf
     top = scores.max(axis=3, keepdims=True)
+    if workload.has_bias:
+        top = np.maximum(top, np.float32(HIDDEN_ROW_LSE))
     e: Array = np.exp(scores - top)
     total = e.sum(axis=3, keepdims=True)
+    total[total == 0] = 1  # of a row that sees no key
     o, lse = workload.outputs()
     return ((e @ t["v"]) / total).reshape(o.shape), (top + np.log(total)).reshape(lse.shape)
 
@@ -41,15 +47,9 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _fused(workload: Attention, t: Tensors) -> BaselineCall:
-    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
-    square = workload.seq_q == workload.seq_k
-    options: dict[str, Any] = {"enable_gqa": True} if workload.group > 1 else {}
-    if workload.causal and square:
-        options["is_causal"] = True
-    elif workload.causal and workload.seq_q > 1:  # a single query sees all keys
-        options["attn_mask"] = causal_lower_right(workload.seq_q, workload.seq_k)
+    options = sdpa_arguments(workload, t)
     return lambda: scaled_dot_product_attention(t["q"], t["k"], t["v"], **options)
 
 

@@ -40,6 +40,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "o": ("out",),
         "lse": ("logsumexp",),
         "do": ("grad_out", "grad_out_"),
+        "bias": ("attn_mask", "attn_bias"),
     },
 }
 """Arguments of ATen operators that are the tensors of workloads: the first one that is a tensor."""

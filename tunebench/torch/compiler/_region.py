@@ -117,11 +117,14 @@ def _with_strides(place: int, strides: tuple[int, ...], dtype: torch.dtype) -> K
     """Read an input of the group, copied if it has another type or other strides.
 
     Some operators of torch return another layout than they trace, such as hardtanh's gradient for operands of
-    different layouts.
+    different layouts. Axes of stride 0 are reduced to one element.
     """
+    read_once = tuple(slice(None) if stride else slice(1) for stride in strides)
 
     def read(tensors: Sequence[Tensor]) -> Tensor:
         tensor = tensors[place]
+        if 0 in strides:
+            tensor = tensor[read_once]
         if tensor.dtype == dtype and (tensor.stride() == strides or has_strides(tensor, strides)):
             return tensor
         copied = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)

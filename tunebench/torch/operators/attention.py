@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tunebench.torch._layout import bias_axes
 from tunebench.torch._tensor import DTYPES, unsupported_reason
 from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, not_twice
+from tunebench.torch.operators._custom_op import (
+    CustomOp,
+    OpCall,
+    OperandView,
+    dispatch,
+    is_differentiated,
+    not_twice,
+)
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["scaled_dot_product_attention"]
@@ -29,67 +37,95 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Compute attention, as `torch.nn.functional.scaled_dot_product_attention` does.
 
-    torch runs calls with a mask, dropout or a scale other than ``1 / sqrt(head_dim)``. It also runs causal
-    calls with different numbers of keys and queries: torch aligns the mask with the first key, tuned kernels
-    with the last.
+    torch runs calls with dropout, and calls that need the gradient of a mask.
 
     Args:
         query: (..., heads, queries, head_dim).
         key: (..., heads, keys, head_dim).
         value: Shaped like `key`.
-        attn_mask: If given, torch runs the call.
+        attn_mask: Added to the scores, if given; broadcast to (..., heads, queries, keys). Where a boolean
+            mask is False, keys are hidden. A query without keys has the result 0.
         dropout_p: If not 0, torch runs the call.
-        is_causal: Whether each query attends only to earlier keys.
+        is_causal: Whether query i attends only to the keys up to i.
         scale: Factor of the scores; default 1 / sqrt(head_dim).
         enable_gqa: Whether several query heads may share a key head.
     """
-    q, k, v = cast_to_autocast(query, key, value)
+    q, k, v, mask = cast_to_autocast(query, key, value, attn_mask)
 
     def fallback() -> Tensor:
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    attributes = (attn_mask is not None, dropout_p, is_causal, scale, enable_gqa)
+    operands = (q, k, v, mask if type(mask) is not Tensor else _as_bias(mask, q.dtype))
     function = "scaled_dot_product_attention"
-    return dispatch(
-        ATTENTION, function, (q, k, v), attributes, _call_of, fallback, lambda results: results[0]
-    )
+    attributes = (dropout_p, is_causal, scale, enable_gqa, is_differentiated((mask,)))
+    return dispatch(ATTENTION, function, operands, attributes, _call_of, fallback, lambda results: results[0])
 
 
-def _call_of(q: Tensor, k: Tensor, v: Tensor, *attributes: Any) -> OpCall | str:
-    has_mask, dropout, causal, scale, grouped = attributes
-    reason = unsupported_reason((q, k, v))
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask as a summand of the scores, with extent 1 along axes of stride 0."""
+    for axis, (extent, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+        if extent > 1 and step == 0:
+            mask = mask.narrow(axis, 0, 1)
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def _call_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *attributes: Any) -> OpCall | str:
+    dropout, causal, scale, grouped, differentiates_mask = attributes
+    reason = unsupported_reason((q, k, v, mask))
     if reason is not None:
         return reason
-    if has_mask or dropout:
-        return "a mask" if has_mask else "dropout"
+    if dropout:
+        return "dropout"
     if q.ndim < 3 or k.ndim != q.ndim or v.shape != k.shape or q.shape[-1] != k.shape[-1]:
         return "queries, keys and values of different kinds"
     dim, seq_q, seq_k = q.shape[-1], q.shape[-2], k.shape[-2]
-    if scale is not None and not math.isclose(scale, dim**-0.5, rel_tol=1e-6):
-        return f"kernels scale scores by 1 / sqrt(head_dim), not by {scale}"
-    if causal and seq_q != seq_k:
-        return "a causal mask with different numbers of keys and queries"
+    if scale is not None and math.isclose(scale, dim**-0.5, rel_tol=1e-6):
+        scale = None
     heads, heads_k = q.shape[-3], k.shape[-3]
     if q.shape[:-3] != k.shape[:-3] or (heads != heads_k and (not grouped or heads % heads_k)):
         return "numbers of heads that do not match"
     batch = math.prod(q.shape[:-3])
+    bias = None
+    if mask is not None:
+        if causal or differentiates_mask:
+            return "a causal mask and another one" if causal else "a gradient of the mask"
+        bias = _bias_shape(mask, tuple(q.shape[:-3]), (heads, seq_q, seq_k))
+        if bias is None:
+            return f"a mask of shape {tuple(mask.shape)}"
     copy_reason = None
-    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+    if not all(operand is None or operand.is_contiguous() for operand in (q, k, v, mask)):
         copy_reason = "heads that are not contiguous"
     keys = OperandView((batch, heads_k, seq_k, dim))
-    return OpCall(
-        (OperandView((batch, heads, seq_q, dim)), keys, keys), (causal,), tuple(q.shape), copy_reason
-    )
+    views = (OperandView((batch, heads, seq_q, dim)), keys, keys, None if bias is None else OperandView(bias))
+    return OpCall(views, (causal, scale), tuple(q.shape), copy_reason)
+
+
+def _bias_shape(mask: Tensor, lead: tuple[int, ...], scores: tuple[int, int, int]) -> tuple[int, ...] | None:
+    """Return the shape of a mask as (batch or 1, heads or 1, queries or 1, keys); None if it has another.
+
+    Args:
+        mask: The mask.
+        lead: Extents of the axes before the heads, which make up the batch.
+        scores: Extents of heads, queries and keys.
+    """
+    shape = (1,) * (len(lead) + 3 - mask.dim()) + tuple(mask.shape)
+    batches, (heads, seq_q, seq_k) = shape[:-3], shape[-3:]
+    fits = heads in (1, scores[0]) and seq_q in (1, scores[1]) and seq_k == scores[2]
+    if not fits or len(batches) != len(lead) or (batches != lead and math.prod(batches) != 1):
+        return None
+    return (math.prod(batches), *shape[-3:])
 
 
 # -- the operators -------------------------------------------------------------------------------------------
 
 
-def _workload(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attention:
+def _workload(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None) -> Any:
     batch, heads, seq_q, dim = q.shape
-    return Attention(
+    workload = Attention(
         batch=batch,
         heads=heads,
         seq_q=seq_q,
@@ -98,13 +134,16 @@ def _workload(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attention:
         seq_k=k.shape[2],
         heads_k=k.shape[1],
         causal=causal,
+        bias="none" if bias is None else bias_axes(bias, (*q.shape[:3], k.shape[2])),  # type: ignore[arg-type]
+        align="first" if causal and seq_q != k.shape[2] else "last",
     )
+    return workload if scale is None else workload.changed(scale=scale)
 
 
 def _workload_backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, *others: Any
 ) -> Any:
-    return _workload(q, k, v, causal).changed(direction="backward")
+    return _workload(q, k, v, *others).changed(direction="backward")
 
 
 def _repeated(q: Tensor, k: Tensor) -> Tensor:
@@ -112,52 +151,86 @@ def _repeated(q: Tensor, k: Tensor) -> Tensor:
     return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
-def _fallback(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _padded(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Return a bias of all scores whose lines are aligned, as torch's kernels on GPUs expect."""
+    if bias is None:
+        return None
+    seq_k = k.shape[2]
+    aligned = functional.pad(bias, (0, -seq_k % 16))[..., :seq_k]
+    return aligned.expand(*q.shape[:3], seq_k)
+
+
+def _fallback(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """Compute attention by those kernels of torch that also return the log-sum-exp."""
     aten, k, v = torch.ops.aten, _repeated(q, k), _repeated(q, v)
     if q.is_cuda:
-        o, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        mask = _padded(bias, q, k)
+        o, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            q, k, v, mask, True, 0.0, causal, scale=scale
+        )
         lse = lse[..., : q.shape[2]]  # torch pads it to whole blocks
     else:
-        o, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        o, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
+        )
     return o.contiguous(), lse.float().contiguous()
 
 
 def _fallback_backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, ...]:
     """Return gradients by torch's kernels; the gradients of a shared key head are summed."""
     aten, keys, values = torch.ops.aten, _repeated(q, k), _repeated(q, v)
     if q.is_cuda:  # torch expects a padded log-sum-exp: compute it again
-        again = aten._scaled_dot_product_efficient_attention(q, keys, values, None, True, 0.0, causal)
+        mask = _padded(bias, q, keys)
+        forward = aten._scaled_dot_product_efficient_attention
+        again = forward(q, keys, values, mask, True, 0.0, causal, scale=scale)
         wanted = [True, True, True, False]
-        operands = (do, q, keys, values, None, *again, 0.0, wanted, causal)
-        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(*operands)
+        operands = (do, q, keys, values, mask, *again, 0.0, wanted, causal)
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(*operands, scale=scale)
     else:
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        dq, dk, dv = backward(do, q, keys, values, o, lse, 0.0, causal)
+        operands = (do, q, keys, values, o, lse, 0.0, causal)
+        dq, dk, dv = backward(*operands, attn_mask=bias, scale=scale)
     if keys is not k:
         dk, dv = (t.unflatten(1, (k.shape[1], -1)).sum(2) for t in (dk, dv))
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    *operands, ctx.causal = inputs
+    q, k, v, bias, *ctx.attributes = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*operands, *output)
+    ctx.save_for_backward(q, k, v, *output, bias)
 
 
 def _backward(ctx: Any, do: Tensor, unused: Any) -> tuple[Any, ...]:
-    return (*ATTENTION_BACKWARD(*ctx.saved_tensors, do, ctx.causal), None)
+    if ctx.needs_input_grad[3]:
+        raise RuntimeError(
+            "tunebench's attention has no gradient of a mask; call tunebench.torch's "
+            "scaled_dot_product_attention, which leaves such calls to torch"
+        )
+    *saved, bias = ctx.saved_tensors
+    return (*ATTENTION_BACKWARD(*saved, do, bias, *ctx.attributes), None, None, None)
 
 
 ATTENTION = CustomOp(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor o, Tensor lse)",
-    3,
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, bool causal, float? scale)"
+    " -> (Tensor o, Tensor lse)",
+    4,
     _workload,
     _fallback,
     _fake,
@@ -166,9 +239,9 @@ ATTENTION = CustomOp(
     save=_save,
 )
 ATTENTION_BACKWARD = CustomOp(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, bool causal)"
-    " -> (Tensor dq, Tensor dk, Tensor dv)",
-    6,
+    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, Tensor? bias,"
+    " bool causal, float? scale) -> (Tensor dq, Tensor dk, Tensor dv)",
+    7,
     _workload_backward,
     _fallback_backward,
     lambda q, k, v, *others: tuple(t.new_empty(t.shape) for t in (q, k, v)),

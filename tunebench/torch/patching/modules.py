@@ -155,7 +155,7 @@ class TunedCrossEntropyLoss(_Tuned, nn.CrossEntropyLoss):  # type: ignore[misc]
 
 
 class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[misc]
-    """Multi-head attention dispatched to tuned kernels; torch runs calls with masks or returned weights."""
+    """Multi-head attention dispatched to tuned kernels; torch runs calls that return weights."""
 
     @_leaf
     def forward(  # noqa: D102 - torch's
@@ -169,14 +169,15 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        masked = key_padding_mask is not None or (attn_mask is not None and not is_causal)
-        if need_weights or masked or not self._is_plain(query, key, value):
+        if need_weights or not self._is_plain(query, key, value):
             return super().forward(  # type: ignore[no-any-return]
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("need attn_mask if specifying the is_causal hint")  # torch's message
-        attended = self._attention(query, key, value, is_causal)
+        is_causal = is_causal and key_padding_mask is None
+        mask = None if is_causal else self._mask(query, key_padding_mask, attn_mask)
+        attended = self._attention(query, key, value, mask, is_causal)
         return served.linear(attended, self.out_proj.weight, self.out_proj.bias), None
 
     def _is_plain(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -191,10 +192,22 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
             and query.shape[-1] == key.shape[-1] == self.embed_dim
         )
 
-    def _attention(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    def _mask(self, query: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """Return what is added to the scores of all heads, which torch adds, too; None for nothing."""
+        padding, mask = (_summand(one, query.dtype) for one in (padding, mask))
+        if mask is not None and mask.dim() == 3:  # (batch * heads, queries, keys)
+            mask = mask.unflatten(0, (-1, self.num_heads))
+        if padding is None:
+            return mask
+        padding = padding[:, None, None, :]
+        return padding if mask is None else mask + padding
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         """Return the concatenated results of all heads, shaped like the query."""
         q, k, v = (self._heads(tensor) for tensor in self._projected(query, key, value))
-        o = served.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        o = served.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
         return o.permute(*((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3))).reshape(query.shape)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
@@ -211,6 +224,13 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
         """Return a projection as (batch, heads, sequence, head)."""
         parted = tensor.unflatten(-1, (self.num_heads, self.head_dim))
         return parted.permute(*((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)))
+
+
+def _summand(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask of `nn.MultiheadAttention`, in which True hides a key, as a summand of the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
 
 
 class TunedSequential(_Tuned, nn.Sequential):  # type: ignore[misc]

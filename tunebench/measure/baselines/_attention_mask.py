@@ -1,0 +1,59 @@
+"""Masks and biases of attention as one summand of the scores, and as arguments of torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.measure.baselines import Tensors
+from tunebench.workloads.operators.attention import Attention
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["hidden_keys", "sdpa_arguments", "torch_mask"]
+
+
+def hidden_keys(workload: Attention) -> Array:
+    """Return which keys (columns) the causal mask hides from queries (rows)."""
+    first, end = workload.keys_of(np.arange(workload.seq_q)[:, None])
+    keys = np.arange(workload.seq_k)
+    hidden: Array = (keys < first) | (keys >= end)
+    return hidden
+
+
+def torch_mask(workload: Attention, t: Tensors) -> Any:
+    """Return the bias with minus infinity in place of hidden keys; None if there is neither.
+
+    Args:
+        workload: The workload.
+        t: A torch tensor for each input by name.
+    """
+    import torch
+
+    if not workload.causal:
+        return t.get("bias")
+    hidden = torch.from_numpy(hidden_keys(workload)).to(t["q"].device)
+    bias = t["bias"] if workload.has_bias else torch.zeros_like(hidden, dtype=t["q"].dtype)
+    return bias.masked_fill(hidden, -torch.inf)
+
+
+def sdpa_arguments(workload: Attention, t: Tensors) -> dict[str, Any]:
+    """Return the arguments of torch's scaled_dot_product_attention after q, k and v.
+
+    Args:
+        workload: The workload.
+        t: A torch tensor for each input by name.
+    """
+    from torch.nn.attention.bias import causal_lower_right
+
+    given: dict[str, Any] = {"enable_gqa": True} if workload.group > 1 else {}
+    if workload.scale != workload.default_of("scale", workload.head_dim):
+        given["scale"] = workload.scale
+    if workload.has_bias or workload.window:
+        return {**given, "attn_mask": torch_mask(workload, t)}
+    if workload.causal and workload.before == 0:
+        return {**given, "is_causal": True}
+    if workload.causal and workload.seq_q > 1:  # a single query sees all keys
+        return {**given, "attn_mask": causal_lower_right(workload.seq_q, workload.seq_k)}
+    return given
