@@ -23,7 +23,9 @@ __all__ = [
     "Kind",
     "Name",
     "Names",
+    "Operands",
     "Positive",
+    "Shape",
     "Size",
     "checked",
     "defaults_to",
@@ -61,9 +63,19 @@ Expression = Annotated[str, "expression"]
 See `tunebench.expression` for the grammar.
 """
 
+Shape = Annotated[str, "shape"]
+"""Extents joined by `x`, such as `8x512x768`."""
+Operands = Annotated[str, "operands"]
+"""Operands of an expression with their types and strides, such as `x.f16.64_1`, joined by `+`."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _NAMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*(?:\+[A-Za-z][A-Za-z0-9_]*)*)?")
-_PLACEHOLDERS = {"expression": "EXPRESSION", "names": "NAME+NAME"}
+_PLACEHOLDERS = {
+    "expression": "EXPRESSION",
+    "names": "NAME+NAME",
+    "operands": "NAME.TYPE.STRIDES+NAME.TYPE.STRIDES",
+    "shape": "NxN",
+}
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 

@@ -18,17 +18,32 @@ __all__ = [
     "unit_roundoff",
 ]
 
-DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32"]
+DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32", "bool"]
 """`tf32` is a multiplication format, not a storage format: such tensors are stored as `f32`.
 
 `e4m3` is the 8-bit float of 4 exponent and 3 fraction bits without infinities. Products of `i8` accumulate in
-`i32`.
+`i32`. `bool` is one byte, 0 or 1.
 """
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 
-_ITEMSIZE: dict[DType, int] = {"f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "i8": 1, "i32": 4}
-_NUMPY: dict[DType, str] = {"f32": "float32", "f16": "float16", "i8": "int8", "i32": "int32"}
+_ITEMSIZE: dict[DType, int] = {
+    "f32": 4,
+    "tf32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "e4m3": 1,
+    "i8": 1,
+    "i32": 4,
+    "bool": 1,
+}
+_NUMPY: dict[DType, str] = {
+    "f32": "float32",
+    "f16": "float16",
+    "i8": "int8",
+    "i32": "int32",
+    "bool": "bool",
+}
 _SIGNIFICAND_BITS: dict[DType, int] = {"f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4}
 
 
@@ -48,12 +63,12 @@ def itemsize(dtype: DType) -> int:
 
 
 def unit_roundoff(dtype: DType) -> float:
-    """Return the largest relative error of rounding to `dtype`, to nearest; 0 for integers, which are exact.
+    """Return the largest relative error of rounding to `dtype`, to nearest; 0 for integers and bool.
 
     Source: IEEE 754-2019 for f32 and f16; significand widths of bf16 (8) and tf32 (11) from the
     NVIDIA A100 whitepaper, "Tensor Cores"; Micikevicius et al., "FP8 formats for deep learning", 2022.
     """
-    return 0.0 if is_integer(dtype) else float(2.0 ** -_SIGNIFICAND_BITS[dtype])
+    return 0.0 if dtype not in _SIGNIFICAND_BITS else float(2.0 ** -_SIGNIFICAND_BITS[dtype])
 
 
 def underflow(dtype: DType) -> float:

@@ -2,6 +2,7 @@
 
     expression = name | number | - expression | expression (+ - * /) expression | ( expression )
                | function(expression) | function(expression, expression)
+               | where(expression, expression, expression)
 
 Python's own parser reads the text. The result is checked against this grammar and converted to a tree of
 three kinds of nodes. Python never evaluates the text, so it cannot execute code. The meaning of a function is
@@ -35,12 +36,16 @@ __all__ = [
 
 FUNCTIONS: Mapping[str, int] = {
     "abs": 1,
+    "eq": 2,
     "erf": 1,
     "exp": 1,
     "gelu": 1,
+    "le": 2,
     "log": 1,
+    "lt": 2,
     "max": 2,
     "min": 2,
+    "ne": 2,
     "relu": 1,
     "rsqrt": 1,
     "sigmoid": 1,
@@ -49,8 +54,13 @@ FUNCTIONS: Mapping[str, int] = {
     "square": 1,
     "step": 1,
     "tanh": 1,
+    "where": 3,
 }
-"""Functions by name, each with its number of arguments."""
+"""Functions by name, each with its number of arguments.
+
+Comparisons (`eq`, `le`, `lt`, `ne`) are 1 where they hold, else 0. ``where(c, x, y)`` is x where c is not 0,
+else y.
+"""
 
 MAX_LENGTH = 240
 """Maximum characters of an expression: enough for any chain, too few to exhaust a parser's stack."""

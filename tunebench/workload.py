@@ -323,6 +323,8 @@ class Workload(ABC):
         from tunebench.dtype import numpy_dtype
 
         stored = numpy_dtype(tensor.dtype)
+        if tensor.dtype == "bool":
+            return rng.integers(0, 2, tensor.shape).astype(stored)
         if is_integer(tensor.dtype):
             half = 2 ** (8 * itemsize(tensor.dtype) - 1)
             return rng.integers(-half, half, tensor.shape, dtype=stored)

@@ -15,11 +15,12 @@ _CTYPES: dict[DType, str] = {
     "e4m3": "e4m3_t",
     "i8": "i8",
     "i32": "i32",
+    "bool": "bool_t",
 }
 
 
 def ctype(dtype: DType) -> str:
-    """Return the C++ type that stores `dtype`, as `types.cuh` names it."""
+    """Return the C++ type that stores `dtype`, as `types.cuh` names it; bool as `strided.cuh` does."""
     return _CTYPES[storage(dtype)]
 
 

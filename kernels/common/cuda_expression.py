@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunebench.expression import Node, parse, steps
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.expression import CodePrinter, filled, operands, variable
+from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, filled, operands, variable
 from tunebench.variant import ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
@@ -40,6 +40,8 @@ PRINTER = CodePrinter(
         "tanh": "tanhf({0})",
         "erf": "erff({0})",
         "step": "({0} > 0.0f ? 1.0f : 0.0f)",
+        "where": "({0} != 0.0f ? {1} : {2})",
+        **{name: f"({{0}} {symbol} {{1}} ? 1.0f : 0.0f)" for name, symbol in COMPARISONS.items()},
         "exp": "fast_exp({0})",
         "rsqrt": "fast_rsqrt({0})",
         **{name: f"{name.capitalize()}()({{0}})" for name in ("gelu", "relu", "sigmoid", "silu")},
@@ -50,7 +52,9 @@ PRINTER = CodePrinter(
 INJECTED = "Injected"
 """Name of the struct that `injected` generates."""
 
-_SHORT = frozenset({"neg", "add", "sub", "mul", "max", "min", "abs", "relu", "square", "step"})
+_SHORT = frozenset(
+    {"neg", "add", "sub", "mul", "max", "min", "abs", "relu", "square", "step", "where", *COMPARISONS}
+)
 _FEW = 8
 """Most operations of an activation that kernels may repeat, of an instruction or two each."""
 

@@ -12,6 +12,7 @@ from tunebench.expression import Apply, Name, Node, Number, names, steps
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
+    "COMPARISONS",
     "CodePrinter",
     "compiled",
     "filled",
@@ -21,6 +22,9 @@ __all__ = [
     "operands",
     "variable",
 ]
+
+COMPARISONS: Mapping[str, str] = {"eq": "==", "le": "<=", "lt": "<", "ne": "!="}
+"""Symbols of comparisons in C++ and Python."""
 
 LONGEST = 4096
 """Length up to which rows are joined if no input depends on the row or the column."""
@@ -33,7 +37,7 @@ class CodePrinter:
     Attributes:
         assign: Assignment to ``{0}`` of the value ``{1}``.
         number: Constant ``{0}``.
-        operations: Text of each operation, with the arguments ``{0}`` and ``{1}``.
+        operations: Text of each operation, with the arguments ``{0}``, ``{1}`` and ``{2}``.
     """
 
     assign: str
@@ -148,6 +152,6 @@ def _likeness(node: Node) -> Any:
     arguments = [_likeness(argument) for argument in node.arguments]
     if node.operation == "square":
         arguments *= 2
-    if node.operation != "div":
+    if node.operation not in ("div", "le", "lt", "where"):
         arguments.sort(key=repr)
     return (_ALIKE.get(node.operation, node.operation), *arguments)

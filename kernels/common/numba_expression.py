@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.dtype import DType
 from tunebench.expression import parse, steps
-from tunebench.kernels.common.expression import CodePrinter, compiled, operands, variable
+from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, compiled, operands, variable
 from tunebench.kernels.common.numba_cpu import address, exp2, inlined, load, store
 from tunebench.kernels.common.numba_epilogue import activation as named
 from tunebench.kernels.common.numba_epilogue import erf
@@ -49,6 +49,8 @@ _ALIKE = {
     "abs": "abs({0})",
     "step": "(f32(1) if {0} > f32(0) else f32(0))",
     "square": "{0} * {0}",
+    "where": "({1} if {0} != f32(0) else {2})",
+    **{name: f"(f32(1) if {{0}} {symbol} {{1}} else f32(0))" for name, symbol in COMPARISONS.items()},
 }
 """Operations with the same text for CPUs and GPUs."""
 

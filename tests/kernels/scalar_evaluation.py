@@ -31,6 +31,11 @@ MEANINGS: dict[str, Callable[..., float]] = {
     "square": lambda x: x**2,
     "step": lambda x: 1.0 if x > 0 else 0.0,
     "tanh": math.tanh,
+    "eq": lambda x, y: float(x == y),
+    "le": lambda x, y: float(x <= y),
+    "lt": lambda x, y: float(x < y),
+    "ne": lambda x, y: float(x != y),
+    "where": lambda c, x, y: x if c != 0 else y,
 }
 
 

@@ -77,7 +77,7 @@ void check(CUresult result, const char* doing) {
 uint64_t random_element(const Tensor& tensor, uint64_t& state) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;  // xorshift (Marsaglia, 2003)
   const int significand = tensor.significand_bits, exponent = tensor.exponent_bits;
-  if (exponent == 0) return uint64_t(int64_t(int8_t(state >> 8)));
+  if (exponent == 0) return significand == 1 ? state >> 8 & 1 : uint64_t(int64_t(int8_t(state >> 8)));
   const uint64_t half = ((uint64_t(1) << (exponent - 1)) - 2) << significand;
   const uint64_t sign = (state >> 63) << (exponent + significand);
   return sign | half | (state >> 8 & ((uint64_t(1) << significand) - 1));

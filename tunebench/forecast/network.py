@@ -275,6 +275,8 @@ _LEAST: dict[str, dict[str, Any]] = {
     "reduction": {"rows": 1, "cols": 32, "expression": "x", "reduce": "sum"},
     "rmsnorm": {"rows": 1, "cols": 32},
     "softmax": {"rows": 1, "cols": 32},
+    "strided_elementwise": {"shape": "32", "expression": "x", "operands": "x.f32.1"},
+    "strided_reduction": {"shape": "1x32", "expression": "x", "operands": "x.f32.0_1", "reduce": "sum"},
 }
 """Dimensions of the smallest workload, by operator. For all others the launch cost is unknown and not
 subtracted.

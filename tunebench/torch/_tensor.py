@@ -30,6 +30,7 @@ _STORED: dict[DType, torch.dtype] = {
     **{ours: theirs for theirs, ours in DTYPES.items()},
     "tf32": torch.float32,
     "i32": torch.int32,
+    "bool": torch.bool,
 }
 
 

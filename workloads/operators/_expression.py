@@ -11,6 +11,7 @@ error analysis).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from tunebench.expression import Apply, Name, Node, Number, steps
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
-__all__ = ["FUNCTIONS", "Function", "Range", "evaluate", "flops", "span"]
+__all__ = ["COMPARISONS", "FUNCTIONS", "Function", "Range", "evaluate", "flops", "span"]
 
 U = unit_roundoff("f32")
 FLUSHED = 2.0**-124
@@ -187,6 +188,15 @@ FUNCTIONS: Mapping[str, Function] = {
 }
 
 
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "le": operator.le,
+    "lt": operator.lt,
+    "ne": operator.ne,
+}
+"""Functions of two arguments that are 1 where they hold, else 0."""
+
+
 # -- value and error -----------------------------------------------------------------------------------------
 
 
@@ -214,6 +224,8 @@ def evaluate(
 
 
 def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
+    if operation == "where":
+        return _selected(*arguments)
     (x, dx), (y, dy) = arguments[0], arguments[-1]
     if operation in FUNCTIONS:
         function = FUNCTIONS[operation]
@@ -222,6 +234,9 @@ def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
         return value, passed_on + U * rounding + FLUSHED
     if operation == "neg":
         return -x, dx
+    if operation in COMPARISONS:
+        value = COMPARISONS[operation](x, y) * 1.0
+        return value, np.where((dx + dy > 0) & (np.abs(x - y) <= dx + dy), 1.0, 0.0)
     if operation in ("max", "min"):
         choose = np.maximum if operation == "max" else np.minimum
         value = choose(x, y)  # max and min are monotone in both arguments: the interval ends bound the error
@@ -235,6 +250,14 @@ def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
         passed_on = np.where(rest > 0, (dx + np.abs(value) * dy) / np.where(rest > 0, rest, 1.0), np.inf)
     units = 4 if operation == "div" else 1  # compilers may replace a division by a reciprocal and a product
     return value, passed_on + units * U * (np.abs(value) + passed_on) + FLUSHED
+
+
+def _selected(condition: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Return the value and error of `where`; if the condition is uncertain, either value may be chosen."""
+    (c, dc), (x, dx), (y, dy) = condition, first, second
+    error = np.where(c != 0, dx, dy)
+    either = np.maximum(dx, dy) + np.abs(x - y)
+    return np.where(c != 0, x, y), np.where((dc > 0) & (np.abs(c) <= dc), either, error)
 
 
 def flops(node: Node) -> int:
@@ -279,6 +302,10 @@ def _image(node: Apply, arguments: list[Range], least: float) -> Range | None:
         return None
     elif node.operation == "neg":
         values = [-low, -high]
+    elif node.operation in COMPARISONS:
+        values = [0.0, 1.0]
+    elif node.operation == "where":
+        values = [end for chosen in arguments[1:] for end in chosen]
     else:
         operate = _OPERATIONS[node.operation]
         values = [operate(x, y) for x in (low, high) for y in (first, last)]

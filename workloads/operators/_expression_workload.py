@@ -42,7 +42,8 @@ class ExpressionWorkload(Workload):
     `scalars` are () f32; all others are (rows, cols), and there is at least one of them.
 
     Functions: abs, erf, exp, gelu (the exact one), log, max, min, relu, rsqrt, sigmoid, silu, sqrt, square,
-    step (1 where its argument is positive, else 0), tanh.
+    step (1 where its argument is positive, else 0), tanh; eq, le, lt, ne (1 where they hold, else 0);
+    where(c, x, y) (x where c is not 0, else y).
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tunebench._lazy import np
-from tunebench.dtype import unit_roundoff
+from tunebench.dtype import DType
 from tunebench.errors import InputError
-from tunebench.expression import Apply, Name, Node, names, parse, write
+from tunebench.expression import Apply, Name, write
 from tunebench.workload import (
     AllowedChanges,
     Category,
     Expression,
     Reference,
     Tensor,
-    Tolerance,
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators._accumulation import F32, sum_error
-from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, flops, span
-from tunebench.workloads.operators._expression_workload import (
-    DRAWN,
-    LARGEST_OUT,
-    ExpressionWorkload,
-    substitute,
-)
+from tunebench.workloads.operators._expression import flops
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload, substitute
+from tunebench.workloads.operators._reduced import Reduce, ReducedExpression
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -36,18 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reduction"]
 
-LEAST_OF_RESULT = 2.0**-40
-"""Least divisor, and least argument of log, sqrt and rsqrt, in `then`.
-
-Reductions of many elements are rarely as small as their least element, and rsqrt(x+1e-5) of a mean square
-must be accepted.
-"""
-NARROW: tuple[Range, ...] = ((-(2.0**-2), 2.0**-2), (-(2.0**-6), 2.0**-6))
-"""Additional narrower ranges, for sums that would overflow `out`."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction(ExpressionWorkload):
+class Reduction(ReducedExpression, ExpressionWorkload):
     """An expression reduced over one axis in one kernel, computed in f32 and rounded once.
 
     See `ExpressionWorkload` for the inputs of the expression. `axis` is the reduced axis, as in NumPy:
@@ -66,30 +49,11 @@ class Reduction(ExpressionWorkload):
     operator: ClassVar[str] = "reduction"
     category: ClassVar[Category | None] = "reduction"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(items=("rows",))
-    drawn_in: ClassVar[tuple[Range, ...]] = (*DRAWN, *NARROW)
 
-    reduce: Literal["sum", "mean", "max", "min"]
+    reduce: Reduce
     axis: Literal["cols", "rows"] = "cols"
     then: Expression = "x"
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
-
-    def check(self) -> None:
-        """Check that `then` has one name and rename it to x; check that inputs can be drawn."""
-        given = names(parse(self.then))
-        if len(given) != 1:
-            raise InputError(
-                f"reduction: then={self.then} must have one name, that of the result, such as "
-                f"rsqrt(x+0.00001); it has {', '.join(given) or 'none'}"
-            )
-        if given != ("x",):
-            renamed = substitute(parse(self.then), {Name(given[0]): Name("x")})
-            object.__setattr__(self, "then", write(renamed))
-        super().check()
-
-    @property
-    def end(self) -> Node:
-        """The expression `then`, parsed."""
-        return parse(self.then)
 
     @property
     def terms(self) -> int:
@@ -102,19 +66,9 @@ class Reduction(ExpressionWorkload):
         return self.rows if self.axis == "cols" else self.cols
 
     @property
-    def is_sum(self) -> bool:
-        """Whether elements are summed, as for a sum or a mean."""
-        return self.reduce in ("sum", "mean")
-
-    @property
-    def factor(self) -> float:
-        """Factor of the sum: 1 / terms for a mean."""
-        return 1.0 / self.terms if self.reduce == "mean" else 1.0
-
-    @property
-    def _meaning(self) -> str:
-        reduced = f"the {self.reduce} of {self.expression}"
-        return reduced if self.then == "x" else f"{self.then} of {reduced}"
+    def result_type(self) -> DType:
+        """The type of the results."""
+        return self.out
 
     def may_change(self) -> AllowedChanges:
         """Return rows as independent items, unless the reduction is over rows."""
@@ -131,40 +85,9 @@ class Reduction(ExpressionWorkload):
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Evaluate some rows at a time and reduce them, with a running error analysis as scale."""
-        over, join = (1 if self.axis == "cols" else 0), getattr(np, _JOIN[self.reduce])
-        found: list[Array64] = []
-        for _, value, error in self.evaluated(inputs):
-            here = [join.reduce(each, axis=over) for each in self._figures(value, error)]
-            if not found:
-                found = here
-            elif over == 1:
-                found = [np.concatenate(pair) for pair in zip(found, here, strict=True)]
-            else:
-                found = [join(*pair) for pair in zip(found, here, strict=True)]
-        value, error = self._reduced(*found)
-        value, error = evaluate(self.end, {"x": value}, {"x": error})
-        return {"out": self.rounded(value, np.broadcast_to(error, value.shape))}
-
-    def _figures(self, value: Array64, error: Array64) -> tuple[Array64, Array64, Array64]:
-        """Return the values and two further arrays to reduce, from which the error of the result follows."""
-        if self.is_sum:
-            return value, np.abs(value) + error, error
-        return value, value + error, value - error
-
-    def _reduced(self, value: Array64, first: Array64, second: Array64) -> tuple[Array64, Array64]:
-        """Return results and their errors, from the reductions of the arrays of `_figures`."""
-        if not self.is_sum:  # the extrema of the upper and of the lower limits of the elements
-            return value, np.maximum(np.abs(first - value), np.abs(second - value))
-        value, error = value * self.factor, (second + sum_error(self.terms) * first) * self.factor
-        return value, error + 3 * F32 * np.abs(value) if self.reduce == "mean" else error
-
-    def _holds(self, image: Range) -> bool:
-        """Return whether f32 can represent the sum of values in a range, and `out` the result."""
-        total = (image[0] * self.terms, image[1] * self.terms)
-        if self.is_sum and max(map(abs, total)) > LARGEST:
-            return False
-        result = span(self.end, {"x": total if self.reduce == "sum" else image}, LEAST_OF_RESULT)
-        return result is not None and max(map(abs, result)) <= LARGEST_OUT.get(self.out, math.inf)
+        over_cols = self.axis == "cols"
+        parts = ((value, error) for _, value, error in self.evaluated(inputs))
+        return {"out": self.rounded(*self.reduced(parts, (int(over_cols),), joined=not over_cols))}
 
     def unfused(self) -> tuple[Workload, ...]:
         """Return the elementwise chain, the reduction alone, and `then` as a chain.
@@ -191,17 +114,3 @@ class Reduction(ExpressionWorkload):
         except InputError:
             return ()
         return tuple(parts) if len(parts) > 1 else ()
-
-    def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and the error bound of the running error analysis."""
-        return Tolerance(
-            eps_out=unit_roundoff(self.out),
-            eps_acc=F32,
-            reason=f"one rounding to {self.out}; f32 errors of elements are bounded operation by operation, "
-            "and f32 sums of them err by 2 sqrt(terms) u of the magnitude summed with overwhelming "
-            "probability (Higham and Mary 2019)",
-        )
-
-
-_JOIN = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
-"""NumPy ufunc that joins two values, by reduction."""

@@ -28,6 +28,10 @@ ARITHMETIC: Operations = {
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
+    "eq": lambda x, y: (x == y) * 1.0,
+    "le": lambda x, y: (x <= y) * 1.0,
+    "lt": lambda x, y: (x < y) * 1.0,
+    "ne": lambda x, y: (x != y) * 1.0,
 }
 
 
@@ -89,6 +93,7 @@ def numpy_library(*trees: Node) -> Library | None:
         "square": np.square,
         "step": lambda x: (x > 0).astype(np.float32),
         "tanh": np.tanh,
+        "where": lambda c, x, y: np.where(c != 0, x, y),
     }
     lacks = any(step.operation not in operations for tree in trees for step in steps(tree))
     return None if lacks else Library(operations, np.float32)
@@ -114,6 +119,7 @@ def torch_library(device: Any) -> Library:
         "relu": with_tensor(torch.relu),
         "silu": with_tensor(functional.silu),
         "step": with_tensor(lambda x: (x > 0).to(x.dtype)),
+        "where": with_tensor(lambda c, x, y: torch.where(c != 0, x, y)),
         **{
             name: with_tensor(getattr(torch, name))
             for name in ("abs", "erf", "exp", "log", "rsqrt", "sigmoid", "sqrt", "square", "tanh")

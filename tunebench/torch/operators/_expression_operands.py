@@ -70,6 +70,11 @@ FUNCTIONS: dict[str, Any] = {
     "sub": torch.sub,
     "mul": torch.mul,
     "div": torch.div,
+    "eq": lambda x, y: torch.eq(x, y).to(x.dtype),
+    "le": lambda x, y: torch.le(x, y).to(x.dtype),
+    "lt": lambda x, y: torch.lt(x, y).to(x.dtype),
+    "ne": lambda x, y: torch.ne(x, y).to(x.dtype),
+    "where": lambda c, x, y: torch.where(c != 0, x, y),
 }
 
 

@@ -1,0 +1,323 @@
+"""Affine maps from an index space to offsets in memory: strides, broadcasts, permutations, slices, padding.
+
+An `IndexMap` describes how a kernel reads one operand: element ``i`` of an N-dimensional index space is at
+offset ``start + sum(i * strides)`` of the operand's memory. A stride of 0 broadcasts. A `Guard` limits the
+elements that exist; the operand is 0 elsewhere, as for padding and for the parts of a concatenation.
+
+An axis can be split into several, and adjacent axes can be merged if the steps of every operand permit it.
+`simplified` returns the form with the fewest axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tunebench._lazy import np
+
+__all__ = ["Guard", "IndexMap", "common_shape", "row_major", "simplified"]
+
+MOST_COUNTED = 2**20
+"""Most offsets of overlapping axes that are counted exactly; a lower bound replaces a larger count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The condition ``0 <= start + sum(i * coefficients) < extent`` for an element to exist.
+
+    Attributes:
+        coefficients: Factor of the index along each axis.
+        start: Constant term.
+        extent: Exclusive upper limit.
+    """
+
+    coefficients: tuple[int, ...]
+    start: int
+    extent: int
+
+    def span(self, shape: Sequence[int], coefficients: Sequence[int] | None = None) -> tuple[int, int]:
+        """Return the smallest and largest value of the limited sum over all indices of a shape."""
+        low, high = _span(shape, self.coefficients if coefficients is None else coefficients)
+        return self.start + low, self.start + high
+
+    def holds_everywhere(self, shape: Sequence[int]) -> bool:
+        """Return whether the condition holds for all indices of a shape."""
+        low, high = self.span(shape)
+        return low >= 0 and high < self.extent
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMap:
+    """The offset in memory of each element of an index space.
+
+    Attributes:
+        shape: Extents of the index space, outermost first.
+        strides: Step in memory along each axis, in elements.
+        start: Offset of the first element.
+        guards: Conditions for an element to exist; the operand is 0 where one of them does not hold.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int = 0
+    guards: tuple[Guard, ...] = ()
+
+    @classmethod
+    def contiguous(cls, shape: Sequence[int]) -> IndexMap:
+        """Return the map of a C-contiguous tensor."""
+        return cls(tuple(shape), row_major(shape))
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the index space."""
+        return math.prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements are read in the order of memory, from its beginning and without gaps."""
+        steps = zip(self.shape, self.strides, row_major(self.shape), strict=True)
+        return not self.start and not self.guards and all(e == 1 or s == r for e, s, r in steps)
+
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Return the strides, and the coefficients of each guard."""
+        return (self.strides, *(guard.coefficients for guard in self.guards))
+
+    def offsets(self) -> tuple[int, int]:
+        """Return limits of the offsets that are read: at most the smallest one, and at least the largest."""
+        low = high = self.start
+        free = set(range(len(self.shape)))
+        for guard, axes, step in self._guarded_dimensions():
+            first, last = guard.span(self.shape)
+            ends = [step * (max(0, first) - guard.start), step * (min(last, guard.extent - 1) - guard.start)]
+            low, high = low + min(ends), high + max(ends)
+            free -= axes
+        rest = sorted(free)
+        below, above = _span([self.shape[a] for a in rest], [self.strides[a] for a in rest])
+        return low + below, high + above
+
+    def _guarded_dimensions(self) -> Iterator[tuple[Guard, frozenset[int], int]]:
+        """Yield guards that limit the index along a dimension of the operand: guard, axes, step in memory."""
+        taken: set[int] = set()
+        for guard in self.guards:
+            axes = frozenset(axis for axis, factor in enumerate(guard.coefficients) if factor)
+            steps = {(self.strides[axis], guard.coefficients[axis]) for axis in axes}
+            quotients = {stride // factor for stride, factor in steps if stride % factor == 0}
+            if axes and not axes & taken and len(quotients) == 1 and all(s % f == 0 for s, f in steps):
+                taken |= axes
+                yield guard, axes, quotients.pop()
+
+    # -- other shapes ----------------------------------------------------------------------------------------
+
+    def split(self, shape: Sequence[int]) -> IndexMap:
+        """Return the map over a finer shape.
+
+        Args:
+            shape: Extents; each extent of this map is the product of consecutive ones (see `common_shape`).
+        """
+        parts = list(_nested(self.shape, shape))
+
+        def spread(row: Sequence[int]) -> tuple[int, ...]:
+            steps = zip(row, parts, strict=True)
+            return tuple(step * inner for step, part in steps for inner in row_major(part))
+
+        guards = (Guard(spread(guard.coefficients), guard.start, guard.extent) for guard in self.guards)
+        return IndexMap(tuple(shape), spread(self.strides), self.start, tuple(guards))
+
+    def after(self, view: IndexMap) -> IndexMap | None:
+        """Return the composition of two maps: this map at the positions that another one reads.
+
+        Args:
+            view: Map to positions among the elements of this map, counted in their order.
+
+        Returns:
+            A map over the shape of `view`, whose axes may be split; None if there is no affine map.
+        """
+        pieces = [
+            piece
+            for extent, stride in zip(view.shape, view.strides, strict=True)
+            for piece in _digit_axes(extent, stride, self.shape)
+        ]
+        shape = tuple(extent for extent, _ in pieces)
+        digits = [_digits(stride, self.shape) for _, stride in pieces]
+        first = _digits(view.start, self.shape)
+        for axis, extent in enumerate(self.shape):
+            low, high = _span(shape, [digit[axis] for digit in digits])
+            if first[axis] + low < 0 or first[axis] + high >= extent:
+                return None
+
+        def composed(row: Sequence[int]) -> tuple[int, ...]:
+            return tuple(_dot(digit, row) for digit in digits)
+
+        guards = [
+            Guard(composed(one.coefficients), one.start + _dot(first, one.coefficients), one.extent)
+            for one in self.guards
+        ]
+        start = self.start + _dot(first, self.strides)
+        return IndexMap(shape, composed(self.strides), start, (*guards, *view.split(shape).guards))
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def touched(self) -> int:
+        """Return the number of distinct offsets that are read, or a lower bound of it."""
+        dimensions = []
+        free = {axis for axis, (e, s) in enumerate(zip(self.shape, self.strides, strict=True)) if e > 1 and s}
+        for guard, axes, step in self._guarded_dimensions():
+            free -= axes
+            if step:
+                limited = [(self.shape[axis], guard.coefficients[axis]) for axis in sorted(axes)]
+                dimensions.append((abs(step), *_count_within(limited, guard)))
+        for group in _overlapping([(self.shape[axis], abs(self.strides[axis])) for axis in free]):
+            (step, *_), (count, span) = [stride for _, stride in group], _count(group)
+            dimensions.append((step, count, span // step))
+        total, covered = 1, 0
+        for step, count, span in sorted(dimensions):
+            if count == 0 or step > covered:  # else offsets may coincide, and only one index counts
+                total, covered = total * count, covered + span * step
+        return total
+
+
+def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap], int]:
+    """Return maps over the same index space with as few axes as possible.
+
+    Axes of extent 1 and guards that always hold are left out. Adjacent axes are merged if all maps step from
+    one to the other as in a contiguous tensor. One axis of extent 1 is left if there is no other.
+
+    Args:
+        maps: Maps of the same shape.
+        inner: Number of innermost axes that are not merged with the others, such as the axes of a reduction.
+
+    Returns:
+        The maps, and the number of their axes that come from the `inner` ones.
+    """
+    shape = maps[0].shape
+    guards = [[one for one in each.guards if not one.holds_everywhere(shape)] for each in maps]
+    rows = [
+        row
+        for each, kept in zip(maps, guards, strict=True)
+        for row in (each.strides, *(g.coefficients for g in kept))
+    ]
+    extents: list[int] = []
+    steps: list[list[int]] = []
+    left = 0
+    for axis, extent in enumerate(shape):
+        here, is_inner = [row[axis] for row in rows], axis >= len(shape) - inner
+        if extent == 1:
+            continue
+        may_merge = bool(extents) and bool(left) == is_inner
+        if may_merge and steps[-1] == [step * extent for step in here]:
+            extents[-1], steps[-1] = extents[-1] * extent, here
+        else:
+            extents.append(extent)
+            steps.append(here)
+            left += is_inner
+    if not extents:
+        extents, steps, left = [1], [[0] * len(rows)], min(inner, 1)
+    merged = zip(*steps, strict=True)
+    made = []
+    for each, kept in zip(maps, guards, strict=True):
+        strides = next(merged)
+        limits = tuple(Guard(next(merged), one.start, one.extent) for one in kept)
+        made.append(IndexMap(tuple(extents), strides, each.start, limits))
+    return made, left
+
+
+def common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
+    """Return the coarsest shape that splits all shapes of the same size; None if their axes do not nest."""
+    ends: set[int] = {1}
+    total = 1
+    for shape in shapes:
+        total = math.prod(shape)
+        ends |= set(itertools.accumulate(reversed(shape), int.__mul__))
+    ordered = sorted(ends)
+    if ordered[-1] != total or any(after % before for before, after in itertools.pairwise(ordered)):
+        return None
+    return tuple(after // before for before, after in itertools.pairwise(ordered))[::-1]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous tensor."""
+    return tuple(itertools.accumulate(reversed(shape[1:]), int.__mul__, initial=1))[::-1] if shape else ()
+
+
+def _nested(shape: Sequence[int], finer: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield, for each extent, the consecutive extents of a finer shape whose product it is."""
+    rest = list(finer)
+    for extent in shape:
+        part: list[int] = []
+        while math.prod(part) < extent:
+            part.append(rest.pop(0))
+        yield tuple(part)
+
+
+def _span(shape: Sequence[int], row: Sequence[int]) -> tuple[int, int]:
+    """Return the smallest and the largest sum of indices times coefficients."""
+    ends = [(extent - 1) * step for extent, step in zip(shape, row, strict=True)]
+    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
+
+
+def _digits(position: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of a position in row-major order; all are negative for a negative position."""
+    sign, rest, found = (-1 if position < 0 else 1), abs(position), []
+    for step in row_major(shape):
+        found.append(sign * (rest // step))
+        rest %= step
+    return tuple(found)
+
+
+def _digit_axes(extent: int, stride: int, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Split an axis of positions where it passes to the next axis of a shape: extents and strides."""
+    for step, size in zip(row_major(shape), shape, strict=True):
+        factor, rest = divmod(abs(stride), step)
+        if not stride or not 0 < factor < size:
+            continue
+        count = size // factor
+        if rest or size % factor or extent <= count or extent % count:
+            break
+        return [*_digit_axes(extent // count, stride * count, shape), (count, stride)]
+    return [(extent, stride)]
+
+
+def _overlapping(axes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yield the groups of axes, as extents and strides, whose offsets may coincide; smaller strides first."""
+    group: list[tuple[int, int]] = []
+    for extent, stride in sorted(axes, key=lambda axis: axis[1]):
+        if group and stride > sum((e - 1) * s for e, s in group):
+            yield group
+            group = []
+        group.append((extent, stride))
+    if group:
+        yield group
+
+
+def _sums(axes: Sequence[tuple[int, int]]) -> np.ndarray | None:
+    """Return the distinct sums of indices times coefficients, ascending; None if there are too many."""
+    found = np.zeros(1, np.int64)
+    for extent, factor in axes:
+        if len(found) * extent > MOST_COUNTED:
+            return None
+        found = np.unique(found[:, None] + np.arange(extent) * factor)
+    return found
+
+
+def _count(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of distinct sums, or a lower bound of it, and the largest sum."""
+    span = sum((extent - 1) * factor for extent, factor in axes)
+    values = _sums(axes) if len(axes) > 1 else None
+    return (axes[0][0] if values is None else len(values)), span
+
+
+def _count_within(axes: Sequence[tuple[int, int]], guard: Guard) -> tuple[int, int]:
+    """Return the number of distinct limited sums that a guard permits, or a lower bound, and their range."""
+    low, high = guard.span([extent for extent, _ in axes], [factor for _, factor in axes])
+    first, last = max(low, 0), min(high, guard.extent - 1)
+    values = _sums(axes)
+    if values is None:
+        return 1, last - first
+    values = values + guard.start
+    return int(((values >= 0) & (values < guard.extent)).sum()), last - first
+
+
+def _dot(first: Sequence[int], second: Sequence[int]) -> int:
+    return sum(a * b for a, b in zip(first, second, strict=True))

@@ -1,0 +1,149 @@
+"""Base of reduction and strided_reduction: sums, means and extrema of an expression, with error bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import DType, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.expression import Name, Node, names, parse, write
+from tunebench.workload import Expression, Tolerance, Workload
+from tunebench.workloads.operators._accumulation import F32, sum_error
+from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, span
+from tunebench.workloads.operators._expression_workload import DRAWN, LARGEST_OUT, substitute
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["Reduce", "ReducedExpression"]
+
+Reduce = Literal["sum", "mean", "max", "min"]
+
+LEAST_OF_RESULT = 2.0**-40
+"""Least divisor, and least argument of log, sqrt and rsqrt, in `then`.
+
+Reductions of many elements are rarely as small as their least element, and rsqrt(x+1e-5) of a mean square
+must be accepted.
+"""
+NARROW: tuple[Range, ...] = ((-(2.0**-2), 2.0**-2), (-(2.0**-6), 2.0**-6))
+"""Additional narrower ranges, for sums that would overflow the result."""
+
+
+class ReducedExpression(Workload):
+    """A workload that reduces the values of an expression, then applies `then` to each result.
+
+    Its subclasses have the dimensions `reduce` and `then`.
+    """
+
+    drawn_in: ClassVar[tuple[Range, ...]] = (*DRAWN, *NARROW)
+
+    if TYPE_CHECKING:
+        reduce: Reduce
+        then: Expression
+
+        @property
+        def expression(self) -> str: ...
+
+        @property
+        def terms(self) -> int:
+            """Number of elements that are reduced to one result."""
+
+        @property
+        def result_type(self) -> DType:
+            """The type of the results."""
+
+    def check(self) -> None:
+        """Check that `then` has one name, and rename it to x."""
+        given = names(parse(self.then))
+        if len(given) != 1:
+            raise InputError(
+                f"{self.operator}: then={self.then} must have one name, that of the result, such as "
+                f"rsqrt(x+0.00001); it has {', '.join(given) or 'none'}"
+            )
+        if given != ("x",):
+            renamed = substitute(parse(self.then), {Name(given[0]): Name("x")})
+            object.__setattr__(self, "then", write(renamed))
+        super().check()
+
+    @property
+    def end(self) -> Node:
+        """The expression `then`, parsed."""
+        return parse(self.then)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether elements are summed, as for a sum or a mean."""
+        return self.reduce in ("sum", "mean")
+
+    @property
+    def factor(self) -> float:
+        """Factor of the sum: 1 / terms for a mean."""
+        return 1.0 / self.terms if self.reduce == "mean" else 1.0
+
+    @property
+    def _meaning(self) -> str:
+        reduced = f"the {self.reduce} of {self.expression}"
+        return reduced if self.then == "x" else f"{self.then} of {reduced}"
+
+    def reduced(
+        self, parts: Iterable[tuple[Array64, Array64]], axes: tuple[int, ...], *, joined: bool
+    ) -> tuple[Array64, Array64]:
+        """Return the results and their error bounds, after `then`.
+
+        Args:
+            parts: Values of the expression and their error bounds, for parts of the index space.
+            axes: Axes to reduce in each part.
+            joined: Whether all parts belong to the same results; otherwise the results of the parts are
+                concatenated along the first axis.
+        """
+        join = getattr(np, _JOIN[self.reduce])
+        found: list[Array64] = []
+        for value, error in parts:
+            here = [join.reduce(each, axis=axes) for each in self._figures(value, error)]
+            if not found:
+                found = here
+            elif joined:
+                found = [join(*pair) for pair in zip(found, here, strict=True)]
+            else:
+                found = [np.concatenate(pair) for pair in zip(found, here, strict=True)]
+        value, error = self._with_errors(*found)
+        value, error = evaluate(self.end, {"x": value}, {"x": error})
+        return value, np.broadcast_to(error, value.shape)
+
+    def _figures(self, value: Array64, error: Array64) -> tuple[Array64, Array64, Array64]:
+        """Return the values and two further arrays to reduce, from which the error of the result follows."""
+        if self.is_sum:
+            return value, np.abs(value) + error, error
+        return value, value + error, value - error
+
+    def _with_errors(self, value: Array64, first: Array64, second: Array64) -> tuple[Array64, Array64]:
+        """Return results and their errors, from the reductions of the arrays of `_figures`."""
+        if not self.is_sum:  # the extrema of the upper and of the lower limits of the elements
+            return value, np.maximum(np.abs(first - value), np.abs(second - value))
+        value, error = value * self.factor, (second + sum_error(self.terms) * first) * self.factor
+        return value, error + 3 * F32 * np.abs(value) if self.reduce == "mean" else error
+
+    def _holds(self, image: Range) -> bool:
+        """Return whether f32 can represent the sum of values in a range, and the result's type the result."""
+        total = (image[0] * self.terms, image[1] * self.terms)
+        if self.is_sum and max(map(abs, total)) > LARGEST:
+            return False
+        result = span(self.end, {"x": total if self.reduce == "sum" else image}, LEAST_OF_RESULT)
+        return result is not None and max(map(abs, result)) <= LARGEST_OUT.get(self.result_type, math.inf)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and the error bound of the running error analysis."""
+        return Tolerance(
+            eps_out=unit_roundoff(self.result_type),
+            eps_acc=F32,
+            reason=f"one rounding to {self.result_type}; f32 errors of elements are bounded operation by "
+            "operation, and f32 sums of them err by 2 sqrt(terms) u of the magnitude summed with "
+            "overwhelming probability (Higham and Mary 2019)",
+        )
+
+
+_JOIN = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
+"""NumPy ufunc that joins two values, by reduction."""
