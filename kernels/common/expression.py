@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "compiled",
     "filled",
     "function_text",
+    "least_of_tree",
     "least_operations",
     "lines",
     "operands",
@@ -124,15 +125,31 @@ def lines(workload: ExpressionWorkload) -> tuple[int, int]:
 def least_operations(workload: ExpressionWorkload) -> tuple[float, dict[str, int]]:
     """Return the least multiply-adds of an element, and the least calls of each function by name.
 
-    One instruction may compute a product and a sum. Steps that depend on no element may be computed once for
-    many elements. Steps that differ in signs or in the order of terms may be computed once. A compiler may
-    avoid additions and multiplications of constants.
+    Args:
+        workload: The workload; steps that depend on no whole input may be computed once for many elements.
     """
-    whole, seen = set(workload.whole_names), set[Any]()
+    return least_of_tree(workload.tree, set(workload.whole_names))
+
+
+def least_of_tree(
+    tree: Node, distinct: Set[str], left_out: Set[str] = frozenset()
+) -> tuple[float, dict[str, int]]:
+    """Return the least multiply-adds of an element, and the least calls of each function by name.
+
+    One instruction may compute a product and a sum. Steps that differ in signs or in the order of terms may
+    be computed once. A compiler may avoid additions and multiplications of constants.
+
+    Args:
+        tree: The expression.
+        distinct: Names with a value for each element; other steps may be computed once for many elements.
+        left_out: Names that some kernels know to be 0; steps that depend on them are not counted.
+    """
+    seen = set[Any]()
     counts: dict[str, int] = {}
-    for step in steps(workload.tree):
+    for step in steps(tree):
         number = any(isinstance(argument, Number) for argument in step.arguments)
-        if number or not whole & set(names(step)) or _likeness(step) in seen:
+        used = set(names(step))
+        if number or not distinct & used or left_out & used or _likeness(step) in seen:
             continue
         seen.add(_likeness(step))
         operation = _ALIKE.get(step.operation, step.operation)

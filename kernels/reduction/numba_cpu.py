@@ -20,7 +20,7 @@ from tunebench.kernels.common.expression import (
     operands,
     variable,
 )
-from tunebench.kernels.common.numba_cpu import inlined, jitted, rank
+from tunebench.kernels.common.numba_cpu import jitted, rank
 from tunebench.kernels.common.numba_expression import (
     PRINTER,
     cpu_elements,
@@ -28,6 +28,7 @@ from tunebench.kernels.common.numba_expression import (
     cpu_scope,
     has_two_forms,
 )
+from tunebench.kernels.common.numba_reduction import exact, join_of, neutral_of
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor
@@ -214,9 +215,9 @@ class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
         """Return the kernel of this expression, which takes `arguments`."""
         text = self.generated(workload, config)
         scope = cpu_scope(workload, workload.out, config["functions"])
-        scope |= {"neutral": _neutral(workload), "join": _join(workload)}
+        scope |= {"neutral": neutral_of(workload), "join": join_of(workload)}
         for name in ("value", "finish"):
-            scope[name] = _exact(compiled(function_text(text, name), name, dict(scope)))
+            scope[name] = exact(compiled(function_text(text, name), name, dict(scope)))
         scope["rank_of"], scope["value_of"] = rank()
         scope["extreme"] = min if workload.reduce == "min" else max
         scope |= {name: config[name] for name in ("block", "parts", "unroll")}
@@ -250,43 +251,6 @@ def _of_columns(workload: Reduction, unroll: int) -> str:
         each = operands(workload, {**cpu_elements(workload, f"{n} * cols + "), **in_row})
         taken.append(f"        total = join(total, value({each}))")
     return filled(OF_COLUMNS, NAMES=names, LOAD_COLUMNS="\n".join(loads), TAKEN="\n".join(taken))
-
-
-def _neutral(workload: Reduction) -> Any:
-    import numpy as np
-
-    return np.float32({"max": -np.inf, "min": np.inf}.get(workload.reduce, 0.0))
-
-
-def _join(workload: Reduction) -> Callable[..., Any]:
-    """Return the function that joins two results; NaN is kept."""
-
-    @inlined
-    def added(a: Any, b: Any) -> Any:
-        return a + b
-
-    @inlined
-    def greater(a: Any, b: Any) -> Any:
-        return b if b > a or b != b else a
-
-    @inlined
-    def less(a: Any, b: Any) -> Any:
-        return b if b < a or b != b else a
-
-    return {"max": greater, "min": less}.get(workload.reduce, added)
-
-
-def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is inlined into its callers, with operations in the order of the expression.
-
-    The error bound holds in that order. Sums over elements may be reordered.
-    """
-    import numba
-
-    made: Callable[..., Any] = numba.njit(
-        fastmath={"contract", "nsz"}, error_model="numpy", forceinline=True, no_cpython_wrapper=True
-    )(function)
-    return made
 
 
 def _around_columns(parts: int, scope: dict[str, Any]) -> dict[str, Callable[..., Any]]:

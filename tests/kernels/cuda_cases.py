@@ -48,6 +48,8 @@ WORKLOADS = {
         "reduction:rows=150,cols=37,dtype=f32,expression=(x-mean)*b,vectors=b,columns=mean,axis=rows,reduce=sum",
         "reduction:rows=301,cols=200,dtype=bf16,expression=silu(x)*y,reduce=max,axis=rows",
     ),
+    "strided_elementwise": (),
+    "strided_reduction": (),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",

@@ -73,6 +73,20 @@ PATHS = [
     "reduction:rows=11,cols=300,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
     "reduction:rows=303,cols=75,dtype=bf16,expression=gelu(x)*r+b,vectors=b,columns=r,axis=rows,reduce=sum,out=f32",
     "reduction:rows=140,cols=131,dtype=f32,expression=s*exp(x),scalars=s,reduce=min",
+    "strided_elementwise:shape=37x131,dtype=f32,expression=x*y-z,operands=x.f32.131_1+y.f16.0_1+z.bf16.1_0",
+    "strided_elementwise:shape=5x12x33,dtype=f16,expression=x*y,operands=x.f32.1_170_5+y.f16.-12_0_-1.at80",
+    "strided_elementwise:shape=7x9x11,dtype=bf16,expression=x+y+z,operands=x.f16.44_11_1.if0_1_0_0_4+"
+    "y.bf16.33_11_1.at-44.if0_1_0_-4_3+z.f32.22_11_1.at-77.if0_1_0_-7_2",
+    "strided_elementwise:shape=2x7x9,dtype=bool,expression=lt(c,gelu(x)),operands=c.bool.0_-1_0.at6+"
+    "x.f32.35_7_1.at-8.if0_1_0_-1_5.if0_0_1_-1_7",
+    "strided_elementwise:shape=9x9,dtype=f32,expression=x,operands=x.f32.9_1.if1_-1_0_9",
+    "strided_reduction:shape=37x231,dtype=f32,expression=x*y-z,reduce=sum,operands=x.f32.231_1+y.f16.0_1+z.bf16.1_0",
+    "strided_reduction:shape=2x5x5x3x3,dtype=f32,expression=x,reduce=mean,axes=2,"
+    "operands=x.f32.81_18_2_9_1.at-10.if0_2_0_1_0_-1_9.if0_0_2_0_1_-1_9",
+    "strided_reduction:shape=9x3x140,dtype=bool,expression=c,operands=c.bool.3_1_27,reduce=max,then=1-x",
+    "strided_reduction:shape=5x7x30x11,dtype=bf16,expression=gelu(x)*y,reduce=sum,axes=2,then=x*0.5,"
+    "operands=x.f16.1_5_35_1050.if0_0_1_0_-3_20+y.f32.0_0_-1_0.at29",
+    "strided_reduction:shape=700x3,dtype=f32,expression=x,operands=x.bf16.3_1,reduce=min,axes=2",
     "batchnorm_stats:rows=603,cols=75,dtype=f32",
     "batchnorm_stats:rows=301,cols=131,dtype=f16,eps=0.25,momentum=1",
     "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward",
@@ -168,7 +182,9 @@ def test_costs_never_exceed_the_work() -> None:
         if variant.name == "numba_cpu_winograd":
             continue  # tiles are whole, however small the image
         costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
-        assert 0 < float(np.max(costs.fma)) <= workload.flops()
+        # Copies have no operation, and kernels may leave out those on elements that are 0.
+        assert workload.operator.startswith("strided") or float(np.max(costs.fma)) > 0
+        assert float(np.max(costs.fma)) <= workload.flops()
         if workload.operator in {"gemm", "gated_gemm", "grouped_gemm", "conv2d"}:
             assert float(np.max(costs.fma)) <= workload.flops() / 2
 
