@@ -18,12 +18,13 @@ from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
-from tunebench.torch.compiler import _torch_comparison, _translation  # noqa: E402
-from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
+from tunebench.torch.compiler import _kernel_operator, _race, _translation  # noqa: E402
+from tunebench.torch.compiler.backend import Backend  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
@@ -484,8 +485,7 @@ def test_kernels_not_known_to_be_faster_do_not_run() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     calls: list[DispatchedCall] = []
     with served.watching(calls.append), torch.no_grad():
-        y = served.compile(model)(x)
-        assert torch.equal(y, model(x))
+        torch.testing.assert_close(served.compile(model)(x), model(x))
     assert {call.by for call in calls} <= {"torch"}
 
 
@@ -508,7 +508,7 @@ def test_backend_is_registered_by_name() -> None:
     model = Perceptron()
     with torch.no_grad():
         y = torch.compile(model, backend="tunebench")(x := torch.randn(2, 4, 8))
-        assert torch.equal(y, model(x))
+        torch.testing.assert_close(y, model(x))
 
 
 def test_time_model_times_each_implementation_and_group() -> None:
@@ -528,56 +528,86 @@ def test_time_model_times_each_implementation_and_group() -> None:
         served.time_model(model, rounds=2)
 
 
-class Clock:
-    """A clock that advances only while a group runs, by a fixed time per implementation."""
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.parametrize("training", [False, True])
+def test_inductor_compiles_what_kernels_do_not_run(training: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mix = nn.BatchNorm1d(8), nn.Linear(8, 8)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **us: float) -> None:
-        self.now_us, self.us = 0.0, us
-        monkeypatch.setattr(_torch_comparison.time, "perf_counter_ns", lambda: int(self.now_us * 1e3))
+        def forward(self, x: Any) -> Any:
+            return functional.gelu(self.mix(self.norm(x).sin())).t().contiguous() @ x
 
-    def way(self, who: str) -> Callable[[], str]:
-        def run() -> str:
-            self.now_us += self.us[who]
-            return who
+    model, x = Block().train(training), torch.randn(16, 8)
+    exact, copies = copy.deepcopy(model).double(), list[Any]()
+    compiled = served.compile(model, check=True)
+    with reference_kernels() as ran, served.prefer("tunebench"), pytest.MonkeyPatch.context() as patch:
+        read = _kernel_operator.KernelTensor.read
 
-        return run
+        def noted(self: Any, tensor: Any) -> Any:
+            copies.append((tensor, read(self, tensor)))
+            return copies[-1][1]
+
+        patch.setattr(_kernel_operator.KernelTensor, "read", noted)
+        with torch.set_grad_enabled(training):
+            y = compiled(x)
+            z = exact(x.double())
+            if training:
+                y.sum().backward(), z.sum().backward()
+    torch.testing.assert_close(y.double(), z, rtol=1e-4, atol=1e-4)
+    assert {workload.operator for workload in ran} >= {"gemm"}
+    assert len(copies) >= 3
+    assert all(given is used for given, used in copies[-3:])  # inductor passes the right strides
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        if training:
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(model.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(ours.to(theirs.dtype), theirs)
+
+
+class Slowed:
+    """A compiled graph on a clock that each run advances by a fixed time; it doubles its input in place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, us: float, clock: list[float]) -> None:
+        self.us, self.clock, self.runs = us, clock, 0
+        monkeypatch.setattr(_race.time, "perf_counter_ns", lambda: int(clock[0] * 1e3))
+
+    def __call__(self, x: Any) -> Any:
+        self.clock[0] += self.us
+        self.runs += 1
+        return (x.mul_(2.0) + self.us,)
 
 
 @pytest.mark.parametrize(("ours_us", "torch_us", "winner"), [(2.0, 3.0, "tunebench"), (3.0, 2.0, "torch")])
-def test_comparison_alternates_and_keeps_the_faster(
+def test_race_keeps_the_faster_and_has_no_other_effect(
     ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, comparison = (
-        Clock(monkeypatch, tunebench=ours_us, torch=torch_us),
-        _torch_comparison.TorchComparison(),
-    )
-    ran = [
-        comparison.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
-        for _ in range(_torch_comparison.CALLS + 3)
-    ]
-    assert ran[: _torch_comparison.CALLS] == ["tunebench", "torch"] * (_torch_comparison.CALLS // 2)
-    assert ran[_torch_comparison.CALLS :] == [winner] * 3
-    assert comparison.winner == winner
-    assert comparison.ratio == pytest.approx(torch_us / ours_us)
+    clock, found, x = [0.0], list[_race.Race](), torch.ones(3)
+    ours, by_torch = (Slowed(monkeypatch, us, clock) for us in (ours_us, torch_us))
+    raced = _race.Raced(ours, by_torch, {0}, found.append)
+    assert raced(x)[0].tolist() == [2.0 + min(ours_us, torch_us)] * 3
+    assert raced(x)[0].tolist() == [4.0 + min(ours_us, torch_us)] * 3
+    (race,) = found
+    assert race.winner == winner
+    assert race.ratio == pytest.approx(torch_us / ours_us)
+    assert {ours.runs, by_torch.runs} == {1 + _race.MOST_ROUNDS, 3 + _race.MOST_ROUNDS}
 
 
-def test_groups_are_compared_with_torch_inside_the_model() -> None:
+@pytest.mark.parametrize("winner", ["tunebench", "torch"])
+def test_model_runs_by_the_winner_of_its_race(winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
+    monkeypatch.setattr(_race.Race, "winner", winner)
     compiled = served.compile(model, benchmark=True)
+    calls: list[DispatchedCall] = []
     with torch.no_grad(), served.prefer("tunebench"):
-        expected = model(x)
-        for _ in range(_torch_comparison.CALLS):
-            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
-        runs = [run for found in backend_of(compiled).fused for run in found]
-        assert len(runs) == 3
-        assert all(run.comparison.winner in ("tunebench", "torch") for run in runs)
-        for run, winner in zip(runs, ("tunebench", "torch", "tunebench"), strict=True):
-            run.comparison.winner, run.comparison.ratio = winner, 0.5
-        calls: list[DispatchedCall] = []
+        compiled(x)
         with served.watching(calls.append):
-            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
-    assert [call.by for call in calls] == ["tunebench", "torch", "tunebench"]
-    assert "torch takes 0.50 times as long" in calls[1].reason
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [call.by for call in calls] == [winner] * 3
+    if winner == "torch":
+        assert "in this model torch.compile takes" in calls[0].reason
 
 
 def test_backend_by_name_accepts_only_its_option() -> None:

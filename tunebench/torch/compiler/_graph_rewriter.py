@@ -3,114 +3,138 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 
 from torch import fx
 
 from tunebench.device import Device
 from tunebench.dispatch import dispatcher
+from tunebench.errors import InputError
 from tunebench.graph.group import FusedGroup
 from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
+from tunebench.torch.compiler._kernel_operator import layouts_text
 from tunebench.torch.compiler._region import GroupRegion
-from tunebench.torch.compiler._torch_comparison import TorchComparison
 from tunebench.torch.compiler._translation import Translation
 from tunebench.workloads import parse
 
-__all__ = ["GraphRewriter"]
+__all__ = ["GraphRewriter", "fused_call"]
+
+
+def fused_call(
+    translation: Translation, group: FusedGroup, device: Device, ordinal: int, name: str
+) -> FusedCall:
+    """Return a group as a call of kernels.
+
+    Args:
+        translation: The graph of the group.
+        group: The group.
+        device: Device of its tensors.
+        ordinal: Ordinal of the device among this machine's GPUs.
+        name: Name of the call in a graph.
+    """
+    nodes = [translation.calls[translation.graph.nodes[index].name] for index in group.nodes]
+    region = GroupRegion(translation, group, nodes)
+    kernels = []
+    for index, text in enumerate(group.workloads):
+        workload = parse(text)
+        inputs = [region.input(spec, group.role(index, spec.name)) for spec in workload.inputs()]
+        outputs = [region.output(spec, group.role(index, spec.name)) for spec in workload.outputs()]
+        layouts = layouts_text([layout for _, layout in inputs], [output.written for output in outputs])
+        read = tuple(read for read, _ in inputs)
+        kernels.append(GroupKernel(dispatcher(workload, device, ordinal), read, tuple(outputs), layouts))
+    return FusedCall(group, name, kernels, region)
 
 
 class GraphRewriter:
-    """Writes a new FX graph in which some groups are calls of kernels.
+    """Writes a new FX graph in which some groups are calls.
 
     Args:
-        module: The traced module.
-        translation: Its graph.
-        device: Device of the module.
-        ordinal: Ordinal of the device among this machine's GPUs.
-        benchmark: Whether to time groups against torch at their first calls.
-        check: Whether to compare the results of groups with torch's at their first call.
-
-    Attributes:
-        calls: The calls of the fused groups.
+        module: A module whose graph has nodes of the same names as the graphs of the groups.
     """
 
-    def __init__(
-        self,
-        module: fx.GraphModule,
-        translation: Translation,
-        device: Device,
-        ordinal: int,
-        *,
-        benchmark: bool = False,
-        check: bool = False,
-    ) -> None:
-        self._module, self._translation = module, translation
-        self._device, self._ordinal = device, ordinal
-        self._benchmark, self._check = benchmark, check or benchmark
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._nodes = {node.name: node for node in module.graph.nodes}
+        self._owner: dict[fx.Node, FusedCall] = {}
         self._graph = fx.Graph()
-        self.calls: list[FusedCall] = []
         self._written: dict[fx.Node, fx.Node] = {}
 
-    def rewrite(self, groups: Iterable[tuple[FusedGroup, bool]]) -> fx.GraphModule:
-        """Return a module that runs groups by kernels and everything else as before.
+    def replace(self, call: FusedCall) -> None:
+        """Replace the nodes of a group by a call.
 
-        Args:
-            groups: All groups in an order in which they can run, and whether tuned kernels may run each.
+        Raises:
+            InputError: if the graph lacks a node of the group.
         """
+        region = call.region
+        if (
+            missing := {node.name for node in (*region.calls, *region.inputs, *region.outputs)}
+            - self._nodes.keys()
+        ):
+            raise InputError(f"the joint graph has no {', '.join(sorted(missing))}")
+        self._owner |= {self._nodes[node.name]: call for node in (*region.calls, *region.outputs)}
+
+    def rewrite(self) -> fx.GraphModule:
+        """Return the module with the calls, everything else as before."""
+        live = self._live()
         for node in self._module.graph.nodes:
-            if node.op == "placeholder":
-                self._copy(node)
-        for group, is_tuned in groups:
-            if is_tuned:
-                self._fuse(group)
-                continue
-            for index in group.nodes:  # torch runs them
-                self._write(self._call(index))
-        for node in self._module.graph.nodes:
-            if node.op == "output":
+            if node in live or node.op == "placeholder":
                 self._write(node)
         self._graph.lint()
         return fx.GraphModule(self._module, self._graph)
 
-    def _fuse(self, group: FusedGroup) -> None:
-        """Replace the nodes of a group by one call."""
-        region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
-        comparison = TorchComparison() if self._benchmark else None
-        kernels = self._kernels(group, region)
-        run = FusedCall(group, f"group_{len(self.calls)}", kernels, region, comparison, check=self._check)
-        self.calls.append(run)
-        call = self._graph.call_function(run, tuple(self._write(node) for node in region.inputs))
-        if len(region.outputs) == 1:
-            self._written[region.outputs[0]] = call
-            return
-        for place, node in enumerate(region.outputs):
-            self._written[node] = self._graph.call_function(operator.getitem, (call, place))
+    def _inputs(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the nodes that must be written before a node."""
+        call = self._owner.get(node)
+        before = node.all_input_nodes if call is None else call.region.inputs
+        return (self._nodes[one.name] for one in before)
 
-    def _call(self, index: int) -> fx.Node:
-        return self._translation.calls[self._translation.graph.nodes[index].name]
+    def _live(self) -> set[fx.Node]:
+        """Return the nodes whose results, or effects, are needed."""
+        queue = [node for node in self._module.graph.nodes if node.op == "output" or node.is_impure()]
+        live = set(queue)
+        while queue:
+            for before in self._inputs(queue.pop()):
+                if before not in live:
+                    live.add(before)
+                    queue.append(before)
+        return live
 
-    def _write(self, node: fx.Node) -> fx.Node:
-        """Copy a node, and the views before it, which belong to no group."""
-        if node not in self._written:
-            for before in node.all_input_nodes:
-                self._write(before)
-            self._copy(node)
-        return self._written[node]
+    def _write(self, node: fx.Node) -> None:
+        """Write a node, or the call of its group, after all nodes that it reads."""
+        stack, waiting = [node], set[fx.Node]()
+        while stack:
+            node = stack[-1]
+            missing = [before for before in self._inputs(node) if before not in self._written]
+            if node in self._written or not missing:
+                stack.pop()
+                if node not in self._written:
+                    self._copy(node)
+            elif node in waiting:
+                raise InputError(f"{node.name} waits for itself")
+            else:
+                waiting.add(node)
+                stack += missing
 
     def _copy(self, node: fx.Node) -> None:
-        self._written[node] = self._graph.node_copy(node, lambda one: self._written[one])
+        call = self._owner.get(node)
+        if call is None:
+            self._written[node] = self._graph.node_copy(node, self._written.__getitem__)
+            return
+        region = call.region
+        written = self._graph.call_function(
+            call, tuple(self._written[self._nodes[n.name]] for n in region.inputs)
+        )
+        written.meta = _inherited(self._nodes[region.outputs[0].name].meta)
+        outputs = [self._nodes[one.name] for one in region.outputs]
+        for place, output in enumerate(outputs):
+            self._written[output] = written
+            if len(outputs) > 1:
+                self._written[output] = self._graph.call_function(operator.getitem, (written, place))
+                self._written[output].meta = written.meta
 
-    def _kernels(self, group: FusedGroup, region: GroupRegion) -> list[GroupKernel]:
-        kernels = []
-        for index, text in enumerate(group.workloads):
-            workload = parse(text)
-            inputs = [(spec, group.role(index, spec.name)) for spec in workload.inputs()]
-            outputs = [(spec, group.role(index, spec.name)) for spec in workload.outputs()]
-            kernels.append(
-                GroupKernel(
-                    dispatcher(workload, self._device, self._ordinal),
-                    tuple(region.input(spec, value) for spec, value in inputs),
-                    tuple(region.output(spec, value) for spec, value in outputs),
-                )
-            )
-        return kernels
+
+def _inherited(meta: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of a node that its group keeps: stack traces, and marks of forward and backward."""
+    return {
+        key: value for key, value in meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")
+    }

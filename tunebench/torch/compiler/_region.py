@@ -13,6 +13,7 @@ from tunebench.graph.group import FusedGroup
 from tunebench.torch._layout import has_strides, strides_in_order
 from tunebench.torch._tensor import stored_type
 from tunebench.torch.compiler._derived_tensor import DerivedTensor
+from tunebench.torch.compiler._kernel_operator import KernelTensor
 from tunebench.torch.compiler._translation import Translation
 from tunebench.workload import Tensor as Specification
 
@@ -23,13 +24,14 @@ class GroupRegion:
     """The FX nodes of a group, with the views between them.
 
     Attributes:
+        calls: The nodes that compute, without views.
         inputs: Nodes outside the group whose tensors torch or the kernels read.
         outputs: Nodes inside the group whose tensors are read outside.
         module: Runs the group by torch, as a function of `inputs`.
     """
 
     def __init__(self, translation: Translation, group: FusedGroup, calls: Sequence[fx.Node]) -> None:
-        self._translation, self._calls = translation, frozenset(calls)
+        self._translation, self.calls = translation, frozenset(calls)
         self._group = group
         self._inside: dict[fx.Node, bool] = dict.fromkeys(calls, True)
         sources = translation.sources
@@ -38,8 +40,8 @@ class GroupRegion:
         self.outputs = tuple(sources[value] for value in wanted)
         self.values = dict(zip(wanted, self.outputs, strict=True))
         self.inputs = self._outside()
-        self._between: dict[str, int] = {}
-        """Places of values that one kernel passes to the next, after the inputs."""
+        self._between: dict[str, tuple[int, KernelTensor]] = {}
+        """Places, after the inputs, and layouts of values that one kernel passes to the next."""
         self.module = self._by_torch()
 
     def _is_inside(self, node: fx.Node) -> bool:
@@ -51,7 +53,7 @@ class GroupRegion:
 
     def _outside(self) -> tuple[fx.Node, ...]:
         found: dict[fx.Node, None] = {}
-        queue = [*self.outputs, *self._calls]
+        queue = [*self.outputs, *self.calls]
         seen = set(queue)
         while queue:
             node = queue.pop()
@@ -84,53 +86,48 @@ class GroupRegion:
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
 
-    def input(self, spec: Specification, value: str) -> KernelInput:
-        """Return how to obtain a tensor that a kernel reads."""
+    def input(self, spec: Specification, value: str) -> tuple[KernelInput, KernelTensor]:
+        """Return how to obtain a tensor that a kernel reads, and its layout there."""
         derived = self._translation.derived.get(value)
         if derived is not None:
-            return _derived(tuple(map(self.inputs.index, derived.parts)), derived)
+            traced = derived.compute(*(part.meta["val"].detach() for part in derived.parts))
+            return _derived(tuple(map(self.inputs.index, derived.parts)), derived), KernelTensor.of(traced)
         if value in self._between:
-            return operator.itemgetter(self._between[value])
+            place, written = self._between[value]
+            return operator.itemgetter(place), written
         node = self._translation.sources[value]
-        strides = self._translation.copied.get(value, tuple(node.meta["val"].stride()))
-        return _with_strides(self.inputs.index(node), strides, stored_type(spec.dtype))
+        traced = node.meta["val"]
+        strides = self._translation.copied.get(value, tuple(traced.stride()))
+        shape = tuple(extent if stride else 1 for extent, stride in zip(traced.shape, strides, strict=True))
+        read = KernelTensor(shape, tuple(stride or 1 for stride in strides), stored_type(spec.dtype))
+        return _at(self.inputs.index(node), strides), read
 
     def output(self, spec: Specification, value: str) -> KernelOutput:
-        """Return how to allocate and return a tensor that a kernel writes."""
+        """Return a tensor that a kernel writes, and the layout that torch expects."""
         node, dtype = self.values.get(value), stored_type(spec.dtype)
-        if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # the next kernel reads it
-            self._between[value] = len(self.inputs) + len(self._between)
         if node is None:
-            contiguous = strides_in_order(spec.shape, range(len(spec.shape)))
-            return KernelOutput(None, spec.shape, contiguous, dtype, contiguous, dtype, is_intermediate)
-        traced = node.meta["val"]
-        place, stride = self.outputs.index(node), tuple(traced.stride())
-        written = self._translation.relaid.get(value, stride)
-        return KernelOutput(place, tuple(traced.shape), written, dtype, stride, traced.dtype, is_intermediate)
+            written = KernelTensor(spec.shape, strides_in_order(spec.shape, range(len(spec.shape))), dtype)
+            expected, place = written, None
+        else:
+            traced = node.meta["val"]
+            expected, place = KernelTensor.of(traced), self.outputs.index(node)
+            strides = self._translation.relaid.get(value, expected.strides)
+            written = KernelTensor(expected.shape, strides, dtype)
+        if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # the next kernel reads it
+            self._between[value] = len(self.inputs) + len(self._between), written
+        return KernelOutput(place, written, expected, is_intermediate)
 
 
 KernelInput = Callable[[Sequence[Tensor]], Tensor]
 """Returns a tensor that a kernel reads, from the group's inputs and the results that kernels pass on."""
 
 
-def _with_strides(place: int, strides: tuple[int, ...], dtype: torch.dtype) -> KernelInput:
-    """Read an input of the group, copied if it has another type or other strides.
-
-    Some operators of torch return another layout than they trace, such as hardtanh's gradient for operands of
-    different layouts. Axes of stride 0 are reduced to one element.
-    """
+def _at(place: int, strides: Sequence[int]) -> KernelInput:
+    """Read an input of the group; axes of stride 0 are reduced to one element."""
+    if all(strides):
+        return operator.itemgetter(place)
     read_once = tuple(slice(None) if stride else slice(1) for stride in strides)
-
-    def read(tensors: Sequence[Tensor]) -> Tensor:
-        tensor = tensors[place]
-        if 0 in strides:
-            tensor = tensor[read_once]
-        if tensor.dtype == dtype and (tensor.stride() == strides or has_strides(tensor, strides)):
-            return tensor
-        copied = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
-        return copied.copy_(tensor)
-
-    return read
+    return lambda tensors: tensors[place][read_once]
 
 
 def _derived(places: tuple[int, ...], derived: DerivedTensor) -> KernelInput:
@@ -144,31 +141,20 @@ class KernelOutput:
 
     Attributes:
         place: Place among the group's results; None if it is not one of them.
-        shape: Shape in torch.
-        stride: Strides with which the kernel writes it.
-        dtype: Type that the kernel writes.
-        expected_stride: Strides in torch.
-        expected_type: Type in torch.
+        written: The tensor as the kernel writes it.
+        wanted: The tensor in torch.
         is_intermediate: Whether the next kernel reads it.
     """
 
     place: int | None
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    expected_stride: tuple[int, ...]
-    expected_type: torch.dtype
+    written: KernelTensor
+    wanted: KernelTensor
     is_intermediate: bool
-
-    def empty(self, device: torch.device) -> Tensor:
-        """Allocate the tensor that the kernel writes."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def expected(self, written: Tensor) -> Tensor:
         """Return the written tensor in the layout and type that torch expects."""
-        if self.stride == self.expected_stride and self.dtype == self.expected_type:
-            return written
-        expected = torch.empty_strided(
-            self.shape, self.expected_stride, dtype=self.expected_type, device=written.device
-        )
-        return expected.copy_(written)
+        if not has_strides(written, self.wanted.strides):
+            order = sorted(range(written.dim()), key=self.wanted.strides.__getitem__, reverse=True)
+            restored = [order.index(axis) for axis in range(written.dim())]
+            written = written.permute(order).clone(memory_format=torch.contiguous_format).permute(restored)
+        return written if written.dtype == self.wanted.dtype else written.to(self.wanted.dtype)

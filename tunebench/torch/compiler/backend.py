@@ -11,25 +11,34 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from tunebench.device import Device
-from tunebench.dispatch import preference
+from tunebench.dispatch import Preference, preference
+from tunebench.dispatch.cpu import forked
+from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError
 from tunebench.graph.plan import PartitionPlan, plan
 from tunebench.torch._aten_workload import signature
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._fused_call import FusedCall
-from tunebench.torch.compiler._graph_rewriter import GraphRewriter
+from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
+from tunebench.torch.compiler._group_check import difference
+from tunebench.torch.compiler._inductor import compile_by_inductor, is_repeatable, mutated_inputs, parts_of
+from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
-from tunebench.torch.compiler.capture import Phase, constant_inputs, tracing_backend
+from tunebench.torch.compiler.capture import Phase, constant_inputs
 
 __all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
+
+Compiled = Callable[..., Any]
+"""Runs a graph that Dynamo traced."""
 
 
 class Backend:
@@ -41,91 +50,190 @@ class Backend:
         check: Whether to compare the results of groups with torch's (see `compile`).
 
     Attributes:
-        plans: Plan of each graph, in the order of compilation; backward graphs follow the first call that
-            needs gradients.
-        fused: Groups of each plan that tuned kernels may run, in the plan's order.
+        plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
+        fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
         skipped: Why other graphs were left to torch.
     """
 
     def __init__(self, name: str = "model", *, benchmark: bool = False, check: bool = False) -> None:
-        self._name, self._benchmark, self._check = name, benchmark, check
+        self._name, self._benchmark, self._check = name, benchmark, check or benchmark
         self.plans: list[PartitionPlan] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
-        self._traced = tracing_backend(self._compiled)
 
-    def __call__(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """Compile a graph that Dynamo traced."""
-        compiled: Callable[..., Any] = self._traced(module, inputs)
-        return compiled
+        return _CompiledGraph(module, inputs, self._compiled)
 
-    def _compiled(self, module: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        constants = constant_inputs(phase)
-        dynamic = _dynamic_places(module)
-        if not dynamic:
-            return self._rewritten(module, phase, constants)
-        return _Specialized(
-            module, dynamic, lambda static: self._rewritten(static, phase, constants)
-        ).__call__
+    def _compiled(
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
+    ) -> Compiled:
+        """Compile a graph with constant sizes.
 
-    def _rewritten(
-        self, module: fx.GraphModule, phase: Phase, constants: frozenset[int]
-    ) -> Callable[..., Any]:
-        found = _device(module)
-        if isinstance(found, str):
-            self._skip(found)
-            return module.forward  # type: ignore[no-any-return]
-        device, ordinal = found
-        translation = translate(module.graph, self._name, phase, constants)
+        Args:
+            module: The graph.
+            inputs: Its inputs.
+            by_torch: Compiles the graph by inductor alone.
+        """
+        if preference() == "torch":
+            return by_torch()
+        step = _Step()
+        try:
+            ours = compile_by_inductor(module, inputs, functools.partial(self._rewritten, step))
+        except _NoGroupsError:
+            ours = by_torch()
+        except InputError as error:
+            self._skip(str(error))
+            ours = by_torch()
+        else:
+            if self._benchmark and step.may_repeat:
+                ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._decided, step))
+        return _watched(ours, step.calls)
+
+    def _decided(self, step: _Step, race: Race) -> None:
+        """Note the result of a race."""
+        if race.winner == "torch":
+            for call in step.calls:
+                call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
+
+    def _rewritten(self, step: _Step, module: fx.GraphModule) -> fx.GraphModule:
+        """Return a graph of ATen operators with calls of kernels.
+
+        Args:
+            step: Receives the groups.
+            module: The graph.
+
+        Raises:
+            InputError: if torch has to run the graph.
+        """
+        device, ordinal = _device(module)
+        rewriter, planned = GraphRewriter(module), []
+        for phase, part in parts_of(module).items():
+            partition, calls = self._planned(part, phase, device, ordinal)
+            planned.append((partition, calls))
+            for call in calls:
+                if call.by == "tunebench":
+                    rewriter.replace(call)
+        self.plans += [partition for partition, _ in planned]
+        self.fused += [calls for _, calls in planned]
+        step.calls += [call for _, calls in planned for call in calls]
+        step.mutated, step.may_repeat = mutated_inputs(module), is_repeatable(module)
+        if not any(call.by == "tunebench" for call in step.calls):
+            raise _NoGroupsError
+        return rewriter.rewrite()
+
+    def _planned(
+        self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int
+    ) -> tuple[PartitionPlan, list[FusedCall]]:
+        """Return the plan of a graph, and its groups that tuned kernels may run."""
+        translation = translate(part.graph, self._name, phase, constant_inputs(phase))
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
         partition = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
-        self.plans.append(partition)
-        rewriter = GraphRewriter(
-            module, translation, device, ordinal, benchmark=self._benchmark, check=self._check
-        )
-        rewritten = rewriter.rewrite((o.group, o.price.by == "tunebench") for o in partition.chosen)
-        self.fused.append(rewriter.calls)
-        return rewritten.forward  # type: ignore[no-any-return]
+        groups = [offer.group for offer in partition.chosen if offer.price.by == "tunebench"]
+        calls = [
+            fused_call(translation, group, device, ordinal, f"{phase}_group_{place}")
+            for place, group in enumerate(groups)
+        ]
+        with unset_fake_temporarily():
+            for call in calls:
+                self._decide(call, preferred)
+        return partition, calls
+
+    def _decide(self, call: FusedCall, preferred: Preference) -> None:
+        """Leave a group to torch if no kernel runs it, or if its results are wrong."""
+        reason = call.missing_kernel(preferred)
+        if not reason and self._check and (reason := difference(call)):
+            warnings.warn(f"torch runs {' and '.join(call.group.workloads)}: {reason}", stacklevel=2)
+        if reason:
+            call.leave_to_torch(reason)
 
     def _skip(self, reason: str) -> None:
         self.skipped.append(reason)
         warnings.warn(f"torch runs a graph of {self._name}: {reason}", stacklevel=2)
 
 
-class _Specialized:
-    """A graph whose sizes change between calls, traced and compiled again for each set of sizes.
+@dataclass(slots=True)
+class _Step:
+    """What a compiled graph does.
+
+    Attributes:
+        calls: Its groups that were planned for tuned kernels, forward and backward.
+        mutated: Places of inputs that it changes.
+        may_repeat: Whether running it several times on copies of these inputs has no other effect.
+    """
+
+    calls: list[FusedCall] = field(default_factory=list)
+    mutated: frozenset[int] = frozenset()
+    may_repeat: bool = True
+
+
+def _watched(run: Compiled, calls: Sequence[FusedCall]) -> Compiled:
+    """Return a compiled graph that reports the groups that torch runs to watchers."""
+    if not calls:
+        return run
+
+    def watched(*given: Any) -> Any:
+        result = run(*given)
+        if is_watched():
+            for call in calls:
+                if call.by == "torch":
+                    call.report()
+        return result
+
+    return watched
+
+
+class _NoGroupsError(Exception):
+    """No group of a graph runs by tuned kernels."""
+
+
+class _CompiledGraph:
+    """A graph that Dynamo traced, compiled for each preference, and for each set of sizes if they change.
 
     Args:
         module: The graph.
-        places: Places of the inputs whose sizes change; torch checks that the others stay the same.
-        compiler: Compiles a graph with constant sizes.
+        inputs: Its inputs while Dynamo traces; sizes may be symbolic.
+        compiler: Compiles the graph for constant sizes.
     """
 
     def __init__(
         self,
         module: fx.GraphModule,
-        places: Sequence[int],
-        compiler: Callable[[fx.GraphModule], Callable[..., Any]],
+        inputs: Sequence[Any],
+        compiler: Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled],
     ) -> None:
-        self._module, self._places, self._compiler = module, places, compiler
-        self._known: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._lock = threading.Lock()
+        self._module, self._compiler = module, compiler
+        self._places = _dynamic_places(module)
+        self._known: dict[tuple[Any, ...], Compiled] = {}
+        self._by_torch: Compiled | None = None
+        self._lock = threading.RLock()
+        self._is_on_cpu = any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in inputs)
+        if self._places:
+            self._by_torch = compile_by_inductor(module, inputs)
+        else:
+            self._known[preference(),] = self._compiled(inputs)
 
     def __call__(self, *given: Any) -> Any:
-        key = tuple(signature(given[place]) for place in self._places)
+        if forked() and self._is_on_cpu:  # kernels use threads, which a forked process lacks
+            return self._module(*given)
+        key = (preference(), *(signature(given[place]) for place in self._places))
         known = self._known.get(key)
         if known is None:
             with self._lock:
                 known = self._known.get(key) or self._known.setdefault(key, self._compiled(given))
         return known(*given)
 
-    def _compiled(self, given: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compiled(self, inputs: Sequence[Any]) -> Compiled:
         if len(self._known) >= MOST_SIZES:
-            return self._module.forward  # type: ignore[no-any-return]
-        with torch.no_grad():
-            static = make_fx(self._module, tracing_mode="fake")(*given)
-        return self._compiler(static)
+            return self._torch(inputs)
+        return self._compiler(self._module, inputs, functools.partial(self._torch, inputs))
+
+    def _torch(self, inputs: Sequence[Any]) -> Compiled:
+        """Return the graph compiled by inductor alone."""
+        if self._by_torch is None:
+            self._by_torch = compile_by_inductor(self._module, inputs)
+        return self._by_torch
 
 
 MOST_SIZES = 64
@@ -134,7 +242,8 @@ MOST_SIZES = 64
 
 def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
     """Return the places of a graph's inputs whose sizes change between calls."""
-    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = module.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in inputs]
     return tuple(
         place
         for place, value in enumerate(values)
@@ -146,14 +255,21 @@ def _is_static(tensor: torch.Tensor) -> bool:
     return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
 
 
-def _device(module: fx.GraphModule) -> tuple[Device, int] | str:
-    """Return the device of a graph's inputs and its ordinal, or why the graph is left to torch."""
+def _device(module: fx.GraphModule) -> tuple[Device, int]:
+    """Return the device of a graph's inputs and its ordinal.
+
+    Raises:
+        InputError: if tuned kernels cannot run the graph.
+    """
     leaves = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     if any(isinstance(leaf, torch.Tensor) and not _is_static(leaf) for leaf in leaves):
-        return "sizes that depend on data"
+        raise InputError("sizes that depend on data")
     inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-    return device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
+    found = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
+    if isinstance(found, str):
+        raise InputError(found)
+    return found
 
 
 def backend(
@@ -190,7 +306,7 @@ def compile(  # noqa: A001 - torch's name
     benchmark: bool = False,
     check: bool = False,
 ) -> Any:
-    """Compile a model: tuned kernels run groups of operations, torch runs the rest, gradients included.
+    """Compile a model with gradients: tuned kernels run groups of operations, inductor compiles the rest.
 
     Groups are chosen at the first call with each kind of input, from the results in the database. A group's
     kernel runs where it is known to be faster than torch, unless `prefer` says otherwise.
@@ -200,10 +316,10 @@ def compile(  # noqa: A001 - torch's name
         fullgraph: Whether to raise if torch cannot trace the whole model.
         dynamic: Whether torch traces the model once for all sizes; None does so from the second size of an
             input on. Kernels are chosen for each set of sizes.
-        benchmark: Whether to time each group with tuned kernels against torch over its first 22 calls inside
-            the model, and then run the faster. A kernel's time in the model can differ from its time alone.
-        check: Whether to compare each group with torch in float64 at its first call, on random data with the
-            strides of its inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
+        benchmark: Whether to compile without groups too, run both alternately at the first call, and keep the
+            faster. A kernel's time in the model can differ from its time alone.
+        check: Whether to compare each group with torch in float64, on random data with the strides of its
+            inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tunebench._deprecation import warn_renamed
 from tunebench.errors import InputError
-from tunebench.torch.compiler._torch_comparison import CALLS, timed
+from tunebench.torch.compiler._race import time_in_turn
 from tunebench.torch.compiler.backend import backend_of
 from tunebench.torch.compiler.backend import compile as compile_ours
 from tunebench.torch.compiler.capture import differentiable_results, in_training_mode
@@ -32,9 +32,9 @@ class GroupTime:
     Attributes:
         workloads: Canonical texts of the workloads that the group computes.
         planned_us: Measured or predicted time for which it was chosen.
-        by: Implementation that runs it.
-        us: Median time of its calls on the model's tensors, by that implementation.
-        torch_us: Median time of the same calls by torch, operation by operation.
+        by: Implementation that runs it in the model.
+        us: Median time of a call by tuned kernels, on tensors with the strides of those in the model.
+        torch_us: Median time of the same call by torch, operation by operation.
     """
 
     workloads: tuple[str, ...]
@@ -98,7 +98,7 @@ def time_model(
         training: Whether a step is forward and backward, with gradients of ones for everything the model
             returns, instead of inference.
         torch_compile: Whether to time `torch.compile` too, which needs a compiler.
-        benchmark: Whether to compile with `benchmark`; the groups' winners are known before timing starts.
+        benchmark: Whether to compile with `benchmark`.
         library: Deprecated name of `torch_compile`.
 
     Raises:
@@ -152,9 +152,7 @@ def _timed(
     ways["tunebench"] = ours
     device = inputs[0].device
     calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
-    for _ in range(CALLS if benchmark else 0):
-        calls["tunebench"]()
-    times = _in_turn(calls, rounds, device)
+    times = time_in_turn(calls, device, (rounds, rounds), 0.0, WARM_UP)
     return ModelTimes(
         us={way: statistics.median(found) for way, found in times.items()},
         ratios={
@@ -162,50 +160,23 @@ def _timed(
             for way, found in times.items()
             if way != "tunebench"
         },
-        groups=_groups(ours, calls["tunebench"], rounds, device),
+        groups=_groups(ours, rounds, device),
         rounds=rounds,
     )
 
 
-def _time_us(device: torch.device, call: Callable[[], Any]) -> float:
-    """Run a call and return its microseconds: GPU time, or wall time on a CPU."""
-    _, took_us = timed(device, call)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    us = took_us()
-    assert us is not None
-    return us
-
-
-def _in_turn(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device
-) -> dict[str, list[float]]:
-    for call in calls.values():
-        for _ in range(WARM_UP):
-            call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(_time_us(device, call))
-    return times
-
-
-def _groups(
-    compiled: Any, call: Callable[[], None], rounds: int, device: torch.device
-) -> tuple[GroupTime, ...]:
-    """Time each group on the tensors that it receives in the model."""
-    plans, fused = backend_of(compiled).plans, [run for runs in backend_of(compiled).fused for run in runs]
-    chosen = [offer.price for plan in plans for offer in plan.chosen if offer.price.by == "tunebench"]
-    for run in fused:
-        run.keeps_inputs = True
-    call()
+def _groups(compiled: Any, rounds: int, device: torch.device) -> tuple[GroupTime, ...]:
+    """Time each group on random tensors with the strides of those in the model."""
+    backend = backend_of(compiled)
+    fused = [run for runs in backend.fused for run in runs]
+    chosen = [offer.price for plan in backend.plans for offer in plan.chosen if offer.price.by == "tunebench"]
     groups = []
     for run, price in zip(fused, chosen, strict=True):
-        inputs, run.keeps_inputs, run.last_inputs = run.last_inputs, False, ()
-        ways = {"us": run, "torch_us": run.by_torch}
+        inputs = run.drawn_inputs()
+        ways: dict[str, Callable[..., Any]] = {"us": run, "torch_us": run.by_torch}
         calls = {name: functools.partial(way, *inputs) for name, way in ways.items()}
         with torch.no_grad():
-            times = _in_turn(calls, rounds, device)
+            times = time_in_turn(calls, device, (rounds, rounds), 0.0, WARM_UP)
         medians = {name: statistics.median(samples) for name, samples in times.items()}
         workloads = run.group.workloads
         groups.append(GroupTime(workloads=workloads, planned_us=price.us, by=run.by, **medians))

@@ -1,0 +1,24 @@
+"""Compiled models of these tests run without generated code, which inductor takes seconds to compile."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+with warnings.catch_warnings(), contextlib.suppress(ImportError):
+    warnings.simplefilter("ignore")  # torch uses its own deprecated functions
+
+
+@pytest.fixture(autouse=True)
+def _no_generated_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run what kernels do not run operation by operation, except in tests marked `inductor`."""
+    if "compile" not in request.node.path.stem or request.node.get_closest_marker("inductor"):
+        yield
+        return
+    inductor = pytest.importorskip("tunebench.torch.compiler._inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inductor, "missing_compiler", lambda device: "not in tests")
+        yield

@@ -1,0 +1,65 @@
+"""Comparison of a group's results by tuned kernels with torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunebench.torch.compiler._fused_call import FusedCall
+
+__all__ = ["difference"]
+
+
+def difference(call: FusedCall) -> str:
+    """Return how the results of a group's kernels differ from torch's; empty if only by rounding.
+
+    The inputs are random, with the strides that they have in the model. Torch computes in float64 where it
+    has the operators.
+    """
+    with torch.no_grad():
+        results = _results(call, call.drawn_inputs())
+        if not all(
+            torch.isfinite(tensor).all() for tensor in results[2]
+        ):  # a root or a quotient of any number
+            results = _results(call, call.drawn_inputs(torch.rand))
+        error = max((_excess(*tensors) for tensors in zip(*results, strict=True)), default=0.0)
+    return f"its results differ from torch's by {error:.3g} times the allowed error" if error > 1 else ""
+
+
+def _results(call: FusedCall, given: Sequence[Tensor]) -> tuple[list[Tensor], ...]:
+    """Return the results of the kernels, of torch, and of torch in float64 where it has the operators."""
+    ours, by_torch = _listed(call(*given)), _listed(call.by_torch(*given))
+    try:
+        return ours, by_torch, _listed(call.by_torch(*map(_as_double, given)))
+    except RuntimeError:
+        return ours, by_torch, by_torch
+
+
+def _as_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _listed(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
+
+
+def _excess(ours: Tensor, by_torch: Tensor, exact: Tensor) -> float:
+    """Return the error of a result as a multiple of the allowed error.
+
+    The allowed error is 4 times torch's plus 64 roundings of the largest element. The error is infinite if
+    the result is finite in other places than the exact one.
+    """
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, by_torch) else float("inf")
+    rounding = torch.finfo(ours.dtype).eps
+    ours, by_torch, exact = ours.double(), by_torch.double(), exact.double()
+    is_finite = torch.isfinite(exact)
+    if not torch.equal(torch.isfinite(ours), is_finite):
+        return float("inf")
+    ours, by_torch, exact = (torch.where(is_finite, tensor, 0.0) for tensor in (ours, by_torch, exact))
+    allowed = 4 * (by_torch - exact).abs().max() + 64 * rounding * exact.abs().max()
+    difference = (ours - exact).abs().max()
+    return float(difference / allowed) if difference > 0 else 0.0

@@ -1,0 +1,205 @@
+"""Compilation of graphs by inductor, before which a pass may replace operations by kernels."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import default_partition
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._triton import has_triton
+
+from tunebench.errors import InputError
+from tunebench.torch.compiler._kernel_operator import require_layouts
+from tunebench.torch.compiler.capture import Phase
+
+__all__ = ["Rewrite", "compile_by_inductor", "is_repeatable", "mutated_inputs", "parts_of"]
+
+Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
+"""Takes the graph of a step, for training forward and backward together, and returns the graph to compile."""
+
+
+def compile_by_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], rewrite: Rewrite | None = None
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo traced, as `torch.compile` does.
+
+    Without the compiler that inductor needs, torch runs the graph operation by operation.
+
+    Args:
+        module: The graph; it is not changed.
+        inputs: Its inputs.
+        rewrite: Changes the graph of ATen operators, which are not decomposed yet. An exception ends the
+            compilation.
+    """
+    devices = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
+    missing = next(filter(None, map(missing_compiler, sorted(devices))), "")
+    copied, inner = _copied(module), _by_operators if missing else _inner_compile
+    # AOTAutograd's cache would skip the pass; inductor's cache of compiled graphs works.
+    with functorch_config.patch(enable_autograd_cache=rewrite is None and not missing):
+        return compile_fx(  # type: ignore[no-any-return]
+            copied,
+            inputs,
+            inner_compile=inner,
+            decompositions=None if rewrite is None and not missing else {},
+            config_patches=None
+            if rewrite is None
+            else {"joint_custom_pre_pass": _RewritingPass(rewrite, _table(missing))},
+        )
+
+
+@functools.cache
+def missing_compiler(device: str) -> str:
+    """Return what inductor lacks to compile for a type of device, after a warning; empty if nothing."""
+    try:
+        if device == "cpu":
+            get_cpp_compiler()
+        elif not has_triton():
+            raise RuntimeError("Triton cannot compile for this GPU")
+    except RuntimeError as error:
+        warnings.warn(
+            f"torch runs operations one by one, since inductor cannot compile: {error}", stacklevel=2
+        )
+        return str(error)
+    return ""
+
+
+def _table(missing: str) -> Mapping[Any, Callable[..., Any]]:
+    return {} if missing else select_decomp_table()
+
+
+def _inner_compile(*args: Any, **kwargs: Any) -> Any:
+    return compile_fx_inner(*args, **{**kwargs, "get_decomp_fn": select_decomp_table})
+
+
+def _by_operators(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:
+    """Return a callable that runs a graph operation by operation."""
+
+    def run(given: list[Any]) -> Any:
+        arguments = tuple(given)
+        given.clear()  # frees inputs that are no longer needed while the graph runs
+        return graph(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a module with its own graph, and with what Dynamo noted about the module and its inputs."""
+    copied = fx.GraphModule(module, _copied_graph(module.graph))
+    copied.meta = dict(module.meta)
+    for name, value in vars(module).items():
+        vars(copied).setdefault(name, value)
+    inputs = (one.graph.find_nodes(op="placeholder") for one in (module, copied))
+    for node, again in zip(*inputs, strict=True):
+        if hasattr(node, "_dynamo_source"):
+            again._dynamo_source = node._dynamo_source
+    return copied
+
+
+def _copied_graph(graph: fx.Graph) -> fx.Graph:
+    new = fx.Graph()
+    new.set_codegen(graph._codegen)
+    result, output = new.graph_copy(graph, {}, return_output_node=True)
+    new.output(result).meta = dict(output.meta)
+    return new
+
+
+class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
+    """Rewrites the graph of a step, then decomposes its operators as inductor expects them."""
+
+    def __init__(self, rewrite: Rewrite, table: Mapping[Any, Callable[..., Any]]) -> None:
+        self._rewrite, self._table = rewrite, table
+
+    def uuid(self) -> str:
+        """Return a constant: the rewritten graph itself is part of the key of a cache."""
+        return "tunebench"
+
+    def __call__(self, graph: fx.Graph) -> None:
+        module = graph.owning_module
+        assert module is not None
+        inputs = graph.find_nodes(op="placeholder")
+        held = (getattr(module, str(node.target), None) for node in graph.find_nodes(op="get_attr"))
+        if any(isinstance(one, fx.GraphModule) for one in held):
+            raise InputError("a graph with control flow")
+        if not all("desc" in node.meta for node in inputs):
+            return  # the body of an operator of a higher order
+        _decompose(self._rewrite(module), module, self._table)
+
+
+def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
+    """Return the graph for inference, or those of forward and backward, of a graph of both."""
+    (output,) = module.graph.find_nodes(op="output")
+    if not any(node.name.startswith("tangents") for node in module.graph.find_nodes(op="placeholder")):
+        return {"inference": module}
+    descriptions = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
+    count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())
+    copied = fx.GraphModule(module, _copied_graph(module.graph))
+    (output,) = copied.graph.find_nodes(op="output")
+    output.meta["desc"] = descriptions
+    forward, backward = default_partition(copied, (), num_fwd_outputs=count)
+    return {"forward": forward, "backward": backward}
+
+
+def mutated_inputs(module: fx.GraphModule) -> frozenset[int]:
+    """Return the places of the inputs that the graph of a step changes, itself or by returning new values."""
+    changed = {
+        node.args[0].meta["desc"] for node in module.graph.find_nodes(op="call_function", target=_COPY)
+    }
+    (output,) = module.graph.find_nodes(op="output")
+    returned = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
+    changed |= {one.mutated_input for one in returned if hasattr(one, "mutated_input")}
+    return frozenset(one.idx for one in changed if hasattr(one, "idx"))
+
+
+_COPY = torch.ops.aten.copy_.default
+
+
+def is_repeatable(module: fx.GraphModule) -> bool:
+    """Return whether a step has no effects but on its inputs, and waits for no other process."""
+    return not any("c10d" in getattr(node.target, "namespace", "") for node in module.graph.nodes)
+
+
+def _decompose(
+    module: fx.GraphModule, target: fx.GraphModule, table: Mapping[Any, Callable[..., Any]]
+) -> None:
+    """Replace a module's graph by another one, with the operators that inductor expects.
+
+    Inputs and outputs keep their names and descriptions, which AOTAutograd reads.
+    """
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    with (
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        torch.fx.traceback.preserve_node_meta(),
+    ):
+        traced = make_fx(functools.partial(_run, module), decomposition_table=table)(
+            *(node.meta.get("val", 0) for node in inputs)
+        )
+    new = fx.Graph()
+    new._codegen = target.graph._codegen
+    known = {}
+    for node, again in zip(inputs, traced.graph.find_nodes(op="placeholder"), strict=True):
+        known[again] = new.node_copy(node)
+    (before,) = target.graph.find_nodes(op="output")
+    for node in traced.graph.find_nodes(op="get_attr"):
+        name = f"_tunebench_{node.target}"
+        setattr(target, name, getattr(traced, str(node.target)))
+        node.target = name
+    result = new.graph_copy(traced.graph, known)
+    new.output(result).meta = before.meta
+    target.graph = new
+    require_layouts(new)
+
+
+def _run(module: fx.GraphModule, *values: Any) -> Any:
+    return fx.Interpreter(module).run(*values, enable_io_processing=False)

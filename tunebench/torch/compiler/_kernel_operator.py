@@ -1,0 +1,152 @@
+"""The operator of torch that runs the tuned kernel of a workload: `torch.ops.tunebench.kernel`.
+
+Compilers of torch see one operator, without knowing what it computes. Its arguments describe it completely,
+so a graph that contains it can be cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tunebench.dispatch import dispatcher
+from tunebench.dispatch.choice import BoundChoice
+from tunebench.dispatch.watch import is_watched
+from tunebench.errors import InputError
+from tunebench.torch._layout import has_strides
+from tunebench.torch._tensor import device_of, launch
+from tunebench.torch.operators._custom_op import LIBRARY
+from tunebench.workloads import parse
+
+__all__ = ["KernelTensor", "layouts_text", "require_layouts", "run_kernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTensor:
+    """A tensor as a kernel reads or writes it.
+
+    Attributes:
+        shape: Shape in torch.
+        strides: Strides in elements.
+        dtype: Type.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> KernelTensor:
+        """Return the description of a tensor."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Allocate the tensor."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with these strides and this type, copied if it has others."""
+        if tensor.dtype == self.dtype and (
+            tensor.stride() == self.strides or has_strides(tensor, self.strides)
+        ):
+            return tensor
+        return self.empty(tensor.device).copy_(tensor)
+
+
+def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]) -> str:
+    """Return the tensors of a kernel as an argument of the operator."""
+    return json.dumps(
+        [[(t.shape, t.strides, str(t.dtype)[6:]) for t in part] for part in (inputs, outputs)],
+        separators=(",", ":"),
+    )
+
+
+@functools.cache
+def _layouts(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
+    return tuple(
+        tuple(
+            KernelTensor(tuple(shape), tuple(strides), getattr(torch, dtype))
+            for shape, strides, dtype in part
+        )
+        for part in json.loads(text)
+    )
+
+
+class _KernelCall:
+    """A workload with the layouts of its tensors, on a device."""
+
+    __slots__ = ("_dispatcher", "_inputs", "_made", "_outputs")
+
+    def __init__(self, workload: str, layouts: str, device: torch.device) -> None:
+        where = device_of(device)
+        if isinstance(where, str):
+            raise InputError(where)
+        self._dispatcher = dispatcher(parse(workload), *where)
+        self._inputs, self._outputs = _layouts(layouts)
+        self._made: BoundChoice | None = None
+
+    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
+        made = self._dispatcher.bound_choice("tunebench")
+        if made.kernel is None:  # such as a database that was deleted: keep the kernel that ran before
+            if self._made is None:
+                reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
+                raise InputError(f"{reason}; compile the model again")
+            made = self._made
+        self._made = made
+        if is_watched():
+            self._dispatcher.notify(made)
+        read = [spec.read(tensor) for spec, tensor in zip(self._inputs, given, strict=True)]
+        written = [spec.empty(given[0].device) for spec in self._outputs]
+        assert made.kernel is not None
+        launch(made.kernel, [*read, *written])
+        return written
+
+
+_call = functools.cache(_KernelCall)
+
+
+def _run(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
+    return _call(workload, layouts, inputs[0].device)(inputs)
+
+
+def _fake(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
+    return [spec.empty(inputs[0].device) for spec in _layouts(layouts)[1]]
+
+
+LIBRARY.define(
+    "kernel(Tensor[] inputs, str workload, str layouts) -> Tensor[]",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+for _backend in ("CPU", "CUDA"):
+    LIBRARY.impl("kernel", _run, _backend)
+torch.library.register_fake("tunebench::kernel", _fake, lib=LIBRARY)
+
+
+def run_kernel(inputs: Sequence[Tensor], workload: str, layouts: str) -> list[Tensor]:
+    """Run the tuned kernel of a workload on its inputs, and return its outputs.
+
+    Args:
+        inputs: The inputs; those with other strides or types than the kernel reads are copied.
+        workload: Canonical text of the workload.
+        layouts: What `layouts_text` returned.
+    """
+    return torch.ops.tunebench.kernel.default(list(inputs), workload, layouts)  # type: ignore[no-any-return]
+
+
+def require_layouts(graph: fx.Graph) -> None:
+    """Make inductor pass tensors with exactly the strides that the kernels of a graph read."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.tunebench.kernel.default):
+        inputs, workload, layouts = node.args
+        read: list[Any] = []
+        for value, spec in zip((one.meta["val"] for one in inputs), _layouts(layouts)[0], strict=True):
+            with value.fake_mode:
+                read.append(
+                    torch.empty_strided(spec.shape, spec.strides, dtype=value.dtype, device=value.device)
+                )
+        node.meta["eager_input_vals"] = ((read, workload, layouts), {})

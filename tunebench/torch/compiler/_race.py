@@ -1,0 +1,157 @@
+"""Race of a graph with tuned kernels against the same graph compiled by torch alone."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Race", "Raced", "time_in_turn", "timed"]
+
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 9
+LONGEST_S = 5.0
+"""A race ends after the most rounds, or after the fewest and this time."""
+
+Way = Literal["tunebench", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Result of a race.
+
+    Attributes:
+        us: Median time of a step by each implementation in microseconds; for training, forward and backward.
+        ratio: Median over the rounds of torch's time divided by that of tuned kernels.
+    """
+
+    us: Mapping[Way, float]
+    ratio: float
+
+    @property
+    def winner(self) -> Way:
+        """The faster implementation."""
+        return "tunebench" if self.ratio > 1 else "torch"
+
+
+class Raced:
+    """A compiled graph that races against another at its first call, and then runs by the faster.
+
+    The results and effects of the first call are those of the faster one alone.
+
+    Args:
+        ours: The graph with tuned kernels.
+        by_torch: The graph by torch alone.
+        mutated: Places of inputs that the graph changes.
+        report: Receives the result.
+    """
+
+    def __init__(
+        self,
+        ours: Callable[..., Any],
+        by_torch: Callable[..., Any],
+        mutated: Collection[int],
+        report: Callable[[Race], None],
+    ) -> None:
+        self._ways: dict[Way, Callable[..., Any]] = {"tunebench": ours, "torch": by_torch}
+        self._mutated, self._report = mutated, report
+        self._winner: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *given: Any) -> Any:
+        """Run the graph."""
+        if self._winner is None:
+            if _is_captured(given):
+                return self._ways["tunebench"](*given)
+            with self._lock:
+                if self._winner is None:
+                    self._winner = self._won(given)
+        return self._winner(*given)
+
+    def _won(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """Return the faster implementation."""
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        device = next((one.device for one in tensors if one.is_cuda), torch.device("cpu"))
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            calls = {way: self._step(run, given) for way, run in self._ways.items()}
+            times = time_in_turn(calls, device, (FEWEST_ROUNDS, MOST_ROUNDS), LONGEST_S)
+        race = Race(
+            us={way: statistics.median(found) for way, found in times.items()},
+            ratio=statistics.median(b / a for a, b in zip(times["tunebench"], times["torch"], strict=True)),
+        )
+        self._report(race)
+        winner, self._ways = self._ways[race.winner], {}
+        return winner
+
+    def _step(self, run: Callable[..., Any], given: Sequence[Any]) -> Callable[[], None]:
+        """Return a step: forward, and backward for inputs that need gradients."""
+        copies = [
+            one.detach().clone().requires_grad_(one.requires_grad) if place in self._mutated else one
+            for place, one in enumerate(given)
+        ]
+        needed = [one for one in copies if isinstance(one, Tensor) and one.requires_grad]
+
+        def step() -> None:
+            results = tree_leaves(run(*copies))
+            if not torch.is_grad_enabled() or not needed:
+                return
+            roots = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+            if roots:
+                torch.autograd.grad(roots, needed, [torch.ones_like(one) for one in roots], allow_unused=True)
+
+        return step
+
+
+def _is_captured(given: Sequence[Any]) -> bool:
+    is_cuda = any(isinstance(one, Tensor) and one.is_cuda for one in given)
+    return is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def time_in_turn(
+    calls: Mapping[Any, Callable[[], Any]],
+    device: torch.device,
+    rounds: tuple[int, int],
+    longest_s: float,
+    warm_up: int = 1,
+) -> dict[Any, list[float]]:
+    """Return the times in microseconds of several calls, which alternate.
+
+    Args:
+        calls: The calls by name.
+        device: Their device.
+        rounds: Fewest and most timed runs of each call.
+        longest_s: No round starts after this time and the fewest rounds.
+        warm_up: Untimed runs of each call.
+    """
+    for call in calls.values():
+        for _ in range(warm_up):
+            call()
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    began, (fewest, most) = time.monotonic(), rounds
+    for done in itertools.count():
+        if done >= most or (done >= fewest and time.monotonic() - began > longest_s):
+            return times
+        for name, call in calls.items():
+            times[name].append(timed(device, call))
+    raise AssertionError
+
+
+def timed(device: torch.device, call: Callable[[], Any]) -> float:
+    """Run a call and return its microseconds: wall time on a CPU, time on the current stream on a GPU."""
+    if device.type != "cuda":
+        began = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - began) / 1e3
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
