@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Iterator
 
 import pytest
-
-with warnings.catch_warnings(), contextlib.suppress(ImportError):
-    warnings.simplefilter("ignore")  # torch uses its own deprecated functions
 
 
 @pytest.fixture(autouse=True)

@@ -137,17 +137,28 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
 
 
 def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
-    """Return the graph for inference, or those of forward and backward, of a graph of both."""
-    (output,) = module.graph.find_nodes(op="output")
-    if not any(node.name.startswith("tangents") for node in module.graph.find_nodes(op="placeholder")):
-        return {"inference": module}
-    descriptions = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
-    count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())
+    """Return the graph for inference, or those of forward and backward, of a graph of both.
+
+    They return what the graph copies to its inputs.
+    """
     copied = fx.GraphModule(module, _copied_graph(module.graph))
     (output,) = copied.graph.find_nodes(op="output")
+    if not any(node.name.startswith("tangents") for node in copied.graph.find_nodes(op="placeholder")):
+        return {"inference": _without_mutation(copied)}
+    descriptions = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
+    count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())
     output.meta["desc"] = descriptions
     forward, backward = default_partition(copied, (), num_fwd_outputs=count)
-    return {"forward": forward, "backward": backward}
+    return {"forward": _without_mutation(forward), "backward": _without_mutation(backward)}
+
+
+def _without_mutation(module: fx.GraphModule) -> fx.GraphModule:
+    copies = module.graph.find_nodes(op="call_function", target=_COPY)
+    (output,) = module.graph.find_nodes(op="output")
+    output.args = ((*output.args[0], *(node.args[1] for node in copies)),)
+    for node in copies:
+        module.graph.erase_node(node)
+    return module
 
 
 def mutated_inputs(module: fx.GraphModule) -> frozenset[int]:
