@@ -293,7 +293,7 @@ def test_check_drops_a_group_whose_results_differ(fault: float, monkeypatch: pyt
         with served.watching(calls.append):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
     assert {call.function: call.by for call in calls} == {"gemm": "tunebench", "layernorm": "torch"}
-    assert [bool(call.mismatch) for call in backend_of(compiled).fused[0]] == [False, True]
+    assert [bool(call.reason) for call in backend_of(compiled).fused[0]] == [False, True]
 
 
 def test_kernels_use_as_many_threads_as_torch() -> None:
