@@ -11,6 +11,7 @@ Sources of the architectures written here: Rombach et al., "High-resolution imag
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,12 +37,14 @@ class Architecture:
         make: Returns the model with random weights.
         inputs: Texts of the model's inputs, as `InputSpec` reads them.
         largest: Integer inputs are below this number.
+        dtype: Type of parameters on a GPU.
     """
 
     library: str
     make: Callable[[], nn.Module]
     inputs: tuple[str, ...]
     largest: int = 50
+    dtype: str = "f16"
 
     def specs(self) -> list[InputSpec]:
         """Return the inputs."""
@@ -555,7 +558,9 @@ _WHISPER = {
 }
 
 PUBLISHED: Mapping[str, Architecture] = {
-    name: Architecture(library=one.library, make=_without_memory(one.make), inputs=one.inputs)
+    name: dataclasses.replace(
+        one, make=_without_memory(one.make), dtype="bf16" if "Mixtral" in name else one.dtype
+    )
     for name, one in _published()
 }
-"""Architectures at published sizes, in f16, by name."""
+"""Architectures at published sizes, by name. Experts are in bf16, the type of torch's grouped product."""

@@ -120,7 +120,7 @@ def predicted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str
     """Yield a row for each step on each device."""
     spec = InputSpec.parse(case.large)
     for training in (False, True):
-        graphs = extract(case.make, [spec], training=training, dtype="f16")
+        graphs = extract(case.make, [spec], training=training, dtype="f16", device=described()[DEVICES[0]])
         for device in DEVICES:
             plans = [plan(graph, described()[device]) for graph in graphs]
             library = sum(one.torch_us for one in plans)

@@ -58,6 +58,34 @@ class ConvNextBlock(nn.Module):
         return x + y.permute(0, 3, 1, 2)
 
 
+class SelfAttention(nn.MultiheadAttention):
+    """Attention of an input to itself, with options of `forward`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(32, 4, batch_first=True)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x, x, x, **self.options)
+
+
+class MaskedLayer(nn.TransformerEncoderLayer):
+    """A transformer layer with masks."""
+
+    def __init__(self, **masks: Tensor) -> None:
+        super().__init__(32, 4, 64, 0.0, batch_first=True)
+        self.masks = masks
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x, **self.masks)
+
+
+HIDDEN_KEYS = torch.arange(6) > torch.tensor([[5], [3]])
+"""Keys that a text of four words lacks."""
+LATER = torch.ones(6, 6).triu(1).bool()
+"""Keys after each query."""
+
+
 class SumThenNorm(nn.Module):
     """A sum of images that is read as they are, and normalised with channels last."""
 
@@ -169,6 +197,27 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True),
         [R(2, 6, 32)],
     ),
+    "transformer layer that normalises first": lambda: (
+        nn.TransformerEncoderLayer(32, 4, 64, 0.0, "gelu", norm_first=True),
+        [R(6, 2, 32)],
+    ),
+    "transformer layer with a mask of scores": lambda: (MaskedLayer(src_mask=LATER), [R(2, 6, 32)]),
+    "transformer layer with a mask of keys": lambda: (
+        MaskedLayer(src_key_padding_mask=HIDDEN_KEYS),
+        [R(2, 6, 32)],
+    ),
+    "transformer layer with both masks": lambda: (
+        MaskedLayer(src_key_padding_mask=HIDDEN_KEYS, src_mask=LATER),
+        [R(2, 6, 32)],
+    ),
+    "attention that returns weights": lambda: (
+        SelfAttention(need_weights=True),
+        [R(2, 6, 32)],
+    ),
+    "attention that returns the weights of heads": lambda: (
+        SelfAttention(need_weights=True, average_attn_weights=False, key_padding_mask=HIDDEN_KEYS),
+        [R(2, 6, 32)],
+    ),
 }
 
 
@@ -245,7 +294,7 @@ def _assert_close(ours: Tensor | None, eager: Tensor | None, expected: Tensor | 
 def test_compiled_module_agrees_with_float64(name: str, training: bool) -> None:
     model, inputs = CASES[name]()
     training_only = name.startswith(("frozen", "attention with"))
-    assert check(model, inputs, training=training or training_only)
+    assert check(model.train(training), inputs, training=training or training_only)
 
 
 def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:

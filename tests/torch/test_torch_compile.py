@@ -20,6 +20,7 @@ import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
+from tunebench.device import described  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
@@ -261,6 +262,55 @@ def test_model_that_cannot_be_traced_is_refused() -> None:
 
     with pytest.raises(InputError, match="Refusing cannot be traced as a whole"):
         capture(Refusing(), [torch.zeros(3)])
+
+
+class Attends(nn.Module):
+    """Attention of an input to itself."""
+
+    def __init__(self, heads: int = 4, *, mask: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.inward = heads, dropout, nn.Linear(32, 96)
+        self.register_buffer("mask", torch.ones(8, 8).tril().bool() if mask else None)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.inward(x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return functional.scaled_dot_product_attention(q, k, v, self.mask, self.dropout)
+
+
+H100 = described()["h100-sxm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "expected"),
+    [
+        ({}, "f16", "flash"),
+        ({"dropout": 0.1}, "bf16", "flash"),
+        ({"mask": True}, "f16", "efficient"),
+        ({"dropout": 0.1}, "f32", "efficient"),
+    ],
+)
+def test_extraction_for_a_gpu_has_the_attention_that_runs_there(
+    options: dict[str, Any], dtype: str, expected: str
+) -> None:
+    graphs = extract(
+        lambda: Attends(**options), [InputSpec.parse(f"2x8x32:{dtype}")], training=True, device=H100
+    )
+    targets = [node.target for graph in graphs for node in graph.nodes]
+    assert f"aten._scaled_dot_product_{expected}_attention" in targets
+    assert f"aten._scaled_dot_product_{expected}_attention_backward" in targets
+    assert not {"aten.bmm", "aten._softmax", "aten.native_dropout"} & set(targets)
+
+
+def test_extraction_for_a_gpu_pads_heads_of_flash_attention() -> None:
+    (found,) = extract(lambda: Attends(heads=16), [InputSpec.parse("2x8x32:f16")], device=H100)
+    (attention,) = [text for text in texts(found) if text.startswith("attention")]
+    assert "head_dim=8," in attention
+
+
+def test_extraction_without_a_device_has_the_attention_of_this_machine() -> None:
+    (found,) = extract(Attends, [InputSpec.parse("2x8x32")])
+    assert "aten._scaled_dot_product_flash_attention_for_cpu" in {node.target for node in found.nodes}
 
 
 # -- compiled models ---------------------------------------------------------------------------------------

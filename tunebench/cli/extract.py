@@ -64,7 +64,7 @@ def command(
         if not inputs:
             raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
         specs = [InputSpec.parse(text) for text in inputs]
-        graphs = extract(factory, specs, training=training, dtype=dtype)
+        graphs = extract(factory, specs, training=training, dtype=dtype, device=target)
     plans = [plan(graph, target) for graph in graphs]
     written = _write(plans, out) if out is not None else []
     emit(as_json, [one.to_json() for one in plans], lambda to: _render(plans, written, to))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph.node import Graph
 from tunebench.graph.plan import PartitionPlan
@@ -134,6 +136,7 @@ def extract(
     training: bool = False,
     dtype: str | None = None,
     name: str = "",
+    device: Device | None = None,
 ) -> tuple[Graph, ...]:
     """Return the graphs of a model's step without computing it.
 
@@ -144,6 +147,8 @@ def extract(
             returns.
         dtype: Type of the parameters; by default that of the first f16 or bf16 input.
         name: Name of the graphs; by default the model's class.
+        device: Device that will run the step; it need not be in this machine. On a GPU attention is one
+            operator of torch, on a CPU it may be several.
 
     Returns:
         One graph for inference; for training the forward and the backward graph. Several of each if torch
@@ -155,8 +160,11 @@ def extract(
     """
     model = make_model(factory, inputs, dtype)
     from tunebench.torch.compiler.capture import capture
+    from tunebench.torch.compiler.decomposition import attention_as_on_gpu
 
-    found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
+    is_gpu = device is not None and device.kind == "gpu"
+    with attention_as_on_gpu() if is_gpu else contextlib.nullcontext():
+        found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
     return tuple(translation.graph for translation in found)
 
 

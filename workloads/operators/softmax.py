@@ -115,7 +115,9 @@ class Softmax(MatrixWorkload):
         z = inputs["x"] * inputs["scale"] if self.has_scale else inputs["x"]
         if self.has_mask:
             z = z + inputs["mask"]
-        top, largest = z.max(axis=1, keepdims=True), np.abs(z).max(axis=1, keepdims=True)
+        top = z.max(axis=1, keepdims=True)
+        # Masked elements, which are -inf, are exact.
+        largest = np.abs(z).max(axis=1, keepdims=True, where=np.isfinite(z), initial=0)
         e = np.exp(z - top)
         total = e.sum(axis=1, keepdims=True)
         if self.log:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._translation import Translation, translate
+from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
 __all__ = ["capture", "constant_inputs", "differentiable_results", "in_training_mode", "tracing_backend"]
 
@@ -130,7 +131,10 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
         return compiled
 
     backend: Callable[..., Any] = aot_autograd(
-        fw_compiler=of("forward"), bw_compiler=of("backward"), inference_compiler=of("inference")
+        fw_compiler=of("forward"),
+        bw_compiler=of("backward"),
+        inference_compiler=of("inference"),
+        decompositions=DECOMPOSITIONS,
     )
     return backend
 
