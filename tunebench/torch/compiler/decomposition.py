@@ -163,10 +163,10 @@ def _attention(
     if is_plain and is_aligned and query.shape[1] == key.shape[1] == value.shape[1]:
         needs_gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         mask = _as_bias(attn_mask, query, key)
-        return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
-    return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+    return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
 
