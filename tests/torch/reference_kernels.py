@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,10 +44,14 @@ def reference_kernels() -> Iterator[set[Workload]]:
 
     def bound_choice(self: Dispatcher, preferred: Any = None) -> BoundChoice:
         ran.add(self.workload)
-        variant = kernels.variants(self.workload)[0]
+        return bound(self.workload)
+
+    @functools.cache
+    def bound(workload: Workload) -> BoundChoice:
+        variant = kernels.variants(workload)[0]
         config = Config({})
-        choice = KernelChoice(workload=self.workload, reason="reference", variant=variant, config=config)
-        return BoundChoice(0, choice, ReferenceKernel(self.workload, variant, config))
+        choice = KernelChoice(workload=workload, reason="reference", variant=variant, config=config)
+        return BoundChoice(0, choice, ReferenceKernel(workload, variant, config))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dispatcher, "bound_choice", bound_choice)

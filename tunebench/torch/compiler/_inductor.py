@@ -29,7 +29,11 @@ Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
 
 
 def compile_by_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], rewrite: Rewrite | None = None
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    rewrite: Rewrite | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo traced, as `torch.compile` does.
 
@@ -40,10 +44,14 @@ def compile_by_inductor(
         inputs: Its inputs.
         rewrite: Changes the graph of ATen operators, which are not decomposed yet. An exception ends the
             compilation.
+        config: Options of inductor.
     """
+    patches = dict(config or {})
     devices = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
     missing = next(filter(None, map(missing_compiler, sorted(devices))), "")
     copied, inner = _copied(module), _by_operators if missing else _inner_compile
+    if rewrite is not None:
+        patches["joint_custom_pre_pass"] = _RewritingPass(rewrite, _table(missing))
     # AOTAutograd's cache would skip the pass; inductor's cache of compiled graphs works.
     with functorch_config.patch(enable_autograd_cache=rewrite is None and not missing):
         return compile_fx(  # type: ignore[no-any-return]
@@ -51,9 +59,7 @@ def compile_by_inductor(
             inputs,
             inner_compile=inner,
             decompositions=None if rewrite is None and not missing else {},
-            config_patches=None
-            if rewrite is None
-            else {"joint_custom_pre_pass": _RewritingPass(rewrite, _table(missing))},
+            config_patches=patches or None,
         )
 
 

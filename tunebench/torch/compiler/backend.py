@@ -6,24 +6,30 @@ measured where workloads were tuned, predicted elsewhere.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
+import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.eval_frame import innermost_backend
+from torch._inductor import list_mode_options, list_options
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tunebench.device import Device
-from tunebench.dispatch import Preference, preference
+from tunebench.dispatch import Preference, choose, preference
 from tunebench.dispatch.cpu import forked
 from tunebench.dispatch.watch import is_watched
-from tunebench.errors import InputError
+from tunebench.errors import InputError, UnknownName
 from tunebench.graph.plan import PartitionPlan, plan
 from tunebench.torch._aten_workload import signature
 from tunebench.torch._tensor import device_of
@@ -34,8 +40,14 @@ from tunebench.torch.compiler._inductor import compile_by_inductor, is_repeatabl
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import Phase, constant_inputs
+from tunebench.workloads import parse
 
-__all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
+__all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans"]
+
+OPTIONS = ("benchmark", "check")
+"""Options of the backend that are true or false (see `compile`); the others are inductor's."""
+
+_log = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
 """Runs a graph that Dynamo traced."""
@@ -48,6 +60,7 @@ class Backend:
         name: Name of the model.
         benchmark: Whether to time groups against torch inside the model (see `compile`).
         check: Whether to compare the results of groups with torch's (see `compile`).
+        inductor: Options of inductor.
 
     Attributes:
         plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
@@ -55,15 +68,31 @@ class Backend:
         skipped: Why other graphs were left to torch.
     """
 
-    def __init__(self, name: str = "model", *, benchmark: bool = False, check: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "model",
+        *,
+        benchmark: bool = False,
+        check: bool = False,
+        inductor: Mapping[str, Any] | None = None,
+    ) -> None:
         self._name, self._benchmark, self._check = name, benchmark, check or benchmark
+        self._inductor = dict(inductor or {})
         self.plans: list[PartitionPlan] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
 
+    def __reduce__(self) -> tuple[Callable[[], Backend], tuple[()]]:
+        """Copy and pickle the options alone: a copy of a compiled model compiles its own graphs."""
+        copied = functools.partial(
+            Backend, self._name, benchmark=self._benchmark, check=self._check, inductor=self._inductor
+        )
+        return copied, ()
+
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """Compile a graph that Dynamo traced."""
-        return _CompiledGraph(module, inputs, self._compiled)
+        by_inductor = functools.partial(compile_by_inductor, config=self._inductor)
+        return _CompiledGraph(module, inputs, self._compiled, by_inductor)
 
     def _compiled(
         self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
@@ -79,7 +108,8 @@ class Backend:
             return by_torch()
         step = _Step()
         try:
-            ours = compile_by_inductor(module, inputs, functools.partial(self._rewritten, step))
+            rewrite = functools.partial(self._rewritten, step)
+            ours = compile_by_inductor(module, inputs, rewrite, config=self._inductor)
         except _NoGroupsError:
             ours = by_torch()
         except InputError as error:
@@ -138,6 +168,7 @@ class Backend:
         with unset_fake_temporarily():
             for call in calls:
                 self._decide(call, preferred)
+        _log_plan(partition, calls, preferred)
         return partition, calls
 
     def _decide(self, call: FusedCall, preferred: Preference) -> None:
@@ -150,6 +181,7 @@ class Backend:
 
     def _skip(self, reason: str) -> None:
         self.skipped.append(reason)
+        _log.info("%s: torch runs a graph: %s", self._name, reason)
         warnings.warn(f"torch runs a graph of {self._name}: {reason}", stacklevel=2)
 
 
@@ -195,6 +227,7 @@ class _CompiledGraph:
         module: The graph.
         inputs: Its inputs while Dynamo traces; sizes may be symbolic.
         compiler: Compiles the graph for constant sizes.
+        by_inductor: Compiles a graph by inductor alone.
     """
 
     def __init__(
@@ -202,15 +235,16 @@ class _CompiledGraph:
         module: fx.GraphModule,
         inputs: Sequence[Any],
         compiler: Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled],
+        by_inductor: Callable[[fx.GraphModule, Sequence[Any]], Compiled],
     ) -> None:
-        self._module, self._compiler = module, compiler
+        self._module, self._compiler, self._by_inductor = module, compiler, by_inductor
         self._places = _dynamic_places(module)
         self._known: dict[tuple[Any, ...], Compiled] = {}
         self._by_torch: Compiled | None = None
         self._lock = threading.RLock()
         self._is_on_cpu = any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in inputs)
         if self._places:
-            self._by_torch = compile_by_inductor(module, inputs)
+            self._by_torch = by_inductor(module, inputs)
         else:
             self._known[preference(),] = self._compiled(inputs)
 
@@ -232,7 +266,7 @@ class _CompiledGraph:
     def _torch(self, inputs: Sequence[Any]) -> Compiled:
         """Return the graph compiled by inductor alone."""
         if self._by_torch is None:
-            self._by_torch = compile_by_inductor(self._module, inputs)
+            self._by_torch = self._by_inductor(self._module, inputs)
         return self._by_torch
 
 
@@ -272,30 +306,94 @@ def _device(module: fx.GraphModule) -> tuple[Device, int]:
     return found
 
 
+def _log_plan(partition: PartitionPlan, calls: Iterable[FusedCall], preferred: Preference) -> None:
+    """Log a plan: its time, each group, and each operation left to torch with the reason."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    head, *lines = str(partition).splitlines()
+    _log.info("%s", head)
+    planned = iter(calls)
+    for line, offer in zip(lines, partition.chosen, strict=True):
+        if offer.price.by == "tunebench":
+            reasons = {next(planned).reason}
+        else:
+            reasons = {
+                choose(parse(text), partition.device, preferred).reason for text in offer.group.workloads
+            }
+        _log.info("%s", " ".join([line, *(f"({reason})" for reason in reasons if reason)]))
+    for offer in partition.rejected:
+        _log.debug("  not fused, %.1f us longer: %s", -offer.saved_us, " and ".join(offer.group.workloads))
+
+
 def backend(
-    module: fx.GraphModule, inputs: Any, *, options: Mapping[str, bool] | None = None
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo traced: ``torch.compile(model, backend="tunebench")``.
 
     Args:
         module: The traced module.
         inputs: Example inputs.
-        options: ``benchmark`` and ``check``, true or false (see `compile`).
+        mode: A mode of `torch.compile` (see `compile`).
+        options: Values of `OPTIONS`, and options of inductor.
 
     Raises:
-        InputError: if an option is unknown.
+        InputError: if the mode or an option is unknown.
     """
-    given = dict(options or {})
-    if not given.keys() <= {"benchmark", "check"} or not all(
-        isinstance(value, bool) for value in given.values()
-    ):
-        raise InputError(
-            f"the options of the backend tunebench are benchmark and check (true or false), got {options}"
+    made = Backend(**_checked_options(mode, options))
+    compiled = made(module, inputs)
+    place = next((place for place, one in enumerate(inputs) if isinstance(one, nn.Parameter)), None)
+    if place is None:
+        return compiled
+    last: Any = None
+
+    def run(*given: Any) -> Any:
+        nonlocal last
+        if given[place] is not last:  # modules of the same structure share the graph
+            last = given[place]
+            _by_parameter.setdefault(last, {})[made] = None
+        return compiled(*given)
+
+    return run
+
+
+def _checked_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of `Backend` of a mode and options.
+
+    Raises:
+        InputError: if the mode or an option is unknown, or the value of an option is not true or false.
+    """
+    modes, given = list_mode_options(), dict(options or {})
+    if mode is not None and mode not in modes:
+        raise UnknownName("mode", mode, modes)
+    chosen = {name: given.pop(name) for name in OPTIONS if name in given}
+    for name, value in chosen.items():
+        if not isinstance(value, bool):
+            raise InputError(f"expected option {name!r} to be true or false, got {value!r}")
+    known = {one.replace("-", "_") for one in list_options()} if given else set[str]()
+    unknown = next((name for name in given if name.replace("-", "_") not in known), None)
+    if unknown is not None:
+        raise UnknownName(
+            "option", unknown, (*OPTIONS, *difflib.get_close_matches(unknown, known), "inductor's options")
         )
-    return Backend(benchmark=given.get("benchmark", False), check=given.get("check", False))(module, inputs)
+    if (mode or "").startswith("max-autotune"):
+        chosen.setdefault("benchmark", True)
+    return {**chosen, "inductor": {**modes[mode or "default"], **given}}
 
 
-_backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
+_OWN_LIMIT: Any = (
+    {"isolate_recompiles": True}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    else {}
+)
+"""Arguments of `torch.compile` with which each compiled model has its own limit of compilations."""
+_compiled: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
+"""Backend of each model that `compile` returned."""
+_by_parameter: Any = WeakTensorKeyDictionary()
+"""Backends of the graphs that ran with a parameter and were compiled with ``backend="tunebench"``."""
 
 
 def compile(  # noqa: A001 - torch's name
@@ -303,6 +401,8 @@ def compile(  # noqa: A001 - torch's name
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
     benchmark: bool = False,
     check: bool = False,
 ) -> Any:
@@ -316,44 +416,75 @@ def compile(  # noqa: A001 - torch's name
         fullgraph: Whether to raise if torch cannot trace the whole model.
         dynamic: Whether torch traces the model once for all sizes; None does so from the second size of an
             input on. Kernels are chosen for each set of sizes.
+        mode: A mode of `torch.compile`, which applies to what inductor compiles; ``max-autotune`` sets
+            `benchmark` too.
+        options: `benchmark` and `check` by name, and options of inductor.
         benchmark: Whether to compile without groups too, run both alternately at the first call, and keep the
             faster. A kernel's time in the model can differ from its time alone.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
 
     Returns:
-        What `torch.compile` returns: a module with the parameters of the model, or a function.
+        What `torch.compile` returns: a module with the parameters of the model, or a function. Copies and
+        pickles of the module compile again at their first call.
 
     Raises:
-        InputError: if the model is not callable.
+        InputError: if the model is not callable, or the mode or an option is unknown.
     """
+    given = _checked_options(mode, options)
     if model is None:
         return functools.partial(
-            compile, fullgraph=fullgraph, dynamic=dynamic, benchmark=benchmark, check=check
+            compile,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            mode=mode,
+            options=options,
+            benchmark=benchmark,
+            check=check,
         )
+    given |= {name: True for name, value in (("benchmark", benchmark), ("check", check)) if value}
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
-    made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark, check=check)
-    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic)
-    _backends[compiled] = made
+    made = Backend(getattr(model, "__name__", type(model).__name__), **given)
+    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic, **_OWN_LIMIT)
+    _compiled[compiled] = made
     return compiled
 
 
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
 
+    Args:
+        compiled: What `compile` or ``torch.compile(module, backend="tunebench")`` returned, or a copy of it.
+
     Raises:
-        InputError: if `compile` did not return it.
+        InputError: if it was not compiled by tunebench.
     """
-    return tuple(backend_of(compiled).plans)
+    return tuple(plan for made in _backends_of(compiled) for plan in made.plans)
 
 
 def backend_of(compiled: Any) -> Backend:
-    """Return the backend of a compiled model.
+    """Return the backend of a model that `compile` returned.
 
     Raises:
-        InputError: if `compile` did not return it.
+        InputError: if it was compiled otherwise.
     """
-    if compiled not in _backends:
-        raise InputError("expected a model that tunebench.torch.compile returned")
-    return _backends[compiled]
+    (made,) = _backends_of(compiled)
+    return made
+
+
+def _backends_of(compiled: Any) -> Sequence[Backend]:
+    if compiled in _compiled:
+        return (_compiled[compiled],)
+    context = getattr(compiled, "dynamo_ctx", None)
+    compiler = getattr(context and innermost_backend(context.callback), "compiler_fn", None)
+    if isinstance(compiler, Backend):
+        return (compiler,)
+    parameters = compiled.parameters() if isinstance(compiled, nn.Module) else ()
+    found = dict.fromkeys(made for one in parameters for made in _by_parameter.get(one, ()))
+    if not found and compiler is not backend:
+        raise InputError(
+            "expected what tunebench.torch.compile returned, or a module with parameters that "
+            'torch.compile(module, backend="tunebench") compiled'
+        )
+    return tuple(found)
