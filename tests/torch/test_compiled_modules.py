@@ -188,6 +188,26 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         ConvNextBlock().to(memory_format=CL),
         [R(2, 8, 6, 6).to(memory_format=CL)],
     ),
+    **{
+        f"convolution over a sequence, {name}": lambda layers=layers, x=x: (
+            nn.Sequential(*layers()),
+            [x()],
+        )
+        for name, layers, x in (
+            ("of one tap", lambda: [nn.Conv1d(8, 6, 1), nn.ReLU()], lambda: R(2, 8, 9)),
+            ("strided", lambda: [nn.Conv1d(8, 6, 3, 2), nn.ReLU()], lambda: R(2, 8, 9)),
+            ("dilated", lambda: [nn.Conv1d(8, 6, 3, dilation=2, bias=False)], lambda: R(2, 8, 9)),
+            ("grouped", lambda: [nn.Conv1d(8, 4, 3, groups=4)], lambda: R(2, 8, 9)),
+            ("channels last", lambda: [nn.Conv1d(8, 6, 3), nn.ReLU()], lambda: R(2, 9, 8).mT),
+            ("batch not outermost", lambda: [nn.Conv1d(8, 6, 3)], lambda: R(8, 2, 9).transpose(0, 1)),
+            ("transposed", lambda: [nn.ConvTranspose1d(8, 6, 3, 2, bias=False)], lambda: R(2, 8, 9)),
+            (
+                "before a norm",
+                lambda: [nn.Conv1d(8, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 7, 1)],
+                lambda: R(2, 8, 9),
+            ),
+        )
+    },
     "sum then norm": lambda: (SumThenNorm(), [R(2, 8, 6, 6), R(2, 8, 6, 6)]),
     "sum then norm, channels last": lambda: (
         SumThenNorm(),

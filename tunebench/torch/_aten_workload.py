@@ -15,7 +15,7 @@ import torch
 
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
-from tunebench.torch._layout import bias_axes
+from tunebench.torch._layout import bias_axes, channel_broadcast
 from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import parse, workload
 
@@ -129,18 +129,20 @@ def _alike(name: str, values: Any) -> int:
 
 def _layout(*tensors: Any) -> str:
     """Return the layout of a convolution: channels last if any of its tensors has it."""
-    last = any(
-        tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-        for tensor in tensors
-    )
+    last = any(channel_broadcast(tensor) == "vector" and not tensor.is_contiguous() for tensor in tensors)
     return "nhwc" if last else "nchw"
 
 
 def _convolution_of(x: Any, w: Any, args: Arguments, **more: Any) -> str:
-    if w.dim() != 4:
+    """Return the workload of a convolution; one over a sequence has images and filters of height 1."""
+    if w.dim() not in (3, 4):
         raise _Unsupported(f"{w.dim() - 2}-dimensional")
-    n, c, height, width = _enlarged(x, w, args) if args["transposed"] else x.shape
-    k, _, r, s = w.shape
+    if w.dim() == 3 and any(args["padding"]):
+        raise _Unsupported("1-dimensional with padding, of which kernels pad the height as well")
+    n, c, *image = _enlarged(x, w, args) if args["transposed"] else x.shape
+    k, _, *taps = w.shape
+    height, width = image if w.dim() == 4 else (1, *image)
+    r, s = taps if w.dim() == 4 else (1, *taps)
     sizes = {"n": n, "c": c, "h": height, "w": width, "k": k, "r": r, "s": s, "groups": args["groups"]}
     names = {"stride": "stride", "pad": "padding", "dilation": "dilation"}
     placed = {name: _alike(argument, args[argument]) for name, argument in names.items()}

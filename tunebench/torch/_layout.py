@@ -73,7 +73,7 @@ def channel_broadcast(images: Any) -> Broadcast:
     """Return how one number per channel is broadcast to images."""
     if images.is_contiguous() and images.shape[2:].numel() > 1:
         return "channel"
-    return "vector" if images.is_contiguous(memory_format=torch.channels_last) else "channel"
+    return "vector" if images.movedim(1, -1).is_contiguous() else "channel"
 
 
 def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
@@ -136,8 +136,8 @@ def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...
         dense = strides_in_order(extents, range(len(extents)))
         return tuple(stride if keep else 0 for stride, keep in zip(dense, kept, strict=True))
     order = list(range(tensor.dim()))
-    if getattr(workload, "layout", "") == "nhwc" and tensor.dim() == 4:
-        order = [0, 2, 3, 1]
+    if getattr(workload, "layout", "") == "nhwc" and tensor.dim() > 2:
+        order = [0, *order[2:], 1]
     elif name in _MATRICES and getattr(workload, "trans", "nn")[_MATRICES[name]] == "t":
         order[-2:] = order[:-3:-1]
     return strides_in_order(tensor.shape, order)
