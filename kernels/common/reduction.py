@@ -18,7 +18,11 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.reduction import Reduction
 
 __all__ = [
+    "END_ROWS",
+    "JOIN",
     "MOST_BLOCKS",
+    "OTHER_REGISTERS",
+    "ROWS_AT_END",
     "SMALL",
     "SPLITS",
     "CudaReduction",
@@ -36,7 +40,26 @@ SMALL = 2**20
 """Most elements of an emulation workload, approximately."""
 OTHER_REGISTERS = 40
 """Registers of a thread in addition to loaded vectors: addresses, loop state and temporaries of functions."""
-_JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}
+ROWS_AT_END = 4
+"""Rows of a block, one warp each, in the launch that joins parts of rows."""
+JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}
+"""Struct that joins two results, by reduction."""
+
+END_ROWS = r"""
+// `partial` has (rows, parts); a warp has a row.
+template <class Op, class Out>
+__global__ void __launch_bounds__(128)
+    end_rows(const float* __restrict__ partial, Out* __restrict__ out, float factor, int rows, int parts) {
+  const int row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Op op;
+  float total = Op::neutral();
+  if (row < rows)
+    for (int part = lane; part < parts; part += 32) total = op(total, partial[size_t(row) * parts + part]);
+  total = warp_reduce<32>(total, op);
+  if (lane == 0 && row < rows) out[row] = from_float<Out>(finish(total * factor));
+}
+"""
+"""Kernel that joins parts of rows."""
 
 
 def source(workload: Reduction, kernels: str) -> str:
@@ -103,7 +126,7 @@ class CudaReduction(CudaVariant[Reduction]):
         results, threads = self.at_end
         ends: tuple[Argument, ...] = (Scalar("int", workload.results), Scalar("int", split))
         last = Launch(
-            entry=f"end_{self.kernels}<{_JOIN[workload.reduce]}, {ctype(workload.out)}>",
+            entry=f"end_{self.kernels}<{JOIN[workload.reduce]}, {ctype(workload.out)}>",
             grid=(ceil_div(workload.results, results), 1, 1),
             block=(results * threads, 1, 1),
             arguments=("partial", "out", factor, *ends),
@@ -114,7 +137,7 @@ class CudaReduction(CudaVariant[Reduction]):
         """Return the template arguments: join, input and result type, whether it is final, and the shape."""
         whole = config["split"] == 1
         stored = ctype(workload.out if whole else "f32")
-        types = (_JOIN[workload.reduce], ctype(workload.dtype), stored, str(whole).lower())
+        types = (JOIN[workload.reduce], ctype(workload.dtype), stored, str(whole).lower())
         return ", ".join((*types, *(str(config[name]) for name in self.shape)))
 
 

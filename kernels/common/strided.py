@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expression import least_of_tree
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.operators._strided import StridedOperand, StridedWorkload
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
-__all__ = ["lane_axis", "lane_cost", "least_of_element", "second_axis", "transposed_axis"]
+__all__ = [
+    "capped",
+    "is_distinct",
+    "lane_axis",
+    "lane_cost",
+    "least_of_element",
+    "own_elements",
+    "second_axis",
+    "shrunk",
+    "transposed_axis",
+]
+
+S = TypeVar("S", bound=StridedWorkload)
 
 FAR = 16
 """Elements between two loads beyond which a larger distance makes no difference."""
@@ -52,15 +69,7 @@ def least_of_element(workload: StridedWorkload, *, may_be_0: bool) -> tuple[floa
         may_be_0: Whether to include operations on operands that are 0 where they do not exist; a kernel may
             leave them out there.
     """
-    distinct = {
-        name
-        for name, operand in workload.maps.items()
-        if all(
-            step
-            for step, extent in zip(operand.index.strides, operand.index.shape, strict=True)
-            if extent > 1
-        )
-    }
+    distinct = {name for name, operand in workload.maps.items() if is_distinct(operand)}
     left_out = {name for name, operand in workload.maps.items() if operand.index.guards and not may_be_0}
     return least_of_tree(workload.tree, distinct, left_out)
 
@@ -87,3 +96,48 @@ def lane_cost(workload: StridedReduction, axis: int) -> float:
         for operand in workload.maps.values()
     )
     return each * (1 + FAR / workload.extents[axis])
+
+
+def is_distinct(operand: StridedOperand) -> bool:
+    """Return whether an operand has a stride along every axis, so that no value belongs to several indices."""
+    steps = zip(operand.index.strides, operand.index.shape, strict=True)
+    return all(step for step, extent in steps if extent > 1)
+
+
+def own_elements(operand: StridedOperand) -> bool:
+    """Return whether all elements exist, and each is at an offset of its own."""
+    index = operand.index
+    return not index.guards and is_distinct(operand) and index.touched() == index.elements
+
+
+def shrunk(workload: S, most: Mapping[int, int], multiple: int = 1) -> S:
+    """Return a workload with smaller extents and the same strides.
+
+    Args:
+        workload: The workload.
+        most: Largest extent of some axes; others stay, and each keeps two indices at least.
+        multiple: Extents that are multiples of this number stay so.
+    """
+    extents = []
+    for axis, extent in enumerate(workload.extents):
+        least = max(2, most.get(axis, extent))
+        rounded = -(-least // multiple) * multiple if extent % multiple == 0 else least
+        extents.append(min(extent, rounded))
+    return dataclasses.replace(workload, shape="x".join(map(str, extents)))
+
+
+def capped(workload: StridedWorkload, axes: Sequence[int], elements: int) -> dict[int, int]:
+    """Return extents of axes whose product is about a number of elements; axes without guards shrink first."""
+    extents = {axis: workload.extents[axis] for axis in axes}
+    guarded = {
+        axis
+        for operand in workload.maps.values()
+        for guard in operand.index.guards
+        for axis in axes
+        if guard.coefficients[axis]
+    }
+    for axis in sorted(axes, key=lambda axis: (axis in guarded, axis)):
+        total = math.prod(extents.values())
+        if total > elements:
+            extents[axis] = max(2, -(-extents[axis] * elements // total))
+    return extents

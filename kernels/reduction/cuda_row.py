@@ -20,7 +20,9 @@ from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda_expression import parameters
 from tunebench.kernels.common.expression import filled, operands, variable
 from tunebench.kernels.common.reduction import (
+    END_ROWS,
     MOST_BLOCKS,
+    ROWS_AT_END,
     SMALL,
     SPLITS,
     CudaReduction,
@@ -36,8 +38,6 @@ from tunebench.workloads.operators.reduction import Reduction
 
 WARP = 32
 """Vectors that a warp accesses at once; parts of a row start at multiples of them."""
-ROWS_AT_END = 4
-"""Rows of a block, one warp each, in the launch that joins parts."""
 
 
 def _lines(workload: Reduction, vector: Any) -> Any:
@@ -128,19 +128,6 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
     left[row * gridDim.y + blockIdx.y] = total;
   }
 }
-
-// `partial` has (rows, parts); a warp has a row.
-template <class Op, class Out>
-__global__ void __launch_bounds__(128)
-    end_rows(const float* __restrict__ partial, Out* __restrict__ out, float factor, int rows, int parts) {
-  const int row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Op op;
-  float total = Op::neutral();
-  if (row < rows)
-    for (int part = lane; part < parts; part += 32) total = op(total, partial[size_t(row) * parts + part]);
-  total = warp_reduce<32>(total, op);
-  if (lane == 0 && row < rows) out[row] = from_float<Out>(finish(total * factor));
-}
 """
 
 
@@ -210,7 +197,7 @@ class CudaRowReduction(CudaReduction):
         held |= {name: f"each_{name}" for name in workload.column_names}
         rows = [f"{variable(name)} + row * cols" for name in workload.whole_names]
         text = filled(
-            KERNELS,
+            KERNELS + END_ROWS,
             PARAMETERS=parameters(workload),
             LOAD_EACH="\n".join(
                 f"  const float each_{name} = row < rows ? to_float({variable(name)}[row]) : 0.0f;"

@@ -48,8 +48,29 @@ WORKLOADS = {
         "reduction:rows=150,cols=37,dtype=f32,expression=(x-mean)*b,vectors=b,columns=mean,axis=rows,reduce=sum",
         "reduction:rows=301,cols=200,dtype=bf16,expression=silu(x)*y,reduce=max,axis=rows",
     ),
-    "strided_elementwise": (),
-    "strided_reduction": (),
+    "strided_elementwise": (
+        "strided_elementwise:shape=37x131,dtype=f32,expression=gelu(x)*y-z,operands=x.f32.131_1+y.f16.0_1+z.bf16.1_0",
+        "strided_elementwise:shape=6x72x40,dtype=f16,expression=x*y,operands=x.f16.3456_1_72+y.f16.0_0_1.at8",
+        "strided_elementwise:shape=5x35x67,dtype=f32,expression=x*y+c,"
+        "operands=x.f32.1_335_5+y.bf16.-35_0_-1.at300+c.bool.67_0_1",
+        "strided_elementwise:shape=7x12x40,dtype=bf16,expression=x+y+z,operands=x.f16.160_40_1.if0_1_0_0_4+"
+        "y.bf16.120_40_1.at-160.if0_1_0_-4_3+z.f32.160_40_1.at-280.if0_1_0_-7_4",
+        "strided_elementwise:shape=2x27x48,dtype=bool,expression=lt(c,x),"
+        "operands=c.bool.0_-1_0.at26+x.f32.1200_48_1.at-48.if0_1_0_-1_25.if0_0_1_-8_40",
+        "strided_elementwise:shape=33x70,dtype=f32,expression=x-y,operands=x.f32.1_33.if0_1_-3_60+y.f32.70_1.if1_-1_0_9",
+    ),
+    "strided_reduction": (
+        "strided_reduction:shape=37x131,dtype=f32,expression=x*y-z,reduce=sum,"
+        "operands=x.f32.131_1+y.f16.0_1+z.bf16.1_0",
+        "strided_reduction:shape=3x5000,dtype=f16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5),"
+        "operands=x.f16.5000_1",
+        "strided_reduction:shape=2x9x9x3x3,dtype=f32,expression=x,reduce=max,axes=2,"
+        "operands=x.f32.289_34_2_17_1.at-18.if0_2_0_1_0_-1_17.if0_0_2_0_1_-1_17",
+        "strided_reduction:shape=9x3x140,dtype=bool,expression=c,reduce=max,then=1-x,operands=c.bool.3_1_27",
+        "strided_reduction:shape=5x7x30x11,dtype=bf16,expression=silu(x)*y,reduce=sum,axes=2,then=x*0.5,"
+        "operands=x.f16.1_5_35_1050.if0_0_1_0_-3_20+y.f32.0_0_-1_0.at29",
+        "strided_reduction:shape=700x6,dtype=f32,expression=x,reduce=min,axes=2,operands=x.bf16.6_1",
+    ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",

@@ -1,0 +1,199 @@
+"""Strided operands in CUDA C++: coordinates from a flat index, guards, and loads of one or several elements.
+
+Sizes and strides are constants in the source, so that divisions become multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunebench.dtype import itemsize
+from tunebench.expression import steps
+from tunebench.index_map import Guard, IndexMap
+from tunebench.kernels.common.cuda import ctype
+from tunebench.kernels.common.cuda_expression import special
+from tunebench.kernels.common.expression import filled, variable
+from tunebench.workloads.operators._strided import StridedOperand, StridedWorkload
+
+__all__ = ["Load", "arguments", "claimed", "decoded", "loads_of", "parameters", "widest"]
+
+LARGEST = 2**31
+"""Sums below this are computed in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How a thread loads an operand for `vector` adjacent indices of an axis.
+
+    Attributes:
+        name: Name of the operand.
+        operand: The operand.
+        axis: The axis.
+        vector: Adjacent indices of a thread.
+        elements: Elements that it holds: 1 if all indices have the same.
+        is_vector: Whether it loads them by one access.
+    """
+
+    name: str
+    operand: StridedOperand
+    axis: int
+    vector: int
+    elements: int
+    is_vector: bool
+
+    @property
+    def accesses(self) -> int:
+        """Number of loads of a thread."""
+        return 1 if self.is_vector else self.elements
+
+    @property
+    def held(self) -> str:
+        """Type of the held elements."""
+        return f"Vec<{ctype(self.operand.dtype)}, {self.elements}>"
+
+    def element(self, held: str) -> str:
+        """Return the text of the f32 value of element i.
+
+        Args:
+            held: Text of the held elements.
+        """
+        return f"to_float({held}.at[{'0' if self.elements == 1 else 'i'}])"
+
+    def text(self, held: str, index: Mapping[int, str]) -> str:
+        """Return the statement that loads the elements; those that do not exist are 0.
+
+        Args:
+            held: Text of the variable for the held elements.
+            index: Text of the index along each axis.
+        """
+        index_map, pointer = self.operand.index, variable(self.name)
+        place = summed(index_map.strides, index, index_map.start, index_map.shape)
+        if self.is_vector or self.elements == 1:
+            found = f"load_vec<{self.elements}>({pointer} + ({place}))"
+            exists = " && ".join(condition(one, index, index_map.shape) for one in index_map.guards)
+            return f"{held} = {f'{exists} ? {found} : {self.held}{{}}' if exists else found};"
+        inside = {**index, self.axis: f"({index[self.axis]} + i)"}
+        place = summed(index_map.strides, inside, index_map.start, index_map.shape)
+        exists = " && ".join(condition(one, inside, index_map.shape) for one in index_map.guards)
+        element = f"{pointer}[{place}]"
+        found = f"{exists} ? {element} : {ctype(self.operand.dtype)}{{}}" if exists else element
+        return f"\n#pragma unroll\n    for (int i = 0; i < {self.vector}; ++i) {held}.at[i] = {found};"
+
+
+def loads_of(workload: StridedWorkload, axis: int, vector: int) -> tuple[Load, ...]:
+    """Return how a thread loads each operand for `vector` adjacent indices of an axis, aligned to `vector`."""
+    return tuple(
+        Load(
+            name=name,
+            operand=operand,
+            axis=axis,
+            vector=vector,
+            elements=1 if _is_constant(operand.index, axis) else vector,
+            is_vector=vector > 1 and _is_aligned(operand.index, axis, vector),
+        )
+        for name, operand in workload.maps.items()
+    )
+
+
+def _is_constant(index: IndexMap, axis: int) -> bool:
+    return not index.strides[axis] and not any(guard.coefficients[axis] for guard in index.guards)
+
+
+def _is_aligned(index: IndexMap, axis: int, vector: int) -> bool:
+    """Return whether `vector` aligned indices along an axis are one aligned access, or do not exist."""
+
+    def others(row: Sequence[int]) -> list[int]:
+        extents = enumerate(index.shape)
+        return [row[other] for other, extent in extents if other != axis and extent > 1]
+
+    limits = [
+        (*others(guard.coefficients), guard.start, guard.extent) if guard.coefficients[axis] == 1 else (0,)
+        for guard in index.guards
+        if guard.coefficients[axis]
+    ]
+    steps = [index.start, *others(index.strides), *(step for limit in limits for step in limit)]
+    only_unit = all(guard.coefficients[axis] in (0, 1) for guard in index.guards)
+    return index.strides[axis] == 1 and only_unit and all(step % vector == 0 for step in steps)
+
+
+def widest(workload: StridedWorkload, axis: int, *, stored: bool) -> int:
+    """Return the most bytes of an element that several of are loaded, or stored, by one access.
+
+    Args:
+        workload: The workload.
+        axis: Axis of the elements.
+        stored: Whether results are stored so.
+    """
+    sizes = [itemsize(operand.dtype) for operand in workload.maps.values() if operand.index.strides[axis] == 1]
+    return max([*sizes, itemsize(workload.dtype) if stored else 1])
+
+
+def decoded(flat: str, axes: Sequence[int], extents: Mapping[int, int], scale: Mapping[int, int]) -> list[str]:
+    """Return the statements that decode a flat index of type u32 to the indices ``at_0``, ``at_1``, …
+
+    Args:
+        flat: Text of the flat index.
+        axes: Axes to decode, outermost first.
+        extents: Extents by axis.
+        scale: Factors of indices along some axes; the extents count multiples of these.
+    """
+    statements, step = [], 1
+    for axis in reversed(axes):
+        count = extents[axis] // scale.get(axis, 1)
+        digit = flat if step == 1 else f"{flat} / {step}u"
+        digit = digit if axis == axes[0] else f"({digit}) % {count}u"
+        factor = f" * {scale[axis]}" if scale.get(axis, 1) > 1 else ""
+        statements.append(f"const int at_{axis} = int({digit}){factor};")
+        step *= count
+    return statements
+
+
+def summed(row: Sequence[int], index: Mapping[int, str], start: int, shape: Sequence[int]) -> str:
+    """Return the text of a constant plus the sum of indices times coefficients, in 32 bits if that suffices."""
+    most = abs(start) + sum(abs(step) * extent for step, extent in zip(row, shape, strict=True))
+    wide = most >= LARGEST
+    terms = [
+        (f"i64({text})" if wide else text) if step == 1 else f"{f'i64({text})' if wide else text} * {step}"
+        for axis, text in index.items()
+        for step in (row[axis],)
+        if step
+    ]
+    first = [f"{start}" if not wide else f"i64({start})"] if start or not terms else []
+    return " + ".join([*terms, *first]).replace("+ -", "- ")
+
+
+def condition(guard: Guard, index: Mapping[int, str], shape: Sequence[int]) -> str:
+    """Return the condition of a guard; one unsigned comparison tests both limits."""
+    total = summed(guard.coefficients, index, guard.start, shape)
+    return f"{'u64' if 'i64' in total else 'u32'}({total}) < {max(0, guard.extent)}u"
+
+
+def parameters(workload: StridedWorkload) -> str:
+    """Return the kernel parameters for the operands."""
+    return ", ".join(
+        f"const {ctype(operand.dtype)}* __restrict__ {variable(name)}"
+        for name, operand in workload.maps.items()
+    )
+
+
+def arguments(loads: Sequence[Load], suffix: str = "[n]") -> str:
+    """Return the arguments of `chain` for element i of held operands.
+
+    Args:
+        loads: The operands.
+        suffix: Suffix of the names of held elements.
+    """
+    return ", ".join(load.element(f"held_{load.name}{suffix}") for load in loads)
+
+
+def claimed(workload: Any) -> tuple[str, ...]:
+    """Return loads and stores, and the special-function unit if a function should use it."""
+    takes_special = special({step.operation: 1 for step in steps(workload.tree)})
+    return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
+
+
+def spaced(template: str, **pieces: Sequence[str]) -> str:
+    """Return a template with each ``@WORD@`` replaced by statements, one a line."""
+    return filled(template, **{word: "\n    ".join(statements) for word, statements in pieces.items()})

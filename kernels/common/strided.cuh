@@ -1,0 +1,13 @@
+#pragma once
+// Elements of strided operands: truth values. Needs types.cuh.
+
+struct bool_t {
+  u8 bits;  // 0 or 1
+};
+
+__device__ __forceinline__ float to_float(bool_t value) { return value.bits ? 1.0f : 0.0f; }
+
+template <>
+__device__ __forceinline__ bool_t from_float<bool_t>(float value) {
+  return {u8(value != 0.0f)};
+}
