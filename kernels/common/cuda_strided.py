@@ -83,7 +83,7 @@ class Load:
 
 
 def loads_of(workload: StridedWorkload, axis: int, vector: int) -> tuple[Load, ...]:
-    """Return how a thread loads each operand for `vector` adjacent indices of an axis, aligned to `vector`."""
+    """Return how a thread loads each operand for `vector` aligned, adjacent indices of an axis."""
     return tuple(
         Load(
             name=name,
@@ -126,12 +126,16 @@ def widest(workload: StridedWorkload, axis: int, *, stored: bool) -> int:
         axis: Axis of the elements.
         stored: Whether results are stored so.
     """
-    sizes = [itemsize(operand.dtype) for operand in workload.maps.values() if operand.index.strides[axis] == 1]
+    sizes = [
+        itemsize(operand.dtype) for operand in workload.maps.values() if operand.index.strides[axis] == 1
+    ]
     return max([*sizes, itemsize(workload.dtype) if stored else 1])
 
 
-def decoded(flat: str, axes: Sequence[int], extents: Mapping[int, int], scale: Mapping[int, int]) -> list[str]:
-    """Return the statements that decode a flat index of type u32 to the indices ``at_0``, ``at_1``, …
+def decoded(
+    flat: str, axes: Sequence[int], extents: Mapping[int, int], scale: Mapping[int, int]
+) -> list[str]:
+    """Return the statements that decode a flat index of type u32 to indices named ``at_0``, ``at_1``, ….
 
     Args:
         flat: Text of the flat index.
@@ -151,7 +155,7 @@ def decoded(flat: str, axes: Sequence[int], extents: Mapping[int, int], scale: M
 
 
 def summed(row: Sequence[int], index: Mapping[int, str], start: int, shape: Sequence[int]) -> str:
-    """Return the text of a constant plus the sum of indices times coefficients, in 32 bits if that suffices."""
+    """Return the text of a constant plus the sum of indices times coefficients, of 32 bits if possible."""
     most = abs(start) + sum(abs(step) * extent for step, extent in zip(row, shape, strict=True))
     wide = most >= LARGEST
     terms = [

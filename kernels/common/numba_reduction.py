@@ -1,4 +1,4 @@
-"""Reductions of an expression on the CPU: the neutral element, joins of results, and exact functions."""
+"""Reductions of an expression by Numba: the neutral element, joins of results, and exact functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Any
 from tunebench.kernels.common.numba_cpu import inlined
 from tunebench.workloads.operators._reduced import ReducedExpression
 
-__all__ = ["exact", "join_of", "neutral_of"]
+__all__ = ["TAKEN", "exact", "join_of", "neutral_of"]
+
+TAKEN = {
+    "sum": "total = total + each",
+    "mean": "total = total + each",
+    # These keep NaN.
+    "max": "total = each if each > total or each != each else total",
+    "min": "total = each if each < total or each != each else total",
+}
+"""Statement of a Numba-CUDA kernel that adds `each` to `total`, by reduction."""
 
 
 def neutral_of(workload: ReducedExpression) -> Any:

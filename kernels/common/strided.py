@@ -75,7 +75,7 @@ def least_of_element(workload: StridedWorkload, *, may_be_0: bool) -> tuple[floa
 
 
 def lane_axis(workload: StridedReduction, *, reduced: bool) -> int | None:
-    """Return the best axis for adjacent lanes among the reduced axes, or the others; None if there is none.
+    """Return the best axis for adjacent lanes among the reduced axes or the others; None without any.
 
     Args:
         workload: The workload.
@@ -99,7 +99,7 @@ def lane_cost(workload: StridedReduction, axis: int) -> float:
 
 
 def is_distinct(operand: StridedOperand) -> bool:
-    """Return whether an operand has a stride along every axis, so that no value belongs to several indices."""
+    """Return whether an operand has a stride along every axis: none of its values is known to be shared."""
     steps = zip(operand.index.strides, operand.index.shape, strict=True)
     return all(step for step, extent in steps if extent > 1)
 
@@ -127,7 +127,7 @@ def shrunk(workload: S, most: Mapping[int, int], multiple: int = 1) -> S:
 
 
 def capped(workload: StridedWorkload, axes: Sequence[int], elements: int) -> dict[int, int]:
-    """Return extents of axes whose product is about a number of elements; axes without guards shrink first."""
+    """Return extents of axes with a product of about `elements`; axes without guards shrink first."""
     extents = {axis: workload.extents[axis] for axis in axes}
     guarded = {
         axis

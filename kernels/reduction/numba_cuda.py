@@ -16,17 +16,10 @@ from tunebench.kernels.common.numba_cuda_results import NumbaCudaResults, result
 from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array, cuda_load, cuda_parameters
+from tunebench.kernels.common.numba_reduction import TAKEN
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch, Scalar, ceil_div
 from tunebench.workloads.operators.reduction import Reduction
-
-_TAKEN = {
-    "sum": "total = total + each",
-    "mean": "total = total + each",
-    # These keep NaN.
-    "max": "total = each if each > total or each != each else total",
-    "min": "total = each if each < total or each != each else total",
-}
 
 KERNEL = """
 def join(met, r, t, other):
@@ -108,7 +101,7 @@ class NumbaCudaReduction(NumbaCudaResults[Reduction]):
             LOAD="\n".join(f"            {line}" for line in loads),
             ASSIGNMENTS="\n".join(f"            {line}" for line in assignments),
             RESULT=result,
-            TAKEN=_TAKEN[workload.reduce],
+            TAKEN=TAKEN[workload.reduce],
             MINE="r, t" if over_cols else "t, r",
             THEIRS="r, other" if over_cols else "other, r",
             ENDING="\n".join(f"        {line}" for line in ending),

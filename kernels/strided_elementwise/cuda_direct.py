@@ -1,9 +1,9 @@
-"""strided_elementwise in CUDA C++: a thread computes vectors of adjacent results, and loads operands directly.
+"""strided_elementwise in CUDA C++: a thread computes vectors of adjacent results from direct loads.
 
-The kernel is generated from the index maps, with sizes and strides as constants. A thread has `unroll` vectors
-of `vector` adjacent results, `threads` vectors apart, and loads the operands of all before it computes. An
-operand is loaded by one access if its elements are adjacent and aligned, once for all if it is the same for
-all, and element by element otherwise. Results are stored by one access.
+The kernel is generated from the index maps, with sizes and strides as constants. A thread has `unroll`
+vectors of `vector` adjacent results, `threads` vectors apart, and loads the operands of all before it
+computes. An operand is loaded by one access if its elements are adjacent and aligned, once for all if it is
+the same for all, and element by element otherwise. Results are stored by one access.
 
 Source: NVIDIA, "CUDA Pro Tip: Increase Performance with Vectorized Memory Access".
 """
@@ -106,7 +106,10 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
         """Return the widest accesses, and up to 4 vectors in flight for each of 256 threads."""
         vectors, threads = (16, 8, 4, 2, 1), (256, 128, 64)
         choices = (
-            Config({"threads": t, "vector": v, "unroll": n}) for v in vectors for n in (4, 2, 1) for t in threads
+            Config({"threads": t, "vector": v, "unroll": n})
+            for v in vectors
+            for n in (4, 2, 1)
+            for t in threads
         )
         return self.space.first_valid(choices, workload=workload, device=device)
 

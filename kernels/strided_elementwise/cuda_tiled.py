@@ -1,8 +1,8 @@
 """strided_elementwise in CUDA C++: tiles of two axes, transposed through shared memory.
 
-The kernel is generated from the index maps, with sizes and strides as constants. A block has a tile of the last
-axis, along which results are contiguous, and of the axis along which an operand of another layout is. It loads
-such operands with adjacent threads along the latter into shared memory, and all others directly, with
+The kernel is generated from the index maps, with sizes and strides as constants. A block has a tile of the
+last axis, along which results are contiguous, and of the axis along which an operand of another layout is. It
+loads such operands with adjacent threads along the latter into shared memory, and all others directly, with
 adjacent threads along the last axis. A row of a tile in shared memory has one more word of 4 bytes than
 elements, so that the threads of a warp use different banks both ways.
 
@@ -12,6 +12,7 @@ Source: Harris, "An Efficient Matrix Transpose in CUDA C/C++", NVIDIA, 2013.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -41,7 +42,7 @@ SPACE = Space(
         lambda last, second, threads: (last * second >= threads) & (last * second <= 16 * threads),
         lambda last, workload: (last == 16) | (last < 2 * workload.extents[-1]),
         lambda second, workload: (second == 16) | (second < 2 * workload.extents[_second(workload)]),
-        lambda last, second, workload: (_smem_bytes(workload, last, second) <= 48 * 1024),
+        lambda last, second, workload: _smem_bytes(workload, last, second) <= 48 * 1024,
     ),
 )
 
@@ -87,7 +88,7 @@ def _is_tiled(workload: StridedElementwise, load: Load) -> bool:
     return 0 < abs(strides[_second(workload)]) < abs(strides[-1])
 
 
-def _smem_bytes(workload: StridedElementwise, last: int, second: int) -> int:
+def _smem_bytes(workload: StridedElementwise, last: Any, second: Any) -> Any:
     """Return the bytes of the tiles in shared memory; for numbers or columns."""
     loads = loads_of(workload, len(workload.extents) - 1, 1)
     sizes = [itemsize(load.operand.dtype) for load in loads if _is_tiled(workload, load)]
@@ -163,7 +164,11 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
 
     def source(self, workload: StridedElementwise, config: Config) -> str:
         """Return the kernel of this workload."""
-        extents, last, second = dict(enumerate(workload.extents)), len(workload.extents) - 1, _second(workload)
+        extents, last, second = (
+            dict(enumerate(workload.extents)),
+            len(workload.extents) - 1,
+            _second(workload),
+        )
         loads = loads_of(workload, last, 1)
         tiled = [load for load in loads if _is_tiled(workload, load)]
         others = [axis for axis in extents if axis not in (last, second)]
@@ -191,7 +196,11 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
             EXTENT_LAST=[str(extents[last])],
             EXTENT_SECOND=[str(extents[second])],
             LOAD_TILES=[_into_tile(load, index) for load in tiled],
-            LOADS=[f"const {load.held} {load.text(f'held_{load.name}', index)}" for load in loads if load not in tiled],
+            LOADS=[
+                f"const {load.held} {load.text(f'held_{load.name}', index)}"
+                for load in loads
+                if load not in tiled
+            ],
             PLACE=[" + ".join(place)],
             ARGUMENTS=[", ".join(values.values())],
         )

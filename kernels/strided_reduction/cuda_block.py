@@ -3,9 +3,9 @@
 The kernel is generated from the index maps, with sizes and strides as constants. A block has `results`
 adjacent results, with `threads` threads for each. A thread reduces every `threads`-th vector of `vector`
 elements, with `unroll` in flight and one result for each of those. Adjacent threads are along a reduced axis
-(`lanes=reduced`), or along an axis of the results (`lanes=kept`), in each case the one along which operands are
-contiguous. Few results are split: `split` blocks share them and store parts in scratch memory, and a second
-launch joins the parts in a fixed order.
+(`lanes=reduced`), or along an axis of the results (`lanes=kept`), in each case the one along which operands
+are contiguous. Few results are split: `split` blocks share them and store parts in scratch memory, and a
+second launch joins the parts in a fixed order.
 
 Source: Harris, "Optimizing Parallel Reduction in CUDA", 2007; Luitjens, "Faster Parallel Reductions on
 Kepler", NVIDIA, 2014.
@@ -72,7 +72,9 @@ def _registers(workload: StridedReduction, vector: Any, unroll: Any) -> Any:
 
 SPACE = Space(
     (
-        Parameter("lanes", ("reduced", "kept"), "axis of adjacent threads: a reduced one, or one of the results"),
+        Parameter(
+            "lanes", ("reduced", "kept"), "axis of adjacent threads: a reduced one, or one of the results"
+        ),
         Parameter("threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a result"),
         Parameter("results", (1, 2, 4, 8, 16, 32, 64, 128, 256), "results of a block"),
         Parameter("vector", (1, 2, 4, 8), "adjacent elements of a thread, up to 16 bytes"),
@@ -107,7 +109,8 @@ SPACE = Space(
             (split == 1) | (1.0 * threads * vector * split * LEAST_TURNS <= workload.terms)
         ),
         lambda results, split, workload, device: (
-            (split == 1) | (ceil_div(workload.results, results) * (split // 2) < MOST_BLOCKS * device.sm_count)
+            (split == 1)
+            | (ceil_div(workload.results, results) * (split // 2) < MOST_BLOCKS * device.sm_count)
         ),
         lambda threads, results, vector, unroll, workload, device: (
             _registers(workload, vector, unroll)
@@ -116,10 +119,11 @@ SPACE = Space(
     ),
 )
 
-# Words between @ are replaced by text that depends on the workload. A result beyond the end has no vectors; its
-# threads still take part in reductions.
+# Words between @ are replaced by text that depends on the workload. A result beyond the end has no vectors;
+# its threads still take part in reductions.
 KERNEL = r"""
-template <class Op, class Left, bool WHOLE, bool REDUCED_LANES, int THREADS, int RESULTS, int V, int N, int SPLIT>
+template <class Op, class Left, bool WHOLE, bool REDUCED_LANES, int THREADS, int RESULTS, int V, int N,
+          int SPLIT>
 __global__ void __launch_bounds__(THREADS * RESULTS)
     reduce_strided(@PARAMETERS@, Left* __restrict__ left, float factor) {
   const u32 thread = REDUCED_LANES ? threadIdx.x % THREADS : threadIdx.x / RESULTS;
@@ -195,8 +199,9 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             threads = next((t for t in (4, 8, 16, 32, 64, 128) if workload.terms <= 16 * t), 256)
             shapes = [(t, max(1, 128 // t) if t <= WARP else 1) for t in (threads, threads // 2 or 1, 32, 64)]
             shapes += [(t, r) for t in (32, 16, 8, 4, 2, 1) for r in (2, 4, 8, 16, 32, 64)]
+        lanes = "kept" if kept else "reduced"
         choices = (
-            Config({"lanes": "kept" if kept else "reduced", "threads": t, "results": r, "vector": v, "unroll": n, "split": s})
+            Config({"lanes": lanes, "threads": t, "results": r, "vector": v, "unroll": n, "split": s})
             for t, r in shapes
             for s in reversed(SPLITS)
             if s == 1 or s * ceil_div(workload.results, r) <= 2 * device.sm_count
@@ -224,7 +229,17 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
         least, counts = least_of_element(workload, may_be_0=True)
         fma = max(least, counts.get("add", 0) + 1.0) if workload.is_sum else least
         by_warps, by_memory = threads > WARP, (table["lanes"] == "kept") & (threads > 1)
-        accesses = np.zeros(len(table))
+        accesses, fill = np.zeros(len(table)), np.zeros(len(table))
+        for lanes in ("reduced", "kept"):
+            axis, here = _lane(workload, reduced=lanes == "reduced"), table["lanes"] == lanes
+            # One sector at either end of each run along the lane axis may be shared with another block.
+            extent = workload.extents[axis]
+            runs = results * (part / extent + 2) if lanes == "reduced" else part * (results / extent + 2)
+            for operand in workload.maps.values():
+                if own_elements(operand) and operand.index.strides[axis] == 1:
+                    own = np.maximum(0.0, elements * itemsize(operand.dtype) - 64.0 * runs)
+                    fill += np.where(here, own, 0.0)
+        adds = np.maximum(0.0, part // (threads * vector) // table["unroll"] - 1.0)
         for width in np.unique(vector):
             for lanes in ("reduced", "kept"):
                 axis = _lane(workload, reduced=lanes == "reduced")
@@ -240,8 +255,12 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             smem_bytes=np.where((table["lanes"] == "reduced") & by_warps, threads / 8.0, smem_bytes),
             fma=fma * elements,
             sfu=special(counts) * elements,
+            fill_bytes=fill,
             accesses=accesses * elements,
-            chain_clocks=device.smem_latency * (by_memory | by_warps),
+            # The first load, sequential additions, and the exchange through shared memory.
+            chain_clocks=np.where(fill > 0, device.l2_latency, 0.0)
+            + workload.is_sum * adds * device.fma_latency
+            + device.smem_latency * (by_memory | by_warps),
             serial_launches=np.where(split == 1, 1, 2),
         )
 
@@ -313,7 +332,8 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
         results = capped(workload, range(kept), 2 * config["results"] + 1)
         turn = config["split"] * config["threads"] * config["vector"] * config["unroll"]
         terms = max(2 * config["split"] + 1, min(3 * turn, SMALL // math.prod(results.values() or [1])))
-        return shrunk(workload, {**results, **capped(workload, range(kept, len(workload.extents)), terms)}, config["vector"])
+        of_terms = capped(workload, range(kept, len(workload.extents)), terms)
+        return shrunk(workload, {**results, **of_terms}, config["vector"])
 
 
 VARIANT = CudaBlockStridedReduction()

@@ -37,6 +37,12 @@ WORKLOADS = (
     "elementwise:rows=5,cols=37,dtype=f16,expression=(x-m)*g,vectors=g+m,vector_dtype=f32",
     "reduction:rows=5,cols=37,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
     "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
+    "strided_elementwise:shape=3x5x37,dtype=f16,expression=x*y,operands=x.f32.1_111_3+y.f16.-5_-1_0.at14",
+    "strided_elementwise:shape=5x9,dtype=bool,expression=x+c,operands=x.f32.6_1.if0_1_0_6+c.bool.-3_1.at6.if0_1_-6_3",
+    "strided_reduction:shape=2x4x4x3x3,dtype=f32,expression=x,reduce=mean,axes=2,"
+    "operands=x.f32.49_14_2_7_1.at-8.if0_2_0_1_0_-1_7.if0_0_2_0_1_-1_7",
+    "strided_reduction:shape=3x5x67,dtype=f16,expression=square(x)*c,reduce=sum,axes=2,then=sqrt(abs(x)+1),"
+    "operands=x.f16.335_67_1+c.bool.0_0_1",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=residual,act=x*min(max(x+3,0),6)/6+erf(x)*step(x)",
     "gemm:m=9,n=7,k=5,dtype=f32,trans=tn,epilogue=bias,act=tanh(x),pre=max(x*scale+shift,0)",

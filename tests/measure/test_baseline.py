@@ -79,6 +79,16 @@ PROBLEMS = (
     "reduction:rows=5,cols=33,dtype=f32,expression=x*r,columns=r,reduce=sum,axis=rows,out=f16",
     "reduction:rows=5,cols=33,dtype=f16,expression=x,reduce=max",
     "reduction:rows=5,cols=33,dtype=f32,expression=gelu(x)*s,scalars=s,reduce=min,axis=rows",
+    "strided_elementwise:shape=5x12x33,dtype=f32,expression=x*y-exp(z),"
+    "operands=x.f32.1_170_5+y.f16.-12_0_-1.at80+z.f32.0_0_1",
+    "strided_elementwise:shape=7x9x11,dtype=bf16,expression=x+y+z,operands=x.bf16.44_11_1.if0_1_0_0_4+"
+    "y.bf16.33_11_1.at-44.if0_1_0_-4_3+z.bf16.22_11_1.at-77.if0_-1_0_8_2",
+    "strided_elementwise:shape=9x9,dtype=f32,expression=x-c,operands=x.f32.9_1.if1_-1_0_9+c.bool.1_9",
+    "strided_elementwise:shape=2x7x9,dtype=bool,expression=lt(y,x),"
+    "operands=y.f32.0_-1_0.at6+x.f32.35_7_1.at-8.if0_1_0_-1_5.if0_0_1_-1_7",
+    "strided_reduction:shape=2x5x5x3x3,dtype=f32,expression=x,reduce=mean,axes=2,then=sqrt(abs(x)+1),"
+    "operands=x.f32.81_18_2_9_1.at-10.if0_2_0_1_0_-1_9.if0_0_2_0_1_-1_9",
+    "strided_reduction:shape=9x3x14,dtype=bool,expression=c,reduce=max,operands=c.bool.3_1_27",
     "layernorm:rows=5,cols=33,dtype=f32,prologue=residual",
     "layernorm:rows=5,cols=33,dtype=f32,prologue=bias+residual,stats=true",
     "layernorm:rows=5,cols=33,dtype=f32,direction=backward",

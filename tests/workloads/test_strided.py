@@ -110,6 +110,17 @@ def test_padded_windows_are_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(parts["out"].value, references["out"].value)
 
 
+def test_results_of_type_bool_tell_values_from_0() -> None:
+    workload = elementwise(
+        "shape=64,dtype=bool,expression=c*x-c*x+c*0.5+0*y,operands=c.bool.1+x.f32.1+y.f32.1"
+    )
+    inputs, references = drawn(workload)
+    np.testing.assert_array_equal(references["out"].value, inputs["c"].astype(float))
+    unclear = elementwise("shape=64,dtype=bool,expression=x-y,operands=x.f32.1+y.f32.1")
+    same = {name: np.ones(64, np.float32) for name in "xy"}
+    assert set(unclear.reference(exact(same))["out"].value.tolist()) == {0.0}
+
+
 def test_masks_are_drawn_as_0_and_1() -> None:
     workload = elementwise("shape=64,dtype=bool,expression=1-c,operands=c.bool.1")
     inputs, references = drawn(workload)

@@ -119,6 +119,12 @@ def poisoned(workload: Workload) -> dict[str, Array]:
     return outputs
 
 
+def _as_numbers(array: Array) -> Array:
+    """Return an array in float64; bytes of a truth value that are neither 0 nor 1 keep their value."""
+    stored = array.view(np.uint8) if array.dtype == np.bool_ else array
+    return stored.astype(np.float64)
+
+
 def worst_error(
     workload: Workload, outputs: Mapping[str, Array], references: Mapping[str, Reference]
 ) -> float:
@@ -135,7 +141,7 @@ def worst_error(
     worst = 0.0
     for name, reference in references.items():
         allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        error = np.abs(_as_numbers(outputs[name]) - reference.value)
         worst = max(worst, float(np.max(share_of(error, allowed), initial=0.0)))
     return worst
 
@@ -159,7 +165,7 @@ def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Refere
     """
     parts = []
     for name, reference in references.items():
-        got = outputs[name].astype(np.float64)
+        got = _as_numbers(outputs[name])
         error = np.nan_to_num(np.abs(got - reference.value), nan=np.inf)
         at = np.unravel_index(int(np.argmax(error)), error.shape)
         where = ",".join(str(int(i)) for i in at)

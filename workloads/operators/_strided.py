@@ -77,7 +77,7 @@ class StridedWorkload(Workload):
     `shape` is the index space, such as ``8x12x512x64``. `operands` has a part for each name of the
     expression, joined by ``+``, such as ``x0.f16.393216_64_768_1.at128.if0_0_1_0_-3_64``:
 
-    - the name and the type; `bool` operands are 0 or 1
+    - the name and the type; `bool` operands are 0 or 1. A result of this type is 1 unless the value is 0.
     - the strides along each axis, in elements; 0 broadcasts, and -1 reverses
     - ``at``: the offset of the first element, 0 if left out
     - ``if``: coefficients of the index along each axis, a constant and an extent. The operand is 0 where
@@ -236,9 +236,13 @@ class StridedWorkload(Workload):
         """Return the reference for results in f32 that are then rounded to `dtype`.
 
         Args:
-            value: Results in float64.
+            value: Results in float64; other than 0 is true.
             error: Error bounds of the results in f32.
         """
+        if self.dtype == "bool":  # either truth value is right where the error includes 0
+            unclear = (error > 0) & (np.abs(value) <= error)
+            scale = np.where(unclear, 1 / self.tolerance().eps_acc, 0.0)
+            return Reference(value=(value != 0).astype(np.float64), scale=scale)
         scale = error * ((1 + unit_roundoff(self.dtype)) / self.tolerance().eps_acc)
         return Reference(value=value, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)
 

@@ -83,7 +83,8 @@ def torch_type(dtype: DType) -> Any:
     """Return torch's type for a stored type."""
     import torch
 
-    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}[dtype]
+    names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "bool": "bool"}
+    return getattr(torch, names[dtype])
 
 
 def _module(workload: Workload) -> ModuleType | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tunebench._lazy import np
-from tunebench.expression import Apply, Name, Node, Number, parse, steps
+from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
 from tunebench.measure.baselines import Tensors
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
@@ -53,12 +53,13 @@ class Library(NamedTuple):
 
         Args:
             tree: The expression.
-            tensors: Tensors by name; the function takes an input that is missing here as its argument.
+            tensors: Tensors by name; the function takes inputs that are missing here as its arguments, in
+                the order in which the expression first uses them.
         """
         ordered = steps(tree)
         nodes = (*(x for step in ordered for x in step.arguments), tree)
         leaves = dict.fromkeys(x for x in nodes if not isinstance(x, Apply))
-        free = [x for x in leaves if isinstance(x, Name) and x.name not in tensors]
+        free = [Name(name) for name in names(tree) if name not in tensors]
         known = {
             x: self.number(x.value) if isinstance(x, Number) else tensors[x.name]
             for x in leaves
