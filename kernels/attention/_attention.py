@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunebench.variant import ceil_div
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["kept", "mma_refusal", "padded", "unmodified_refusal"]
+__all__ = ["kept", "least_keys", "mma_refusal", "padded", "unmodified_refusal"]
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
@@ -45,6 +45,18 @@ def unmodified_refusal(workload: Attention, key: str) -> str | None:
     if not workload.has_simple_mask:
         return f"{key} has no mask with align={workload.align}, window={workload.window}"
     return None
+
+
+def least_keys(workload: Attention, seq_q: int) -> int:
+    """Return the least number of keys with which each of `seq_q` queries sees a key.
+
+    Args:
+        workload: The workload, for its mask.
+        seq_q: Number of queries.
+    """
+    if workload.causal and workload.align == "last":
+        return seq_q
+    return max(1, seq_q - workload.window + 1) if workload.window else 1
 
 
 def kept(extent: int, tile: int, tiles: int) -> int:

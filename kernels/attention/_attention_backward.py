@@ -10,8 +10,9 @@ import dataclasses
 from typing import Any, Literal
 
 from tunebench._lazy import np
-from tunebench.kernels.attention._attention import kept
-from tunebench.kernels.common.cuda import ctype, flag
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import kept, least_keys
+from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.kernels.common.gemm import MAX_BLOCKS, alignment
 from tunebench.space import Parameter
 from tunebench.variant import Argument, Costs, Launch, Scalar, TensorMap, Tiling, ceil_div
@@ -25,6 +26,7 @@ __all__ = [
     "Side",
     "as_costs",
     "blocks",
+    "headers",
     "heads_of",
     "is_useful",
     "lengths_differ",
@@ -132,17 +134,16 @@ def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCo
 def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int, int, int]:
     """Return the iterations of a head: of the longest block, the number of such blocks, and the total."""
     first = np.arange(0, rows_of(workload, side), tile)
-    before = workload.seq_k - workload.seq_q
-    if side == "keys":
-        unseen = np.maximum(0, first - before) // step if workload.causal else 0 * first
-        met = ceil_div(workload.seq_q, step) - unseen
+    last = np.minimum(first + tile, rows_of(workload, side)) - 1
+    if side == "queries":
+        (begin, _), (_, end) = map(workload.keys_of, (first, last))
     else:
-        end = (
-            np.minimum(workload.seq_q, first + tile) + before
-            if workload.causal
-            else workload.seq_k + 0 * first
-        )
-        met = ceil_div(end, step)
+        begin, end = 0 * first, 0 * first + workload.seq_q
+        if workload.causal:
+            begin = np.maximum(0, first - workload.before)
+        if workload.window:
+            end = np.minimum(end, last - workload.before + workload.window)
+    met = np.where(begin < end, ceil_div(end, step) - begin // step, 0)
     return int(met.max()), int((met == met.max()).sum()), int(met.sum())
 
 
@@ -262,6 +263,12 @@ def workload_constants(workload: Attention) -> dict[str, str | bool | int]:
     }
 
 
+def headers(workload: Attention) -> str:
+    """Return the headers of tiles, masks, biases and terms, which need types.cuh and reduce.cuh."""
+    mask = _scores.header(workload, "attention_sight", "attention_window_sight")
+    return helpers("attention_tiles") + mask + helpers("attention_backward")
+
+
 def scalars(workload: Attention) -> tuple[Scalar, ...]:
     """Return the size and scale arguments of a pass: group, seq_q, seq_k, scale."""
     return (
@@ -303,7 +310,7 @@ def pass_launch(
         arguments=(
             *(*inputs, "terms"),
             *(("dq", "dq") if of_queries else ("dv", "dk")),
-            *(*scalars(workload), *more),
+            *(*scalars(workload), *more, *_scores.arguments(workload)),
         ),
         smem_bytes=smem_bytes,
     )
@@ -356,8 +363,8 @@ def shrink(workload: Attention, tile_q: int, tile_k: int) -> Attention:
     for tiles in (2, 1):
         seq_q = kept(workload.seq_q, tile_q, tiles)
         seq_k = kept(workload.seq_k, tile_k, tiles)
-        if workload.causal:  # keep the position of the diagonal in its tile, or nearly so
-            seq_q = min(seq_q, seq_k)
+        if seq_k < least_keys(workload, seq_q):  # keep the position of the diagonal in its tile, or nearly so
+            seq_q = seq_k
         group = min(2, workload.group)
         heads_k = min(workload.heads_k, 2 // group)
         small = dataclasses.replace(

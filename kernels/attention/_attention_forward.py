@@ -13,8 +13,9 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels.attention._attention import kept
-from tunebench.kernels.common.cuda import ctype
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import kept, least_keys
+from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.gemm import MAX_BLOCKS
 from tunebench.space import Config, Constraint, Parameter, Value
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
@@ -27,7 +28,9 @@ __all__ = [
     "PARAMETERS",
     "ForwardWork",
     "blocks",
+    "headers",
     "launches",
+    "modified",
     "refusal",
     "rows",
     "scalars",
@@ -161,13 +164,26 @@ def usual(
 
 def workload_constants(workload: Attention, config: Config) -> dict[str, str | bool | int]:
     """Return the constants that depend on the workload, and `PARAMETERS`; other sizes are arguments."""
+    of_bias = {"BIAS_VEC": _scores.bias_vector(workload)} if workload.has_bias else {}
     return {
         "In": ctype(workload.dtype),
         "HEAD_DIM": workload.head_dim,
         "CAUSAL": workload.causal,
         "PACK_HEADS": bool(config["pack_heads"]),
         "IN_PARTS": config["split"] > 1,
+        **of_bias,
     }
+
+
+def headers(workload: Attention) -> str:
+    """Return the headers of rows, masks, biases and softmax, which need types.cuh and reduce.cuh."""
+    mask = _scores.header(workload, "attention_keys", "attention_window")
+    return helpers("attention_rows") + mask + helpers("attention_forward")
+
+
+def modified(workload: Attention) -> tuple[str, ...]:
+    """Return the name of the header for biases and windows in fragments, if the workload has them."""
+    return () if workload.has_simple_mask and not workload.has_bias else ("attention_modified",)
 
 
 def launches(
@@ -194,7 +210,10 @@ def launches(
         entry=entry,
         grid=(int(blocks(workload, bm, pack)) * parts, 1, 1),
         block=(threads, 1, 1),
-        arguments=("q", "k", "v", "o", "lse", *partial, *scalars(workload), *sizes),
+        arguments=(
+            *("q", "k", "v", "o", "lse", *partial),
+            *(*scalars(workload), *sizes, *_scores.arguments(workload)),
+        ),
         smem_bytes=smem_bytes,
     )
     return (attention, _combine(workload, parts)) if parts > 1 else (attention,)
@@ -238,7 +257,7 @@ class ForwardWork:
     """Work of the blocks, as columns over configurations.
 
     Attributes:
-        tiles: Key tiles of the longest block: that of the last rows, which attend to all keys.
+        tiles: Key tiles of the longest block.
         keys: Least existing keys of those tiles.
         rows: Existing rows of that block.
         full_blocks: Number of blocks with that many tiles.
@@ -264,12 +283,14 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
     """
     bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
     count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
-    all_tiles, row_tiles = ceil_div(workload.seq_k, bn), ceil_div(count, bm)
-    most, over = ceil_div(all_tiles, split), all_tiles % split
+    row_tiles = ceil_div(count, bm)
+    longest = all_tiles = ceil_div(workload.seq_k, bn)
     together = row_tiles * all_tiles
     if workload.causal:
         unlike, of_row = np.unique(np.stack((bm, bn, pack_heads)), axis=1, return_inverse=True)
-        together = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
+        seen = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
+        together, longest = seen.T
+    most, over = ceil_div(longest, split), longest % split
     return ForwardWork(
         tiles=most,
         # The last key tile may be partial, and may be among these.
@@ -280,12 +301,18 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
     )
 
 
-def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> int:
-    """Return the key tiles that the rows of a head, or of a group, attend to under a causal mask."""
-    count = int(rows(workload, pack_heads))
-    last = np.minimum(np.arange(bm, count + bm, bm), count) - 1
-    seen = last // (workload.group if pack_heads else 1) + 1 + workload.seq_k - workload.seq_q
-    return int(ceil_div(seen, bn).sum())
+def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> tuple[int, int]:
+    """Return the key tiles that the rows of a head, or of a group, attend to under a causal mask.
+
+    Returns:
+        The sum over all row tiles, and the largest number of one row tile.
+    """
+    count, group = int(rows(workload, pack_heads)), workload.group if pack_heads else 1
+    first = np.arange(0, count, bm)
+    begin, _ = workload.keys_of(first // group)
+    _, end = workload.keys_of((np.minimum(first + bm, count) - 1) // group)
+    seen = ceil_div(end, bn) - begin // bn
+    return int(seen.sum()), int(seen.max())
 
 
 def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
@@ -309,7 +336,7 @@ def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: in
     group = workload.group
     tall = max(1, ceil_div(bm, group)) if pack_heads else bm
     seq_q = kept(workload.seq_q, tall, 1)
-    seq_k = max(kept(workload.seq_k, bn, key_tiles), seq_q if workload.causal else 1)
+    seq_k = max(kept(workload.seq_k, bn, key_tiles), least_keys(workload, seq_q))
     heads_k = min(workload.heads_k, 2 if group == 1 else 1)
     return dataclasses.replace(
         workload,

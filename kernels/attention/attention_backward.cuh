@@ -1,51 +1,5 @@
 #pragma once
-// Tiles, masks, terms of queries and rounding that the kernels of attention gradients share. Needs types.cuh and
-// reduce.cuh.
-
-// Row tile of a block: rows of one head, of queries or of keys.
-struct RowTile {
-  int head, first;  // head of the whole batch; first row
-};
-
-// The tile of this block. Tiles with the most work come first, so that the others fill idle SMs. With BY_HEAD, blocks
-// that run at the same time have the same head and share what they read; otherwise they have the same length.
-template <bool BY_HEAD, bool LAST_IS_LONGEST>
-__device__ __forceinline__ RowTile row_tile_of_block(int rows, int tile_rows) {
-  const u32 tiles = u32(rows - 1) / u32(tile_rows) + 1, heads = gridDim.x / tiles;
-  const u32 tile = BY_HEAD ? blockIdx.x % tiles : blockIdx.x / heads;
-  const u32 head = BY_HEAD ? blockIdx.x / tiles : blockIdx.x % heads;
-  return {int(head), int(LAST_IS_LONGEST ? tiles - 1 - tile : tile) * tile_rows};
-}
-
-// Tiles of the other side that a row tile iterates over, starting at `first`.
-struct Range {
-  int first, count;
-};
-
-// Mask. The ends of both sequences are aligned if causal: query i attends to keys up to i + seq_k - seq_q.
-template <bool CAUSAL>
-struct Sight {
-  int seq_q, seq_k;
-
-  __device__ __forceinline__ bool operator()(int query, int key) const {
-    return key < seq_k && (!CAUSAL || key <= query + (seq_k - seq_q));
-  }
-  // Whether each of `queries` queries attends to each of `keys` keys.
-  __device__ __forceinline__ bool all(int query, int key, int keys) const {
-    return (*this)(query, key + keys - 1);
-  }
-  // Tiles of keys that any of `queries` queries attends to.
-  __device__ __forceinline__ Range keys_of(int query, int queries, int tile) const {
-    int end = seq_k;
-    if constexpr (CAUSAL) end = max(0, min(seq_q, query + queries) + (seq_k - seq_q));
-    return {0, (end + tile - 1) / tile};
-  }
-  // Tiles of queries that attend to `key`, or to any key after it.
-  __device__ __forceinline__ Range queries_of(int key, int tile) const {
-    const int first = CAUSAL ? max(0, key - (seq_k - seq_q)) / tile : 0;
-    return {first, (seq_q - 1) / tile + 1 - first};
-  }
-};
+// Terms of queries and rounding that the kernels of attention gradients share. Needs types.cuh and reduce.cuh.
 
 constexpr int TERMS_THREADS = 256;
 

@@ -1,53 +1,7 @@
 #pragma once
-// Rows and keys of a block, online softmax, and merge of parts for forward attention. Needs types.cuh and reduce.cuh.
+// Online softmax and merge of parts for forward attention. Needs types.cuh, reduce.cuh and attention_rows.cuh.
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1; Milakov and Gimelshein, "Online normalizer calculation for
 // softmax", 2018.
-
-// Initial maximum: below any score, and finite, so that a row without keys has no NaN.
-constexpr float NO_SCORE = -1e30f;
-constexpr float LN_2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float no_key() { return __int_as_float(0xff800000); }  // minus infinity
-
-// Rows of a tile are queries of one head or, PACKED, of all heads that share keys: query 0 of each of them, query 1,
-// ....
-template <bool PACKED>
-struct QueryRows {
-  i64 first;  // row 0 in q, o and lse
-  int seq_q, group, count;
-
-  // `index` counts heads of q, or, PACKED, of k.
-  __device__ __forceinline__ QueryRows(int index, int queries, int heads_a_key)
-      : first(i64(index) * (PACKED ? heads_a_key : 1) * queries),
-        seq_q(queries),
-        group(heads_a_key),
-        count(PACKED ? queries * heads_a_key : queries) {}
-  __device__ __forceinline__ int query(int row) const { return PACKED ? row / group : row; }
-  __device__ __forceinline__ i64 at(int row) const {
-    return PACKED ? first + i64(row % group) * seq_q + row / group : first + row;
-  }
-};
-
-// Key tiles of a block: all but those that none of its rows attends to, or an equal part of them.
-struct KeyTiles {
-  int begin, end;  // of the block
-  int whole;       // all rows attend to all keys of earlier tiles
-};
-
-// Number of keys that a query attends to.
-template <bool CAUSAL>
-__device__ __forceinline__ int keys_seen(int query, int seq_q, int seq_k) {
-  return CAUSAL ? query + 1 + seq_k - seq_q : seq_k;
-}
-
-template <int BN, bool CAUSAL>
-__device__ __forceinline__ KeyTiles key_tiles(int first_query, int last_query, int seq_q, int seq_k, int part,
-                                              int parts) {
-  const int tiles = (keys_seen<CAUSAL>(last_query, seq_q, seq_k) - 1) / BN + 1;
-  const int whole = keys_seen<CAUSAL>(first_query, seq_q, seq_k) / BN;
-  if (parts == 1) return {0, tiles, whole};
-  return {int(i64(tiles) * part / parts), int(i64(tiles) * (part + 1) / parts), whole};
-}
 
 // Maximum score of a row so far, and the sum of exponentials relative to it, over the columns of this thread.
 struct RowState {

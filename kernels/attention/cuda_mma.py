@@ -4,7 +4,8 @@ A block has `bm` rows of one head and iterates over tiles of `bn` keys. cp.async
 alternately, into a ring of `stages` buffers. A warp multiplies its rows of q by a tile of k, and updates the
 maximum score and the sum of exponentials of each row. It multiplies the exponentials by the tile of v; the
 registers that held results of the first product hold operands of the second. With a causal mask, tiles that
-no row of the block attends to are skipped, and only tiles at the diagonal are masked.
+no row of the block attends to are skipped, and only tiles at the edges of the mask are masked. Biases are
+read from global memory, where scores are in registers.
 
 With few queries (decoding), parallelism comes from the keys: `key_warps` warps of a block process a part of
 each tile and merge at the end; `split` blocks process some of the tiles each, and a second kernel merges
@@ -24,7 +25,8 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
-from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 attention_mma(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
               const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
               float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
-              float unit, int row_tiles, int parts, i64 all_rows) {
+              float @UNIT@, int row_tiles, int parts, i64 all_rows@PARAMETERS@) {@BIASES@
   using In = typename C::In;
   using TileQ = LineTile<In, C::BM, C::HEAD_DIM, true>;
   using TileK = LineTile<In, C::BN, C::HEAD_DIM, true>;
@@ -238,6 +240,8 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
       const int of_thread = min(row + warp_row + 16 * i + 8 * half + lane / 4, last_row);
       sees[i][half] = keys_seen<C::CAUSAL>(rows.query(of_thread), seq_q, seq_k);
     }
+@LINES@
+@STARTS@
   RowState states[IN_M][2];
   float results[IN_M][DIM / 8][4] = {};
 #pragma unroll 1
@@ -245,6 +249,8 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     float scores[IN_M][KEYS / 8][4] = {};
     const In* const tile_k = next_tile();
     multiply_scores<TileK, IN_M, KEYS>(scores, fragments_of_q, tile_k, warp_key);
+@ADD_BIASES@
+@HIDE_AHEAD@
     if (i >= tiles.whole) {
       int seen[IN_M][2];
 #pragma unroll
@@ -266,6 +272,7 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
   }
 
   gather_sums(states);
+@SETTLE@
   if constexpr (C::IN_PARTS) {
     const i64 first = i64(part) * all_rows;
     store_part<TileQ>(results, states, rows, row + warp_row, last_row, partial + first * C::HEAD_DIM,
@@ -275,6 +282,36 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
   }
 }
 """
+
+
+BIAS = {
+    "UNIT": "unit_of_scores",
+    "LINES": """
+  constexpr float unit = 1.0f;  // scores with a bias are exponents of 2
+  const In* lines[IN_M][2];     // of biases
+#pragma unroll
+  for (int m = 0; m < 2 * IN_M; ++m) {
+    const int of_thread = min(row + warp_row + 8 * m + lane / 4, last_row);
+    lines[m / 2][m % 2] = biases.row(rows.at(of_thread), seq_q);
+  }""",
+    "ADD_BIASES": """
+    add_biases<C::BIAS_VEC, IN_M, KEYS>(scores, lines, i * C::BN + warp_key, seq_k, unit_of_scores);""",
+    "SETTLE": "  settle_hidden_rows(states);",
+}
+"""Text of the kernel with a bias."""
+
+WINDOW = {
+    "STARTS": """
+  int starts[IN_M][2];
+#pragma unroll
+  for (int m = 0; m < 2 * IN_M; ++m) {
+    const int of_thread = min(row + warp_row + 8 * m + lane / 4, last_row);
+    starts[m / 2][m % 2] = first_key(rows.query(of_thread), seq_q, seq_k);
+  }""",
+    "HIDE_AHEAD": """
+    if (i < tiles.ahead) hide_ahead<IN_M, KEYS>(scores, starts, i * C::BN + warp_key);""",
+}
+"""Text of the kernel with a window."""
 
 
 class CudaMmaAttention(CudaVariant[Attention]):
@@ -289,8 +326,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or cp.async, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL)
-        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, 256)
-        return refused or _forward.refusal(workload, self.key, fits)
+        return _forward.refusal(workload, self.key, fits) or mma_refusal(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block, or else the smallest with split keys."""
@@ -325,8 +361,8 @@ class CudaMmaAttention(CudaVariant[Attention]):
         # A warp reads k and v of its keys for all of its rows; it reads q once per tile, or only once.
         lines = share.tiles * bn * row_warps * 2 + bm * key_warps * np.where(hold_q == 1, 1, share.tiles)
         fragments = lines * dim / 256
-        # An exponential, its argument, its sum, and the scaling of earlier results.
-        fma = 2 * scores + share.tiles * bm * dim * key_warps
+        # An exponential, its argument, its sum, its bias, and the scaling of earlier results.
+        fma = (2 + workload.has_bias) * scores + share.tiles * bm * dim * key_warps
         paired = 64 if device.compute_capability >= (10, 0) else 32
         return Costs(
             blocks=share.blocks,
@@ -364,8 +400,10 @@ class CudaMmaAttention(CudaVariant[Attention]):
             "HOLD_Q": bool(config["hold_q"]),
         }
         shared = ("types", "ptx", "gemm", "gemm_mma", "reduce", "attention_operand")
-        of_attention = ("attention_forward", "attention_fragment", "attention_mma")
-        return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
+        fragments = ("attention_fragment", "attention_mma", *_forward.modified(workload))
+        kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW, UNIT="unit")
+        preamble = helpers(*shared) + _forward.headers(workload) + helpers(*fragments)
+        return preamble + constants("Choice", **choices) + kernel
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention kernel, and the kernel that merges parts if keys are split."""

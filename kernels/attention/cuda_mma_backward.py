@@ -28,7 +28,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
-from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -141,7 +142,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
                     const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
                     const float* __restrict__ terms, typename C::In* __restrict__ of_p,
                     typename C::In* __restrict__ of_ds, int group, int seq_q, int seq_k, float scale,
-                    float* __restrict__ dq_sums) {
+                    float* __restrict__ dq_sums@PARAMETERS@) {@BIASES@
   using In = typename C::In;
   constexpr int R = (OF_QUERIES ? C::DQ_ROWS : C::ROWS) / 16, BLOCK = 16 * R * C::WARPS;
   constexpr int WIDTH = C::HEAD_DIM, LENGTH = C::DEPTH, STEP = C::STEP, PART = C::PART, N = PART / 8;
@@ -155,7 +156,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 
   const int rows = OF_QUERIES ? seq_q : seq_k, others = OF_QUERIES ? seq_k : seq_q;
   const RowTile tile = row_tile_of_block<C::BY_HEAD, OF_QUERIES && C::CAUSAL>(rows, BLOCK);
-  const Sight<C::CAUSAL> sees = {seq_q, seq_k};
+  const Sight<C::CAUSAL> sees = {seq_q, seq_k@ROWS@};
   const Range range = OF_QUERIES ? sees.keys_of(tile.first, BLOCK, STEP) : sees.queries_of(tile.first, STEP);
   const int steps = (OF_QUERIES ? 1 : group) * range.count;  // keys iterate over each head of their group
   const i64 corner = (i64(tile.head) * rows + tile.first) * WIDTH;
@@ -218,6 +219,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
     }
     const In* const u = buffers + here.buffer * 2 * STEP * LINE;
     const In* const w = u + STEP * LINE;
+@BIAS_OF_HEAD@
     const bool all_seen =
         OF_QUERIES ? sees.all(tile.first, here.first, STEP) : sees.all(here.first, tile.first, BLOCK);
 #pragma unroll 1
@@ -235,8 +237,9 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       const auto term = [&](int r, int n, int e, int which) {
         return OF_QUERIES ? own_terms[r][e / 2].at[which] : column_terms[n].at[e % 2 * 2 + which];
       };
+@ADD_BIAS@
       each_element<R, N>([&](int r, int n, int e) {
-        p[r][n][e] = fast_exp2(multiply_add(p[r][n][e], exponent, term(r, n, e, 0)));
+        p[r][n][e] = fast_exp2(multiply_add(p[r][n][e], exponent, @TERM@));
       });
       if (!all_seen)
         each_element<R, N>([&](int r, int n, int e) {
@@ -268,6 +271,25 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   if constexpr (SUMS_DS) store_rows<LENGTH, WIDTH>(of_ds + target, room, x, own, sums_ds, scale);
 }
 """
+
+
+BIAS = {
+    "TERM": "biased_term(r, n, e)",
+    "BIAS_OF_HEAD": """
+    const In* const of_head = biases.head(OF_QUERIES ? tile.head : here.head);""",
+    "ADD_BIAS": """
+      const auto biased_term = [&](int r, int n, int e) {
+        const int row = tile.first + own + 16 * r + e / 2 * 8 + lane / 4;
+        const int other = here.first + part + 8 * n + lane % 4 * 2 + e % 2;
+        const int query = OF_QUERIES ? row : other, key = OF_QUERIES ? other : row;
+        if (query >= seq_q || key >= seq_k) return term(r, n, e, 0);
+        return add_bias_to_term(term(r, n, e, 0), of_head[query * biases.of_query + key]);
+      };""",
+}
+"""Text of the kernel with a bias."""
+
+WINDOW = {"ROWS": ", BLOCK"}
+"""Text of the kernel with a window."""
 
 
 def _usual(workload: Attention, dq: str) -> Iterator[Config]:
@@ -350,7 +372,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why a workload cannot use tensor cores or 16-byte copies, or None."""
-        refused = unmodified_refusal(workload, self.key) or mma_refusal(workload, self.key, MAX_HEAD_DIM)
+        refused = mma_refusal(workload, self.key, MAX_HEAD_DIM)
         return refused or backward.refusal(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
@@ -404,7 +426,9 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
         choice = constants("Choice", **backward.workload_constants(workload), **choices)
         shared = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_operand")
-        return helpers(*shared, "attention_backward", "attention_backward_mma") + choice + SOURCE
+        kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW, TERM="term(r, n, e, 0)")
+        preamble = helpers(*shared) + backward.headers(workload)
+        return preamble + helpers("attention_backward_mma") + choice + kernel
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the kernel for the terms of queries, the passes over the scores, and the rounding of dq."""

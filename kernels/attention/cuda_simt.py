@@ -18,7 +18,8 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_forward as _forward
-from tunebench.kernels.attention._attention import padded, unmodified_refusal
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 attention_simt(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
                const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
                float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
-               float unit, int row_tiles, int parts, i64 all_rows) {
+               float @UNIT@, int row_tiles, int parts, i64 all_rows@PARAMETERS@) {@BIASES@
   using In = typename C::In;
   constexpr int TN = C::BN / C::LANES, GROUPS = C::RESULT_DIM / C::LANES / 4, PITCH = C::SCORE_DIM + 4;
   const int lane = int(threadIdx.x) % C::LANES, my_row = int(threadIdx.x) / C::LANES * C::TM;
@@ -145,6 +146,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 #pragma unroll
   for (int m = 0; m < C::TM; ++m)
     sees[m] = keys_seen<C::CAUSAL>(rows.query(min(row + my_row + m, last_row)), seq_q, seq_k);
+@LINES@
+@STARTS@
 #pragma unroll 1
   for (int i = tiles.begin; i < tiles.end; ++i) {
     const int first = i * C::BN, left = seq_k - first;
@@ -176,6 +179,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
     }
 #pragma unroll
     for (int m = 0; m < C::TM; ++m) {
+@ADD_BIASES@
+@HIDE_AHEAD@
       float top = states[m].top;
 #pragma unroll
       for (int n = 0; n < TN; ++n) {
@@ -222,6 +227,7 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 #pragma unroll
   for (int m = 0; m < C::TM; ++m) {
     states[m].total = warp_reduce_sum<C::LANES>(states[m].total);
+@SETTLE@
     if (row + my_row + m > last_row) continue;
     const i64 place = rows.at(row + my_row + m), in_part = i64(part) * all_rows + place;
     const float factor = states[m].inverse(), log2_sum = states[m].log2_sum(unit);
@@ -243,6 +249,39 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 """
 
 
+BIAS = {
+    "UNIT": "unit_of_scores",
+    "LINES": """
+  constexpr float unit = 1.0f;  // scores with a bias are exponents of 2
+  const In* lines[C::TM];       // of biases
+#pragma unroll
+  for (int m = 0; m < C::TM; ++m) lines[m] = biases.row(rows.at(min(row + my_row + m, last_row)), seq_q);""",
+    "ADD_BIASES": """
+#pragma unroll
+      for (int n = 0; n < TN; ++n) {
+        const int key = first + lane + n * C::LANES;
+        if (key < seq_k) scores[m][n] = add_bias(scores[m][n], unit_of_scores, lines[m][key]);
+      }""",
+    "SETTLE": """
+    // Without any key the result is 0, and the logarithm finite.
+    if (states[m].total == 0.0f) states[m].total = 1.0f;""",
+}
+"""Text of the kernel with a bias."""
+
+WINDOW = {
+    "STARTS": """
+  int starts[C::TM];
+#pragma unroll
+  for (int m = 0; m < C::TM; ++m)
+    starts[m] = first_key(rows.query(min(row + my_row + m, last_row)), seq_q, seq_k);""",
+    "HIDE_AHEAD": """
+#pragma unroll
+      for (int n = 0; n < TN; ++n)
+        if (first + lane + n * C::LANES < starts[m]) scores[m][n] = no_key();""",
+}
+"""Text of the kernel with a window."""
+
+
 class CudaSimtAttention(CudaVariant[Attention]):
     """Forward variant for every type, with head_dim up to 256."""
 
@@ -254,7 +293,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return why the variant does not support a workload, or None."""
         fits = any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL)
-        reason = unmodified_refusal(workload, self.key) or _forward.refusal(workload, self.key, fits)
+        reason = _forward.refusal(workload, self.key, fits)
         if reason is None and workload.head_dim > 256:
             reason = f"{self.key} supports head_dim up to 256, not {workload.head_dim}"
         return reason
@@ -286,8 +325,8 @@ class CudaSimtAttention(CudaVariant[Attention]):
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, lanes),
             registers=tm * (bn + result_dim) / lanes + 16,
-            # Products, the argument of an exponential, its sum, and the scaling of earlier results.
-            fma=scores * (score_dim + result_dim + 2) + share.tiles * bm * result_dim,
+            # Products, the bias, the argument of an exponential, its sum, and the scaling of earlier results.
+            fma=scores * (score_dim + result_dim + 2 + workload.has_bias) + share.tiles * bm * result_dim,
             sfu=scores,
             # A wide access of a warp reads at least 128 different bytes.
             smem_traffic_bytes=128 * accesses / 32,
@@ -309,8 +348,9 @@ class CudaSimtAttention(CudaVariant[Attention]):
             "VEC": min(alignment(workload.head_dim, workload.dtype), 16 // itemsize("f32")),
             "THREADS": int(_threads(config["bm"], config["tm"], config["lanes"])),
         }
-        shared = ("types", "gemm", "reduce", "attention_forward")
-        return helpers(*shared) + constants("Choice", **choices) + SOURCE
+        kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW, UNIT="unit")
+        preamble = helpers("types", "gemm", "reduce") + _forward.headers(workload)
+        return preamble + constants("Choice", **choices) + kernel
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention kernel, and the kernel that merges parts if keys are split."""

@@ -19,7 +19,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
-from tunebench.kernels.attention._attention import padded, unmodified_refusal
+from tunebench.kernels.attention import _attention_scores as _scores
+from tunebench.kernels.attention._attention import padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -91,7 +92,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
                     const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
                     const float* __restrict__ terms, typename C::In* __restrict__ of_p,
-                    typename C::In* __restrict__ of_ds, int group, int seq_q, int seq_k, float scale) {
+                    typename C::In* __restrict__ of_ds, int group, int seq_q, int seq_k,
+                    float scale@PARAMETERS@) {@BIASES@
   constexpr int ROWS = C::ROWS, STEP = C::STEP, PITCH = pitch_of(C::DEPTH), PITCH_P = pitch_of(STEP);
   constexpr int ACROSS = Threads<C>::ACROSS, ALONG = Threads<C>::ALONG, A = ROWS / ACROSS, B = STEP / ALONG;
   extern __shared__ __align__(16) float x[];
@@ -103,7 +105,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 
   const int rows = OF_QUERIES ? seq_q : seq_k, others = OF_QUERIES ? seq_k : seq_q;
   const RowTile tile = row_tile_of_block<true, OF_QUERIES && C::CAUSAL>(rows, ROWS);
-  const Sight<C::CAUSAL> sees = {seq_q, seq_k};
+  const Sight<C::CAUSAL> sees = {seq_q, seq_k@ROWS@};
   const Range range = OF_QUERIES ? sees.keys_of(tile.first, ROWS, STEP) : sees.queries_of(tile.first, STEP);
   const i64 corner = (i64(tile.head) * rows + tile.first) * C::HEAD_DIM;
   copy_widened<C, ROWS>(x, (OF_QUERIES ? q : k) + corner, rows - tile.first);
@@ -114,6 +116,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 #pragma unroll 1
   for (int head = 0; head < (OF_QUERIES ? 1 : group); ++head) {  // heads that share these keys
     const i64 other_head = OF_QUERIES ? tile.head / group : i64(tile.head) * group + head;
+@BIAS_OF_HEAD@
 #pragma unroll 1
     for (int at = range.first * STEP; at < (range.first + range.count) * STEP; at += STEP) {
       const i64 first = other_head * others + at;
@@ -134,6 +137,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
           const i64 place = (OF_QUERIES ? i64(tile.head) : other_head) * seq_q + query;
           Vec<float, 2> term = {};
           if (query < seq_q) term = load_vec<2>(terms + 2 * place);
+@ADD_BIAS@
           float value = fast_exp2(multiply_add(p[a][b], exponent, term.at[0]));
           if (!sees(query, key)) value = 0.0f;
           if constexpr (!OF_QUERIES) all_p[row * PITCH_P + column] = value;
@@ -150,6 +154,19 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 """
 
 
+BIAS = {
+    "BIAS_OF_HEAD": """
+    const typename C::In* const of_head = biases.head(OF_QUERIES ? i64(tile.head) : other_head);""",
+    "ADD_BIAS": """
+          if (query < seq_q && key < seq_k)
+            term.at[0] = add_bias_to_term(term.at[0], of_head[query * biases.of_query + key]);""",
+}
+"""Text of the kernel with a bias."""
+
+WINDOW = {"ROWS": ", ROWS"}
+"""Text of the kernel with a window."""
+
+
 class CudaSimtAttentionBackward(CudaVariant[Attention]):
     """Backward variant for every type and length: causal or not, with grouped queries."""
 
@@ -162,7 +179,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return why the smallest tiles do not fit, or None."""
         if _smem_bytes(workload, 16, 16) > device.smem_per_block_bytes or workload.head_dim > 512:
             return f"{self.key} has no tiles that fit in shared memory for head_dim={workload.head_dim}"
-        return unmodified_refusal(workload, self.key) or backward.refusal(workload, self.key, 16)
+        return backward.refusal(workload, self.key, 16)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block."""
@@ -229,7 +246,9 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
         choices |= {"DEPTH": padded(workload, 4), "ADDS_DQ": False}
         choice = constants("Choice", **backward.workload_constants(workload), **choices)
-        return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
+        kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW)
+        preamble = helpers("types", "reduce") + backward.headers(workload)
+        return preamble + helpers("attention_backward_simt") + choice + kernel
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the kernel for the terms of queries, then for dk and dv, then for dq."""

@@ -392,8 +392,8 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
             "TileK": "PanelTile<In, BN, DIM, true, 1>",
             "TileV": "PanelTile<In, DIM, BN, false, 1>",
         }
-        of_forward = ("attention_forward", "attention_fragment")
-        return helpers(*_wgmma.HELPERS, *of_forward) + constants("Choice", **choices) + SOURCE
+        preamble = helpers(*_wgmma.HELPERS) + _forward.headers(workload) + helpers("attention_fragment")
+        return preamble + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return one launch of persistent blocks."""

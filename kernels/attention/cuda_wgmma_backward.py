@@ -213,8 +213,8 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             "TileU": "PanelTile<In, BN, DIM, true, 1>",
             "TileUAcross": "PanelTile<In, DIM, BN, false, 1>",
         }
-        of_backward = ("attention_backward", "attention_backward_wgmma")
-        return helpers(*_wgmma.HELPERS, *of_backward) + constants("Choice", **choices) + SOURCE
+        preamble = helpers(*_wgmma.HELPERS) + backward.headers(workload) + helpers("attention_backward_wgmma")
+        return preamble + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the kernel for the terms of queries, then for dk and dv, then for dq."""

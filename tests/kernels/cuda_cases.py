@@ -20,6 +20,13 @@ WORKLOADS = {
         "attention:batch=1,heads=1,seq_q=5,head_dim=13,dtype=f32,seq_k=35",
         "attention:batch=1,heads=4,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
         "attention:batch=1,heads=1,seq_q=70,head_dim=64,dtype=bf16,seq_k=37,direction=backward",
+        "attention:batch=2,heads=4,seq_q=37,head_dim=24,dtype=f16,seq_k=54,heads_k=2,causal=true,bias=bhqk,scale=1,"
+        "window=9",
+        "attention:batch=2,heads=2,seq_q=53,head_dim=40,dtype=bf16,seq_k=37,causal=true,bias=hk,align=first",
+        "attention:batch=1,heads=4,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward,"
+        "bias=hqk,window=21",
+        "attention:batch=2,heads=1,seq_q=70,head_dim=16,dtype=bf16,seq_k=37,causal=true,direction=backward,bias=bk,"
+        "align=first",
         "attention:batch=1,heads=3,seq_q=35,head_dim=13,dtype=f32,seq_k=45,heads_k=1,causal=true,direction=backward",
     ),
     "batchnorm_stats": (

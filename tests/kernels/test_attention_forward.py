@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.kernel_checks import H100, assert_right, parser
+from tests.kernels.kernel_checks import H100, assert_emulates_right, assert_right, parser
 from tests.support import needs_compiler, needs_disassembler, needs_nvrtc
 from tunebench import kernels
 from tunebench.binary.disassembly import sass
@@ -52,6 +52,27 @@ def variant(name: str) -> CudaVariant[Any]:
                 "min_blocks": 1,
             },
         ),
+        # Rows whose keys are hidden in one part or in both, and biases that are not aligned.
+        (
+            "cuda_mma",
+            "batch=2,heads=2,seq_q=24,head_dim=16,dtype=f16,seq_k=141,bias=bqk",
+            {
+                "bm": 16,
+                "bn": 32,
+                "row_warps": 1,
+                "key_warps": 2,
+                "stages": 2,
+                "hold_q": 0,
+                "pack_heads": 0,
+                "split": 2,
+                "min_blocks": 1,
+            },
+        ),
+        (
+            "cuda_simt",
+            "batch=2,heads=2,seq_q=24,head_dim=16,dtype=f32,seq_k=141,bias=bqk,causal=true,window=30",
+            {"bm": 8, "bn": 16, "tm": 2, "lanes": 8, "pack_heads": 0, "split": 3},
+        ),
     ],
 )
 def test_pipelines_synchronise_under_race_detection(name: str, text: str, choices: dict[str, int]) -> None:
@@ -71,6 +92,36 @@ def test_causal_blocks_count_only_visible_tiles() -> None:
     costs = mma.costs(workload, table.take(chosen), H100)
     assert set(costs.blocks * costs.mma_flop) == {4.0 * 6 * (3 + 4 + 5 + 6) * 64 * 64 * 64}
     assert set(costs.full_blocks) == {6}
+
+
+@pytest.mark.parametrize(("mask", "tiles"), [("window=65", (2, 2, 2, 2)), ("align=first", (1, 2, 3, 4))])
+def test_blocks_count_only_tiles_that_the_mask_shows(mask: str, tiles: tuple[int, ...]) -> None:
+    workload = attention(f"batch=2,heads=3,seq_q=256,head_dim=64,dtype=f16,seq_k=384,causal=true,{mask}")
+    mma = variant("cuda_mma")
+    table = mma.configs(workload, H100)
+    chosen = (table["bm"] == 64) & (table["bn"] == 64) & (table["split"] == 1) & (table["key_warps"] == 1)
+    costs = mma.costs(workload, table.take(chosen), H100)
+    assert set(costs.blocks * costs.mma_flop) == {4.0 * 6 * sum(tiles) * 64 * 64 * 64}
+    assert set(costs.mma_flop) == {4.0 * max(tiles) * 64 * 64 * 64}
+
+
+@needs_compiler
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_lowest_finite_biases_share_attention_and_pass_no_gradient(direction: str) -> None:
+    """A row whose biases are all the most negative number, as models mask padding, is a mean, as in torch."""
+    workload = attention(
+        f"batch=1,heads=1,seq_q=2,head_dim=8,dtype=f32,seq_k=4,bias=qk,direction={direction}"
+    )
+    inputs = workload.draw(np.random.default_rng(0))
+    inputs["bias"][...] = [[[[0, 0, 0, -np.inf], [np.finfo(np.float32).min] * 4]]]
+    name = "cuda_simt" if direction == "forward" else "cuda_simt_backward"
+    outputs = assert_emulates_right(
+        variant(name), workload, variant(name).default(workload, H100), inputs, order="forward"
+    )
+    if direction == "forward":
+        np.testing.assert_allclose(outputs["o"][0, 0, 1], inputs["v"][0, 0].mean(axis=0), rtol=1e-5)
+    else:
+        assert not outputs["dq"][0, 0, 1].any()
 
 
 @pytest.mark.parametrize("name", ["cuda_mma", "cuda_wgmma", "cuda_simt"])
