@@ -361,8 +361,8 @@ class CudaMmaAttention(CudaVariant[Attention]):
         # A warp reads k and v of its keys for all of its rows; it reads q once per tile, or only once.
         lines = share.tiles * bn * row_warps * 2 + bm * key_warps * np.where(hold_q == 1, 1, share.tiles)
         fragments = lines * dim / 256
-        # An exponential, its argument, its sum, its bias, and the scaling of earlier results.
-        fma = (2 + workload.has_bias) * scores + share.tiles * bm * dim * key_warps
+        # An exponential, its argument, its sum, and the scaling of earlier results.
+        fma = 2 * scores + share.tiles * bm * dim * key_warps
         paired = 64 if device.compute_capability >= (10, 0) else 32
         return Costs(
             blocks=share.blocks,

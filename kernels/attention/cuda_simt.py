@@ -325,8 +325,8 @@ class CudaSimtAttention(CudaVariant[Attention]):
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, lanes),
             registers=tm * (bn + result_dim) / lanes + 16,
-            # Products, the bias, the argument of an exponential, its sum, and the scaling of earlier results.
-            fma=scores * (score_dim + result_dim + 2 + workload.has_bias) + share.tiles * bm * result_dim,
+            # Products, the argument of an exponential, its sum, and the scaling of earlier results.
+            fma=scores * (score_dim + result_dim + 2) + share.tiles * bm * result_dim,
             sfu=scores,
             # A wide access of a warp reads at least 128 different bytes.
             smem_traffic_bytes=128 * accesses / 32,

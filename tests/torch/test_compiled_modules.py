@@ -317,6 +317,78 @@ def test_compiled_module_agrees_with_float64(name: str, training: bool) -> None:
     assert check(model.train(training), inputs, training=training or training_only)
 
 
+HANDWRITTEN: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "a mask of keys": (
+        lambda q, k, v, mask: ((q @ k.mT / 4 + mask).softmax(-1) @ v).transpose(1, 2).reshape(2, 6, 48),
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(2, 1, 1, 8)],
+    ),
+    "factors of q and k": (
+        lambda q, k, v: ((q * 0.5) @ (k * 0.5).mT).softmax(-1) @ v,
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16)],
+    ),
+    "hidden scores": (
+        lambda q, k, v, m: (
+            (torch.einsum("bhid,bhjd->bhij", q, k) * 0.2).masked_fill(m > 0, -1e9).softmax(-1) @ v
+        ),
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(2, 1, 6, 8)],
+    ),
+    "scores that are kept": (
+        lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -1e9).softmax(-1) @ v,
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(6, 8)],
+    ),
+    "a bias of each item": (
+        lambda q, k, v, b: torch.baddbmm(b, q, k.mT, alpha=0.2).softmax(-1).bmm(v),
+        [R(6, 5, 16), R(6, 8, 16), R(6, 8, 16), R(6, 1, 8)],
+    ),
+}
+
+
+def windows(x: Tensor, positions: Tensor, shifted: Tensor) -> Tensor:
+    """Attend within windows, as Swin does: a bias of heads, and a mask of each of four windows."""
+    q, k, v = x.unflatten(2, (3, 3, 16)).permute(2, 0, 3, 1, 4)
+    scores = ((q * 0.25) @ k.mT + positions).view(2, 4, 3, 9, 9) + shifted[:, None]
+    return (scores.view(8, 3, 9, 9).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+HANDWRITTEN["windows"] = (windows, [R(8, 9, 144), R(3, 9, 9), R(4, 9, 9)])
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_attention_written_by_hand_is_one_operator(name: str) -> None:
+    function, inputs = HANDWRITTEN[name]
+    operators = check(Function(function), inputs, training=False)
+    assert "attention" in operators
+    assert "softmax" not in operators
+
+
+def test_attention_whose_probabilities_are_dropped_is_one_operator() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, x, x, need_weights=True)[0]  # type: ignore[no-any-return]
+
+    assert "attention" in check(Attends().eval(), [R(6, 2, 32)], training=False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k, v, b: ((q @ k.mT + b) * 0.5).softmax(-1) @ v,
+        lambda q, k, v, b: (q @ k.mT - b).softmax(-2) @ v,
+        lambda q, k, v, b: (p := (q @ k.mT).softmax(-1), p @ v),
+        lambda q, k, v, b: (q @ k.mT * -0.5).softmax(-1) @ v,
+        lambda q, k, v, b: torch.where(b > 0, q @ k.mT, -1.0).softmax(-1) @ v,
+        lambda q, k, v, b: (q @ k.mT).softmax(-1).transpose(2, 3) @ q,
+    ],
+)
+def test_other_products_around_a_softmax_stay_what_they_are(function: Callable[..., Any]) -> None:
+    inputs = [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(6, 8)]
+    assert "attention" not in check(Function(function), inputs, training=False)
+
+
 def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:
     for change in CHANGES:
         model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()

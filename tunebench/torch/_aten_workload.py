@@ -278,7 +278,7 @@ def _attention(args: Arguments, *, direction: str, kind: str) -> tuple[str, ...]
     return _one("attention", **sizes, dtype=_dtype(*operands), direction=direction)
 
 
-_ALIGNED_FIRST = frozenset({"flash_for_cpu", "efficient"})
+_ALIGNED_FIRST = frozenset({"flash_for_cpu", "efficient", ""})
 """Kinds of attention whose causal mask is aligned with the first key, whatever the number of keys."""
 
 
@@ -324,5 +324,6 @@ _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
         for kind, cpu in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
         for end, direction in (("", "forward"), ("_backward", "backward"))
     },
+    "aten::scaled_dot_product_attention": functools.partial(_attention, direction="forward", kind=""),
 }
 """Reader of each operator's arguments, by its name without overload."""

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
+from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._translation import Translation, translate
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
@@ -118,6 +119,8 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
 
     def of(phase: Phase) -> Callable[..., Any]:
         def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+            if phase == "inference" and fuse_attention(graph.graph):
+                graph.recompile()
             run = compiler(graph, phase)
 
             def boxed(values: list[Any]) -> Any:

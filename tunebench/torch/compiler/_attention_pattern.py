@@ -1,0 +1,427 @@
+"""Attention that a model writes as products around a softmax, as one call of scaled_dot_product_attention.
+
+The pattern is ``softmax(q @ k^T * scale + bias) @ v``: any factors of q, k and the scores, any masks and
+biases that are added to the scores or fill hidden ones, and views between them. Probabilities that are read
+elsewhere are left as they are. A row without any key has the result 0 instead of NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from tunebench.torch._tensor import DTYPES
+
+__all__ = ["fuse_attention"]
+
+aten = torch.ops.aten
+
+_SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default})
+_PERMUTATIONS = frozenset({aten.permute.default, aten.transpose.int})
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default})
+
+HIDES = -1e8
+"""Largest number that hides a score which it replaces, or to which it is added."""
+
+
+def fuse_attention(graph: fx.Graph) -> int:
+    """Replace attention in a graph of inference, and return the number of replaced calls.
+
+    Args:
+        graph: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
+    """
+    count = 0
+    for softmax in [node for node in graph.nodes if node.target in _SOFTMAX]:
+        found = _match(softmax)
+        if found is not None:
+            count += _replace(found)
+    return count
+
+
+@dataclass
+class _Pattern:
+    """The nodes of one attention.
+
+    Attributes:
+        result: The second product.
+        q: Left operand of the first product, (items, queries, head_dim).
+        k: Its right operand, (items, head_dim, keys).
+        v: Right operand of the second product, (items, keys, head_dim).
+        scale: Factor of the first product.
+        biases: Nodes that are added to the scores, each with the leading extents of the scores there.
+        fills: As `biases`, masks and the numbers in place of the scores where the masks are true.
+    """
+
+    result: fx.Node
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    scale: float = 1.0
+    biases: list[tuple[fx.Node, Sequence[int]]] = field(default_factory=list)
+    fills: list[tuple[fx.Node, float, bool, Sequence[int]]] = field(default_factory=list)
+
+
+# -- recognition ---------------------------------------------------------------------------------------------
+
+
+def _match(softmax: fx.Node) -> _Pattern | None:
+    scores, axis = softmax.args[:2]
+    if axis not in (-1, _val(softmax).dim() - 1) or not isinstance(scores, fx.Node):
+        return None
+    product = _only_product(softmax)
+    if product is None:
+        return None
+    found = _Pattern(product, v=product.args[1])
+    return found if _read_scores(scores, found) else None
+
+
+def _only_product(softmax: fx.Node) -> fx.Node | None:
+    """Return the product that alone reads the probabilities, through views and casts; None if others do."""
+    node = softmax
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.target is aten.bmm.default:
+            return user if user.args[0] is node and user.args[1] is not node else None
+        if not _keeps_matrices(user):
+            return None
+        node = user
+    return None
+
+
+def _read_scores(node: Any, found: _Pattern) -> bool:
+    """Read scores back to their product; return whether they are those of attention."""
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        node = _unviewed(node)
+        factor = _factor(node)
+        if node.target is aten.bmm.default:
+            found.q, found.k = node.args
+            return True
+        if node.target is aten.baddbmm.default:
+            return _read_baddbmm(node, found)
+        if _keeps_matrices(node):
+            node = node.args[0]
+        elif factor is not None:
+            found.scale *= factor
+            node = node.args[0]
+        elif found.scale != 1:  # a factor of the sum
+            return False
+        elif (filled := _filled(node)) is not None:
+            node, *fill = filled
+            found.fills.append((*fill, tuple(_val(node).shape[:-2])))  # type: ignore[arg-type]
+        elif (summands := _summands(node)) is not None:
+            node, bias = summands
+            found.biases.append((bias, tuple(_val(node).shape[:-2])))
+        else:
+            return False
+    return False
+
+
+def _read_baddbmm(node: fx.Node, found: _Pattern) -> bool:
+    bias, found.q, found.k = node.args
+    beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+    if beta != 0:
+        if beta != 1 or found.scale != 1:
+            return False
+        found.biases.append((bias, tuple(_val(node).shape[:-2])))  # type: ignore[arg-type]
+    found.scale *= float(alpha)  # type: ignore[arg-type]
+    return True
+
+
+def _val(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _keeps_matrices(node: fx.Node) -> bool:
+    """Return whether a node has the elements of its input in the same last two axes, of any float type."""
+    if node.target is aten._to_copy.default:
+        return bool(_val(node).dtype.is_floating_point and node.kwargs.keys() <= {"dtype"})
+    if node.target not in _VIEWS:
+        return False
+    before, after = _val(node.args[0]), _val(node)
+    return bool(before.shape[-2:] == after.shape[-2:] and before.numel() == after.numel())
+
+
+def _unviewed(node: fx.Node) -> fx.Node:
+    """Return the node that scores are a view of, if views in between left their elements in order."""
+    source, expected = node, _val(node)
+    while source.target in _VIEWS | _PERMUTATIONS and len(source.users) == 1:
+        source = source.args[0]  # type: ignore[assignment]
+        found = _val(source)
+        same = found.shape[-2:] == expected.shape[-2:] and found.numel() == expected.numel()
+        if same and found.is_contiguous() and expected.is_contiguous() and len(source.users) == 1:
+            return source
+    return node
+
+
+def _factor(node: fx.Node) -> float | None:
+    """Return the number by which a node multiplies its first input, or None."""
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        number = node.args[1]
+        if isinstance(number, (int, float)) and math.isfinite(number) and number != 0:
+            divides = node.target in (aten.div.Tensor, aten.div.Scalar)
+            return 1 / number if divides else float(number)
+    return None
+
+
+def _summands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the scores and the bias of a sum, or None: scores have all elements and lead to a product."""
+    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
+        return None
+    for scores, bias in (node.args[:2], node.args[1::-1]):
+        both = isinstance(scores, fx.Node) and isinstance(bias, fx.Node)
+        if both and _val(scores).shape == _val(node).shape and _leads_to_product(scores):
+            return scores, bias  # type: ignore[return-value]
+    return None
+
+
+def _leads_to_product(node: Any) -> bool:
+    """Return whether scores are a product, through views, factors, sums and fills."""
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        node = _unviewed(node)
+        if node.target in (aten.bmm.default, aten.baddbmm.default):
+            return True
+        filled = _filled(node)
+        if filled is not None:
+            node = filled[0]
+        elif node.target is aten.add.Tensor:
+            return any(map(_leads_to_product, node.args[:2]))
+        elif _keeps_matrices(node) or _factor(node) is not None:
+            node = node.args[0]
+        else:
+            return False
+    return False
+
+
+def _filled(node: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
+    """Return scores, a mask, the number in place of hidden scores, and whether the mask is true there."""
+    if node.target is aten.masked_fill.Scalar:
+        scores, mask, number = node.args
+        filled = (scores, mask, number, True)
+    elif node.target is aten.where.self:
+        mask, kept, other = node.args
+        kept_number, other_number = _number(kept), _number(other)
+        if (kept_number is None) == (other_number is None):
+            return None
+        filled = (
+            (kept, mask, other_number, False) if kept_number is None else (other, mask, kept_number, True)
+        )
+    else:
+        return None
+    if _val(filled[0]).shape != _val(node).shape or filled[2] > HIDES:  # type: ignore[operator]
+        return None
+    return filled  # type: ignore[return-value]
+
+
+def _number(node: Any) -> float | None:
+    """Return the number that a node without axes holds, if the graph states it."""
+    if isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default:
+        return float(node.args[0])  # type: ignore[arg-type]
+    if isinstance(node, fx.Node) and node.target is aten.full.default and node.args[0] == []:
+        return float(node.args[1])  # type: ignore[arg-type]
+    if isinstance(node, fx.Node) and node.target is aten.lift_fresh_copy.default and not _val(node).dim():
+        held = node.args[0]
+        constant = getattr(node.graph.owning_module, str(held.target), None)  # type: ignore[union-attr]
+        is_constant = held.op == "get_attr" and type(constant) is Tensor  # type: ignore[union-attr]
+        with unset_fake_temporarily():
+            return float(constant) if is_constant else None  # type: ignore[arg-type]
+    return None
+
+
+# -- replacement ---------------------------------------------------------------------------------------------
+
+
+def _replace(found: _Pattern) -> bool:
+    """Replace the nodes of a pattern, unless its biases or types are those of no attention."""
+    result, dtype = found.result, _val(found.q).dtype
+    operands = (found.q, found.k, found.v, *(bias for bias, _ in found.biases))
+    if dtype not in DTYPES or any(_val(one).dtype != dtype for one in operands) or found.scale <= 0:
+        return False
+    summands, usual = (*found.biases, *found.fills), _leading(found.q)
+    lead: Sequence[int] = max([(_val(found.q).shape[0],), usual, *(of for *_, of in summands)], key=len)
+    shapes = [_split(_val(one), of, lead) for one, *_, of in summands]
+    place = _place(lead, shapes, usual)
+    if place is None:
+        return False
+    grouped = (math.prod(lead[:place]), math.prod(lead[place:]))
+    with result.graph.inserting_before(result):
+        bias = _bias(found, shapes, place)
+        q, q_factor = _operand(found.q, grouped)
+        k, k_factor = _transposed(found.k, grouped)
+        v, _ = _operand(found.v, grouped, factors=False)
+        scale = found.scale * q_factor * k_factor
+        fused = aten.scaled_dot_product_attention.default
+        attended = _call(result, fused, q, k, v, bias, scale=scale)
+    _use(attended, result)
+    return True
+
+
+def _use(attended: fx.Node, product: fx.Node) -> None:
+    """Put attention in place of a product. What reads it keeps its strides: torch's attention has others."""
+    with product.graph.inserting_after(attended):
+        swapped = _call(attended, aten.transpose.int, attended, 1, 2)
+    unused, readers = [swapped], [*product.users]
+    for reader in readers:
+        copy = _swapped_copy(reader)
+        if copy and _val(swapped).is_contiguous() and _val(copy).shape == _val(swapped).shape:
+            copy.replace_all_uses_with(swapped)
+            unused.append(copy)
+    if len(unused) <= len(readers):  # others read it, too
+        with product.graph.inserting_before(product):
+            copied = _call(product, aten.clone.default, attended, memory_format=torch.contiguous_format)
+            product.replace_all_uses_with(_viewed(copied, list(_val(product).shape)))
+        unused.append(product)
+    _erase(unused)
+
+
+def _swapped_copy(view: fx.Node) -> fx.Node | None:
+    """Return the contiguous copy that alone reads a view of results, with heads and rows swapped; or None."""
+    chain = [view]
+    while len(chain) < 3 and len(chain[-1].users) == 1:
+        chain += chain[-1].users
+    if len(chain) < 3 or view.target not in _VIEWS or chain[1].target not in _PERMUTATIONS:
+        return None
+    shape = list(_val(view).shape)
+    if len(shape) != 4 or list(_val(view).transpose(1, 2).stride()) != list(_val(chain[1]).stride()):
+        return None
+    is_copy = chain[2].target is aten.clone.default and _val(chain[2]).is_contiguous()
+    return chain[2] if is_copy else None
+
+
+def _leading(node: fx.Node) -> tuple[int, ...]:
+    """Return the leading extents of an operand before it was seen as a batch of matrices."""
+    while _val(node).dim() == 3 and (_keeps_matrices(node) or _factor(node) is not None):
+        node = node.args[0]  # type: ignore[assignment]
+    return tuple(_val(node).shape[:-2])
+
+
+def _split(bias: Tensor, lead: Sequence[int], refined: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape of a bias, given for scores with leading extents `lead`, in those of `refined`.
+
+    Returns:
+        The extents, 1 where the bias is broadcast; None if there are none.
+    """
+    shape = (1,) * (len(lead) + 2 - bias.dim()) + tuple(bias.shape)
+    remaining, extents = list(refined), []
+    for extent, whole in zip(shape[:-2], lead, strict=True):
+        parts, product = [], 1
+        while remaining and (product < whole or remaining[0] == 1):
+            parts.append(remaining.pop(0))
+            product *= parts[-1]
+        if product != whole or extent not in (1, whole):
+            return None
+        extents += parts if extent == whole else [1] * len(parts)
+    return None if remaining else (*extents, *shape[-2:])
+
+
+def _place(lead: Sequence[int], shapes: Sequence[tuple[int, ...] | None], usual: Sequence[int]) -> int | None:
+    """Return how many leading axes are the batch, so that a bias is broadcast along all of them or none.
+
+    The same holds for the heads, which are the other leading axes.
+
+    Args:
+        lead: Leading extents of the scores.
+        shapes: Shape of each bias in these extents.
+        usual: Batch and heads of the operands, which are taken if possible.
+    """
+    if any(shape is None for shape in shapes):
+        return None
+    whole = [max((shape[axis] for shape in shapes if shape), default=1) for axis in range(len(lead))]
+    places = range(len(lead) + 1)
+    for place in sorted(places, key=lambda place: math.prod(lead[:place]) != usual[0] or len(usual) != 2):
+        groups = (whole[:place], lead[:place]), (whole[place:], lead[place:])
+        if all(tuple(extents) == tuple(of) or math.prod(extents) == 1 for extents, of in groups):
+            return place
+    return None
+
+
+def _bias(found: _Pattern, shapes: Sequence[tuple[int, ...] | None], place: int) -> fx.Node | None:
+    """Return the sum of all biases, (batch or 1, heads or 1, queries or 1, keys); None if there are none.
+
+    The first `place` leading axes are the batch.
+    """
+    like, total = found.result, None
+    dtype, device = _val(like).dtype, _val(like).device
+    fills = []
+    for mask, number, hides, _ in found.fills:
+        of_type = {"dtype": dtype, "device": device}
+        low, zero = (_call(like, aten.scalar_tensor.default, one, **of_type) for one in (number, 0.0))
+        fills.append(_call(like, aten.where.self, mask, *((low, zero) if hides else (zero, low))))
+    for summand, shape in zip((*(bias for bias, _ in found.biases), *fills), shapes, strict=True):
+        viewed = _viewed(summand, list(shape or ()))
+        total = viewed if total is None else _call(like, aten.add.Tensor, total, viewed)
+    if total is None:
+        return None
+    *lead, queries, keys = _val(total).shape
+    return _viewed(total, [math.prod(lead[:place]), math.prod(lead[place:]), queries, keys])
+
+
+def _viewed(node: fx.Node, shape: list[int]) -> fx.Node:
+    """Return a node in another shape, copied if its strides allow no view."""
+    if list(_val(node).shape) == shape:
+        return node
+    try:
+        return _call(node, aten.view.default, node, shape)
+    except (RuntimeError, ValueError):
+        copied = _call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
+        return _call(node, aten.view.default, copied, shape)
+
+
+def _operand(node: fx.Node, grouped: tuple[int, int], *, factors: bool = True) -> tuple[fx.Node, float]:
+    """Return an operand as (batch, heads, rows, head_dim), and the factors that were taken off it.
+
+    Args:
+        node: The operand, with any leading extents.
+        grouped: Batch and heads.
+        factors: Whether factors may be taken off.
+    """
+    found, factor, source = None, 1.0, node
+    while True:
+        if tuple(_val(source).shape[:-2]) == grouped:
+            found = (source, factor)
+        number = _factor(source) if factors else None
+        if number is None and (not _keeps_matrices(source) or source.target is aten._to_copy.default):
+            break
+        factor *= 1.0 if number is None else number
+        source = source.args[0]  # type: ignore[assignment]
+    return found or (_viewed(node, [*grouped, *_val(node).shape[-2:]]), 1.0)
+
+
+def _transposed(node: fx.Node, grouped: tuple[int, int]) -> tuple[fx.Node, float]:
+    """Return keys, given as (items, head_dim, keys), as (batch, heads, keys, head_dim), and their factors."""
+    source, factor = _operand(node, grouped)
+    axes = _val(source).dim()
+    if source.target is aten.transpose.int and {axis % axes for axis in source.args[1:]} == {
+        axes - 2,
+        axes - 1,
+    }:  # type: ignore[operator]
+        inner, more = _operand(source.args[0], grouped)  # type: ignore[arg-type]
+        return inner, factor * more
+    return _call(node, aten.transpose.int, source, -2, -1), factor
+
+
+def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Insert a call, traced on tensors without data like those of a node."""
+    values = fx.map_arg((args, kwargs), _val)
+    with _val(like).fake_mode:
+        traced = target(*values[0], **values[1])
+    made = like.graph.call_function(target, args, kwargs)
+    made.meta["val"] = traced
+    return made
+
+
+def _erase(nodes: list[fx.Node]) -> None:
+    """Erase nodes that have no users, and what only they read."""
+    queue, erased = nodes, set[fx.Node]()
+    while queue:
+        unused = queue.pop()
+        if unused in erased or unused.users or unused.op != "call_function":
+            continue
+        queue += unused.all_input_nodes
+        unused.graph.erase_node(unused)
+        erased.add(unused)
