@@ -20,6 +20,9 @@ pytestmark = needs_numba_cuda
 
 # The simulator does about 1e5 operations per second: sizes just cut a row, a tile and a block.
 WORKLOADS = (
+    "attention:batch=1,heads=2,seq_q=35,head_dim=5,dtype=f16,seq_k=41,heads_k=1,causal=true,bias=hqk,window=7",
+    "attention:batch=2,heads=2,seq_q=9,head_dim=5,dtype=f32,seq_k=7,causal=true,bias=bk,align=first",
+    "attention:batch=1,heads=1,seq_q=9,head_dim=5,dtype=f32,seq_k=37",
     "batchnorm_stats:rows=300,cols=37,dtype=f32,eps=0.25,momentum=0.5",
     "batchnorm_stats:rows=67,cols=5,dtype=f16",
     "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward",
