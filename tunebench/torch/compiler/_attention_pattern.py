@@ -113,7 +113,7 @@ def _read_scores(node: Any, found: _Pattern) -> bool:
             return False
         elif (filled := _filled(node)) is not None:
             node, *fill = filled
-            found.fills.append((*fill, tuple(_val(node).shape[:-2])))  # type: ignore[arg-type]
+            found.fills.append((*fill, tuple(_val(node).shape[:-2])))
         elif (summands := _summands(node)) is not None:
             node, bias = summands
             found.biases.append((bias, tuple(_val(node).shape[:-2])))
@@ -128,8 +128,8 @@ def _read_baddbmm(node: fx.Node, found: _Pattern) -> bool:
     if beta != 0:
         if beta != 1 or found.scale != 1:
             return False
-        found.biases.append((bias, tuple(_val(node).shape[:-2])))  # type: ignore[arg-type]
-    found.scale *= float(alpha)  # type: ignore[arg-type]
+        found.biases.append((bias, tuple(_val(node).shape[:-2])))
+    found.scale *= float(alpha)
     return True
 
 
@@ -151,7 +151,7 @@ def _unviewed(node: fx.Node) -> fx.Node:
     """Return the node that scores are a view of, if views in between left their elements in order."""
     source, expected = node, _val(node)
     while source.target in _VIEWS | _PERMUTATIONS and len(source.users) == 1:
-        source = source.args[0]  # type: ignore[assignment]
+        source = source.args[0]
         found = _val(source)
         same = found.shape[-2:] == expected.shape[-2:] and found.numel() == expected.numel()
         if same and found.is_contiguous() and expected.is_contiguous() and len(source.users) == 1:
@@ -176,7 +176,7 @@ def _summands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     for scores, bias in (node.args[:2], node.args[1::-1]):
         both = isinstance(scores, fx.Node) and isinstance(bias, fx.Node)
         if both and _val(scores).shape == _val(node).shape and _leads_to_product(scores):
-            return scores, bias  # type: ignore[return-value]
+            return scores, bias
     return None
 
 
@@ -213,23 +213,22 @@ def _filled(node: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
         )
     else:
         return None
-    if _val(filled[0]).shape != _val(node).shape or filled[2] > HIDES:  # type: ignore[operator]
+    if _val(filled[0]).shape != _val(node).shape or filled[2] > HIDES:
         return None
-    return filled  # type: ignore[return-value]
+    return filled
 
 
 def _number(node: Any) -> float | None:
     """Return the number that a node without axes holds, if the graph states it."""
     if isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default:
-        return float(node.args[0])  # type: ignore[arg-type]
+        return float(node.args[0])
     if isinstance(node, fx.Node) and node.target is aten.full.default and node.args[0] == []:
-        return float(node.args[1])  # type: ignore[arg-type]
+        return float(node.args[1])
     if isinstance(node, fx.Node) and node.target is aten.lift_fresh_copy.default and not _val(node).dim():
         held = node.args[0]
-        constant = getattr(node.graph.owning_module, str(held.target), None)  # type: ignore[union-attr]
-        is_constant = held.op == "get_attr" and type(constant) is Tensor  # type: ignore[union-attr]
+        constant: Any = getattr(node.graph.owning_module, str(held.target), None)
         with unset_fake_temporarily():
-            return float(constant) if is_constant else None  # type: ignore[arg-type]
+            return float(constant) if held.op == "get_attr" and type(constant) is Tensor else None
     return None
 
 
@@ -242,9 +241,10 @@ def _replace(found: _Pattern) -> bool:
     operands = (found.q, found.k, found.v, *(bias for bias, _ in found.biases))
     if dtype not in DTYPES or any(_val(one).dtype != dtype for one in operands) or found.scale <= 0:
         return False
-    summands, usual = (*found.biases, *found.fills), _leading(found.q)
-    lead: Sequence[int] = max([(_val(found.q).shape[0],), usual, *(of for *_, of in summands)], key=len)
-    shapes = [_split(_val(one), of, lead) for one, *_, of in summands]
+    usual = _leading(found.q)
+    summands = [*found.biases, *((mask, of) for mask, _, _, of in found.fills)]
+    lead: Sequence[int] = max([(_val(found.q).shape[0],), usual, *(of for _, of in summands)], key=len)
+    shapes = [_split(_val(one), of, lead) for one, of in summands]
     place = _place(lead, shapes, usual)
     if place is None:
         return False
@@ -296,7 +296,7 @@ def _swapped_copy(view: fx.Node) -> fx.Node | None:
 def _leading(node: fx.Node) -> tuple[int, ...]:
     """Return the leading extents of an operand before it was seen as a batch of matrices."""
     while _val(node).dim() == 3 and (_keeps_matrices(node) or _factor(node) is not None):
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return tuple(_val(node).shape[:-2])
 
 
@@ -388,7 +388,7 @@ def _operand(node: fx.Node, grouped: tuple[int, int], *, factors: bool = True) -
         if number is None and (not _keeps_matrices(source) or source.target is aten._to_copy.default):
             break
         factor *= 1.0 if number is None else number
-        source = source.args[0]  # type: ignore[assignment]
+        source = source.args[0]
     return found or (_viewed(node, [*grouped, *_val(node).shape[-2:]]), 1.0)
 
 
@@ -399,8 +399,8 @@ def _transposed(node: fx.Node, grouped: tuple[int, int]) -> tuple[fx.Node, float
     if source.target is aten.transpose.int and {axis % axes for axis in source.args[1:]} == {
         axes - 2,
         axes - 1,
-    }:  # type: ignore[operator]
-        inner, more = _operand(source.args[0], grouped)  # type: ignore[arg-type]
+    }:
+        inner, more = _operand(source.args[0], grouped)
         return inner, factor * more
     return _call(node, aten.transpose.int, source, -2, -1), factor
 

@@ -22,7 +22,14 @@ from tunebench.errors import InputError
 from tunebench.torch.compiler._kernel_operator import require_layouts
 from tunebench.torch.compiler.capture import Phase
 
-__all__ = ["Rewrite", "compile_by_inductor", "is_repeatable", "mutated_inputs", "parts_of"]
+__all__ = [
+    "Rewrite",
+    "compile_by_inductor",
+    "is_inference",
+    "is_repeatable",
+    "mutated_inputs",
+    "parts_of",
+]
 
 Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
 """Takes the graph of a step, for training forward and backward together, and returns the graph to compile."""
@@ -142,6 +149,11 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         _decompose(self._rewrite(module), module, self._table)
 
 
+def is_inference(module: fx.GraphModule) -> bool:
+    """Return whether the graph of a step has no gradients."""
+    return not any(node.name.startswith("tangents") for node in module.graph.find_nodes(op="placeholder"))
+
+
 def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
     """Return the graph for inference, or those of forward and backward, of a graph of both.
 
@@ -149,7 +161,7 @@ def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
     """
     copied = fx.GraphModule(module, _copied_graph(module.graph))
     (output,) = copied.graph.find_nodes(op="output")
-    if not any(node.name.startswith("tangents") for node in copied.graph.find_nodes(op="placeholder")):
+    if is_inference(module):
         return {"inference": _without_mutation(copied)}
     descriptions = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
     count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())

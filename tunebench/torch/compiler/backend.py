@@ -33,10 +33,17 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.graph.plan import PartitionPlan, plan
 from tunebench.torch._aten_workload import signature
 from tunebench.torch._tensor import device_of
+from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
-from tunebench.torch.compiler._inductor import compile_by_inductor, is_repeatable, mutated_inputs, parts_of
+from tunebench.torch.compiler._inductor import (
+    compile_by_inductor,
+    is_inference,
+    is_repeatable,
+    mutated_inputs,
+    parts_of,
+)
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import Phase, constant_inputs
@@ -137,6 +144,8 @@ class Backend:
             InputError: if torch has to run the graph.
         """
         device, ordinal = _device(module)
+        if is_inference(module):
+            fuse_attention(module.graph)
         rewriter, planned = GraphRewriter(module), []
         for phase, part in parts_of(module).items():
             partition, calls = self._planned(part, phase, device, ordinal)
