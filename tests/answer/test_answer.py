@@ -208,6 +208,22 @@ def test_cold_times_come_before_warm_ones_and_do_not_compare(db: str, remember: 
     assert ask(db) == (2, "measured here")
 
 
+def test_configuration_with_a_wrong_result_here_is_not_inferred(db: str, remember: Remember) -> None:
+    asked = functools.partial(ask, db, strict=False)
+    remember(A100, 1, measured(0.1))
+    remember(SXM, 6, measured(90.0), workload="softmax:rows=64,cols=256,dtype=f32")
+    with pytest.warns(Unmeasured):
+        assert asked() == (6, "neighbour")
+    remember(SXM, 6, WrongResult(reason="y[0] is nan"))
+    assert asked() == (1, "other architecture")
+    remember(SXM, 1, WrongResult(reason="y[0] is nan"))
+    default = GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM))
+    assert asked() == (default, "predicted")
+    remember(SXM, default, WrongResult(reason="y[0] is nan"))
+    with pytest.raises(LookupMiss, match="had a wrong result"):
+        asked()
+
+
 def test_order_of_answer_sources(db: str, remember: Remember) -> None:
     twice = "softmax:rows=64,cols=256,dtype=f32"
     far = "softmax:rows=4096,cols=128,dtype=f32"

@@ -17,7 +17,7 @@ from tunebench.dtype import numpy_dtype
 from tunebench.space import Config
 from tunebench.workload import Workload
 
-__all__ = ["ReferenceKernel", "reference_kernels"]
+__all__ = ["ReferenceKernel", "forgotten_kernels", "reference_kernels"]
 
 
 class ReferenceKernel(BoundKernel):
@@ -53,6 +53,18 @@ def reference_kernels() -> Iterator[set[Workload]]:
         choice = KernelChoice(workload=workload, reason="reference", variant=variant, config=config)
         return BoundChoice(0, choice, ReferenceKernel(workload, variant, config))
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forgotten_kernels():
         patch.setattr(Dispatcher, "bound_choice", bound_choice)
         yield ran
+
+
+@contextlib.contextmanager
+def forgotten_kernels() -> Iterator[None]:
+    """Forget the kernels that compiled models ran before and within the context."""
+    from tunebench.torch.compiler import _kernel_operator
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_kernel_operator, "_checked", set())
+        _kernel_operator._call.cache_clear()
+        yield
+        _kernel_operator._call.cache_clear()

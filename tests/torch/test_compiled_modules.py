@@ -7,8 +7,10 @@ the graph: which memory a kernel reads and writes, and what it computes from it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +21,15 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
+from tests.support import measured, record_outcome  # noqa: E402
 from tests.torch.generated_modules import CHANGES, Program, generated, programs  # noqa: E402
-from tests.torch.reference_kernels import ReferenceKernel, reference_kernels  # noqa: E402
-from tunebench.dispatch import DispatchedCall  # noqa: E402
+from tests.torch.reference_kernels import ReferenceKernel, forgotten_kernels, reference_kernels  # noqa: E402
+from tunebench import kernels  # noqa: E402
+from tunebench.cli import run as run_cli  # noqa: E402
+from tunebench.device import local_cpu  # noqa: E402
+from tunebench.dispatch import DispatchedCall, choice  # noqa: E402
 from tunebench.torch.compiler.backend import backend_of  # noqa: E402
+from tunebench.workloads import parse  # noqa: E402
 
 R = torch.randn
 CL = torch.channels_last
@@ -435,6 +442,80 @@ def test_check_drops_a_group_whose_results_differ(fault: float, monkeypatch: pyt
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
     assert {call.function: call.by for call in calls} == {"gemm": "tunebench", "layernorm": "torch"}
     assert [bool(call.reason) for call in backend_of(compiled).fused[0]] == [False, True]
+
+
+SOFTMAX = "softmax:rows=4,cols=16,dtype=f32"
+
+
+class FaultyKernel(ReferenceKernel):
+    """A kernel that is wrong for some configurations."""
+
+    faulty: ClassVar[set[str]] = set()
+    ran: ClassVar[list[str]] = []
+
+    def run(self, *tensors: Any, **how: Any) -> None:
+        super().run(*tensors)
+        self.ran.append(str(self.config))
+        if str(self.config) in self.faulty:
+            tensors[-1][0, 3] *= 1.5
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyKernel]]:
+    def bind(workload: Any, variant: Any, config: Any, device: Any, *, ordinal: int) -> FaultyKernel:
+        return FaultyKernel(workload, variant, config)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(choice, "bind", bind)
+    monkeypatch.setattr(FaultyKernel, "faulty", set())
+    monkeypatch.setattr(FaultyKernel, "ran", [])
+    with forgotten_kernels():
+        yield FaultyKernel
+
+
+def softmax_of_rows(*, check: bool) -> Any:
+    return served.compile(lambda x: functional.softmax(x, -1), check=check)
+
+
+def test_configuration_with_wrong_results_is_stored_and_not_used_again(
+    faulty: type[FaultyKernel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = R(4, 16)
+    with served.prefer("tunebench"), torch.no_grad():
+        softmax_of_rows(check=False)(x)
+        (config,) = set(faulty.ran)
+        faulty.faulty.add(config)
+        with pytest.warns(UserWarning, match="torch runs softmax"):
+            torch.testing.assert_close(softmax_of_rows(check=True)(x), x.softmax(-1))
+        faulty.ran.clear()
+        calls: list[DispatchedCall] = []
+        with served.watching(calls.append):  # as another process would
+            torch.testing.assert_close(softmax_of_rows(check=False)(x), x.softmax(-1))
+    assert faulty.ran == []
+    assert all(call.by == "torch" for call in calls)
+    assert run_cli(["show", "--workload", SOFTMAX, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "wrong_result" in shown
+    assert "times the tolerance; y[0,3] is" in shown
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_kernel_that_replaces_another_is_checked_before_it_runs(
+    is_faulty: bool, faulty: type[FaultyKernel]
+) -> None:
+    x, variant, workload, device = R(4, 16), kernels.variant("softmax/numba_cpu"), parse(SOFTMAX), local_cpu()
+    with served.prefer("tunebench"), torch.no_grad():
+        model = softmax_of_rows(check=True)
+        model(x)
+        (first,) = set(faulty.ran)
+        table = variant.space.enumerate(workload=workload, device=device)
+        other = next(one for one in map(table.config, range(len(table))) if str(one) != first)
+        record_outcome(os.environ["TUNEBENCH_DB"], workload, device, variant.key, other, measured(1.0))
+        faulty.faulty |= {str(other)} if is_faulty else set()
+        with pytest.warns(UserWarning, match="is not used for softmax") if is_faulty else nullcontext():
+            torch.testing.assert_close(model(x), x.softmax(-1))
+        assert faulty.ran[-1] == (first if is_faulty else str(other))
+        torch.testing.assert_close(model(x), x.softmax(-1))
 
 
 def test_kernels_use_as_many_threads_as_torch() -> None:

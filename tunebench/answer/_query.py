@@ -113,7 +113,7 @@ class LookupQuery:
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():
-            return self._exact() or self._near(here=True)
+            return self._exact() or self._right(self._near(here=True))
 
     def _near(self, *, here: bool) -> Answer | None:
         from tunebench.answer import _estimate
@@ -125,14 +125,31 @@ class LookupQuery:
     def _inferred(self) -> Answer | None:
         from tunebench.answer import _estimate
 
-        found = self._near(here=True) or self._near(here=False) or self._predicted()
+        found = (
+            self._right(self._near(here=True))
+            or self._right(self._near(here=False))
+            or self._right(self._predicted())
+        )
         if found is not None:
             return found
         try:
-            return _estimate.default_answer(parse(self.text), self.device, self.variant, str(self.location))
+            default = _estimate.default_answer(
+                parse(self.text), self.device, self.variant, str(self.location)
+            )
         except InputError as error:
             self._refused["by default"] = str(error)
             return None
+        return self._right(default)
+
+    def _right(self, found: Answer | None) -> Answer | None:
+        """Return an answer of another workload or device unless its configuration had a wrong result here."""
+        if found is None:
+            return None
+        key = self.target.key
+        if any(view.is_wrong(self.text, key, found.variant, found.config) for view in self.views):
+            self._refused[found.variant] = f"{found.variant} with {found.config} had a wrong result"
+            return None
+        return found
 
     def _best(self, wanted: Callable[[AnswerRow], bool]) -> Answer | None:
         """Return the first valid row that is wanted; rows of this device in any database come first."""

@@ -74,6 +74,17 @@ SELECT workload FROM found WHERE workload IS NOT NULL
 """
 
 
+_WRONG = """
+SELECT EXISTS (
+    SELECT 1 FROM trial
+    JOIN device ON device.id = trial.device_id
+    JOIN measurement ON measurement.trial_id = trial.id
+    WHERE device.key = :device AND trial.workload = :workload AND trial.variant = :variant
+      AND trial.config = :config AND NOT trial.stale AND measurement.kind = 'wrong_result'
+)
+"""
+
+
 class AnswerReader:
     """One open file; callers hold a lock.
 
@@ -143,6 +154,24 @@ class AnswerReader:
         }
         with self._reading() as connection:
             return [_answer_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
+
+    def is_wrong(self, workload: str, device: str, variant: str, config: Config) -> bool:
+        """Return whether a configuration had a wrong result; False for a server, whose index has no failures.
+
+        Args:
+            workload: Canonical text.
+            device: Key of the device.
+            variant: Key of the variant.
+            config: The configuration.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        asked = {"workload": workload, "device": device, "variant": variant, "config": str(config)}
+        with self._reading() as connection:
+            if connection is None or self.location.path is None:
+                return False
+            return bool(connection.execute(_WRONG, asked).fetchone()[0])
 
     def workloads(self, operator: str) -> list[tuple[str, str]]:
         """Return every workload of an operator that has trials, with the key of their device.

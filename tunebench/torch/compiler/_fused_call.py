@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tunebench.dispatch import Dispatcher, KernelChoice, Preference
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.graph.group import FusedGroup
+from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_result
 from tunebench.torch.compiler._kernel_operator import run_kernel
 from tunebench.torch.compiler._region import GroupRegion, KernelInput, KernelOutput
 
@@ -95,6 +96,14 @@ class FusedCall:
             preferred = "tunebench"
         made = [kernel.dispatcher.bound_choice(preferred) for kernel in self._kernels]
         return next((one.choice.reason for one in made if one.kernel is None), "")
+
+    def store_wrong_kernels(self) -> None:
+        """Store in the database which kernels of the group compute wrong results by themselves."""
+        device = self.region.inputs[0].meta["val"].device
+        for kernel in self._kernels:
+            bound = kernel.dispatcher.bound_choice("tunebench").kernel
+            if bound is not None and (reason := wrong_result(bound, device)):
+                store_wrong_result(bound, kernel.dispatcher.device, reason)
 
     def drawn_inputs(self, draw: Callable[..., Tensor] = torch.randn) -> list[Tensor]:
         """Return random tensors with the strides of the group's inputs; views of one tensor share memory.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,11 @@ from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError
 from tunebench.torch._layout import has_strides
 from tunebench.torch._tensor import device_of, launch
+from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_result
 from tunebench.torch.operators._custom_op import LIBRARY
 from tunebench.workloads import parse
 
-__all__ = ["KernelTensor", "layouts_text", "require_layouts", "run_kernel"]
+__all__ = ["KernelTensor", "check_later_kernels", "layouts_text", "require_layouts", "run_kernel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def _layouts(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
 class _KernelCall:
     """A workload with the layouts of its tensors, on a device."""
 
-    __slots__ = ("_dispatcher", "_inputs", "_made", "_outputs")
+    __slots__ = ("_dispatcher", "_inputs", "_made", "_outputs", "_refused")
 
     def __init__(self, workload: str, layouts: str, device: torch.device) -> None:
         where = device_of(device)
@@ -90,15 +92,12 @@ class _KernelCall:
         self._dispatcher = dispatcher(parse(workload), *where)
         self._inputs, self._outputs = _layouts(layouts)
         self._made: BoundChoice | None = None
+        self._refused: BoundChoice | None = None
 
     def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
         made = self._dispatcher.bound_choice("tunebench")
-        if made.kernel is None:  # such as a database that was deleted: keep the kernel that ran before
-            if self._made is None:
-                reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
-                raise InputError(f"{reason}; compile the model again")
-            made = self._made
-        self._made = made
+        if made is not self._made:
+            made = self._changed(made, given[0].device)
         if is_watched():
             self._dispatcher.notify(made)
         read = [spec.read(tensor) for spec, tensor in zip(self._inputs, given, strict=True)]
@@ -106,6 +105,50 @@ class _KernelCall:
         assert made.kernel is not None
         launch(made.kernel, [*read, *written])
         return written
+
+    def _changed(self, made: BoundChoice, device: torch.device) -> BoundChoice:
+        """Return the choice to run after the dispatcher's changed: the new one, or that which ran before."""
+        before = self._made
+        if made.kernel is None:  # such as a database that was deleted
+            if before is None:
+                reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
+                raise InputError(f"{reason}; compile the model again")
+            return before
+        if before is not None and self._is_refused(made, before, device):
+            return before
+        self._made = made
+        return made
+
+    def _is_refused(self, made: BoundChoice, before: BoundChoice, device: torch.device) -> bool:
+        """Return whether a kernel that replaces another, such as after tuning, computes wrong results."""
+        kernel = made.kernel
+        if kernel is None or kernel is before.kernel or str(self._dispatcher.workload) not in _checked:
+            return False
+        if self._refused is not None and kernel is self._refused.kernel:
+            return True
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return True  # for now: a capture cannot wait for results
+        reason = wrong_result(kernel, device)
+        if reason:
+            self._refused = made
+            store_wrong_result(kernel, self._dispatcher.device, reason)
+            warnings.warn(
+                f"{kernel.variant.key} with {kernel.config} is not used for {kernel.workload}: {reason}",
+                stacklevel=2,
+            )
+        return bool(reason)
+
+
+_checked: set[str] = set()
+
+
+def check_later_kernels(workload: str) -> None:
+    """Verify every kernel that replaces another one of a workload in this process, before it runs.
+
+    Args:
+        workload: Canonical text of the workload.
+    """
+    _checked.add(workload)
 
 
 _call = functools.cache(_KernelCall)

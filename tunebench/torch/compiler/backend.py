@@ -44,6 +44,7 @@ from tunebench.torch.compiler._inductor import (
     mutated_inputs,
     parts_of,
 )
+from tunebench.torch.compiler._kernel_operator import check_later_kernels
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import Phase, constant_inputs
@@ -183,8 +184,12 @@ class Backend:
     def _decide(self, call: FusedCall, preferred: Preference) -> None:
         """Leave a group to torch if no kernel runs it, or if its results are wrong."""
         reason = call.missing_kernel(preferred)
-        if not reason and self._check and (reason := difference(call)):
-            warnings.warn(f"torch runs {' and '.join(call.group.workloads)}: {reason}", stacklevel=2)
+        if not reason and self._check:
+            if reason := difference(call):
+                call.store_wrong_kernels()
+                warnings.warn(f"torch runs {' and '.join(call.group.workloads)}: {reason}", stacklevel=2)
+            for workload in call.group.workloads:
+                check_later_kernels(workload)
         if reason:
             call.leave_to_torch(reason)
 

@@ -1,0 +1,96 @@
+"""Verification of a kernel that a model runs, against the float64 reference of its workload."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tunebench import __version__
+from tunebench.db import MeasurementBatch, NewMeasurement, RunStart, TrialKey, new_owner, open_store
+from tunebench.device import Device
+from tunebench.dispatch import BoundKernel
+from tunebench.dtype import DType, numpy_dtype
+from tunebench.errors import TunebenchError
+from tunebench.measure.sampled import check_of
+from tunebench.measure.verify import draw, poisoned
+from tunebench.outcome import Result, WrongResult
+from tunebench.torch._tensor import launch, stored_type
+
+__all__ = ["store_wrong_result", "wrong_result"]
+
+_log = logging.getLogger(__name__)
+_SEED = 0
+
+
+def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
+    """Return how the results of a kernel differ from its workload's reference; empty if they are correct.
+
+    Args:
+        kernel: The kernel.
+        device: Where to run it.
+    """
+    inputs = draw(kernel.workload, _SEED)
+    outputs = poisoned(kernel.workload)
+    arrays: dict[str, Any] = {**inputs.inputs, **outputs}
+    tensors = [
+        _tensor(arrays[spec.name], spec.dtype, device) if spec.shape else float(arrays[spec.name])
+        for spec in kernel.tensors
+    ]
+    launch(kernel, tensors)
+    computed = {
+        spec.name: _array(tensor, spec.dtype)
+        for spec, tensor in zip(kernel.tensors, tensors, strict=True)
+        if spec.name in outputs
+    }
+    check = check_of(inputs)
+    worst = check.worst(computed)
+    return check.describe(computed, worst) if worst > 1 else ""
+
+
+def _tensor(array: Any, dtype: DType, device: torch.device) -> Tensor:
+    stored = np.ascontiguousarray(array)
+    as_integers = stored.view(np.uint16) if stored.itemsize == 2 else stored
+    return torch.from_numpy(as_integers.copy()).view(stored_type(dtype)).to(device)
+
+
+def _array(tensor: Tensor, dtype: DType) -> Any:
+    cpu = tensor.cpu()
+    array = cpu.view(torch.uint16).numpy() if cpu.itemsize == 2 else cpu.numpy()
+    return array.view(numpy_dtype(dtype))
+
+
+def store_wrong_result(kernel: BoundKernel, device: Device, reason: str) -> None:
+    """Store in the user's database that a configuration computes a wrong result.
+
+    `lookup` never returns such a configuration, and `tunebench show` lists it with the reason.
+
+    Args:
+        kernel: The kernel.
+        device: Its device.
+        reason: How its results are wrong.
+    """
+    workload, variant, config = kernel.workload, kernel.variant, kernel.config
+    start = RunStart(
+        device=device,
+        workload=str(workload),
+        sampler="check of a compiled model",
+        seed=_SEED,
+        host=new_owner(),
+        versions={"tunebench": __version__, "python": platform.python_version()},
+    )
+    try:
+        valid = variant.space.check(config, workload=workload, device=device)
+        revision = variant.revision(workload, valid)
+        key = TrialKey(
+            device=device.key, workload=str(workload), variant=variant.key, revision=revision, config=config
+        )
+        found = NewMeasurement(key=key, result=Result(outcome=WrongResult(reason=reason)), purpose="audit")
+        with open_store() as store:
+            store.add([MeasurementBatch(start=start, measurements=(found,))])
+    except TunebenchError as error:  # the model runs without the kernel in any case
+        _log.warning("the wrong result of %s for %s is not stored: %s", variant.key, workload, error)
