@@ -515,8 +515,8 @@ def _published() -> Iterator[tuple[str, Architecture]]:
         "nn.TransformerEncoder",
         _here(lambda: nn.TransformerEncoder(layer(), 12, enable_nested_tensor=False), "8x512x768:f16"),
     )
-    yield "LSTM", _here(lambda: Recurrent(nn.LSTM, 512, 1024, 2, 1000), "32x64x512:f16")
-    yield "GRU", _here(lambda: Recurrent(nn.GRU, 512, 1024, 2, 1000), "32x64x512:f16")
+    yield "LSTM", _here(lambda: Recurrent(nn.LSTM, 512, 1024, 2, 1000), "32x16x512:f16")
+    yield "GRU", _here(lambda: Recurrent(nn.GRU, 512, 1024, 2, 1000), "32x16x512:f16")
     yield "graph network", _here(GraphNetwork, "20000:i64", "2x200000:i64")
     yield "WaveNet", _here(WaveNet, "8x80x8192:f16")
 
