@@ -244,9 +244,9 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def _nested(shape: Sequence[int], finer: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield, for each extent, the consecutive extents of a finer shape whose product it is."""
     rest = list(finer)
-    for extent in shape:
+    for place, extent in enumerate(shape):
         part: list[int] = []
-        while math.prod(part) < extent:
+        while math.prod(part) < extent or (rest and place == len(shape) - 1):
             part.append(rest.pop(0))
         yield tuple(part)
 

@@ -144,7 +144,7 @@ def test_diamond_is_one_expression() -> None:
     assert ("s", "t") not in found  # u also reads s
 
 
-def test_vectors_of_different_lengths_are_not_fused() -> None:
+def test_vectors_of_different_lengths_are_strided_operands() -> None:
     made = graph(
         pointwise("a", "x0+x1", x0="h/whole", x1="bias/vector"),
         pointwise("b", "x0*x1", x0="a/whole", x1="long/vector"),
@@ -152,7 +152,10 @@ def test_vectors_of_different_lengths_are_not_fused() -> None:
         bias=(32,),
         long=(64,),
     )
-    assert several(made) == {}
+    assert several(made) == {
+        ("a", "b"): "strided_elementwise:shape=32x2x32,dtype=f32,expression=(x0+x1)*x2,"
+        "operands=x0.f32.64_32_1+x1.f32.0_0_1+x2.f32.0_32_1"
+    }
 
 
 def test_sum_with_other_readers_is_prologue_of_normalisation() -> None:

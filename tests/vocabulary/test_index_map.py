@@ -126,3 +126,7 @@ def test_common_shape_is_the_coarsest_split(shapes: tuple[tuple[int, ...], ...],
 def test_split_maps_read_the_same_elements() -> None:
     whole = IndexMap((6, 4), (1, 6), 2, (Guard((1, 0), -1, 4),))
     assert (expanded(whole.split((2, 3, 2, 2))) == expanded(whole)).all()
+
+
+def test_split_keeps_axes_of_one_element() -> None:
+    assert IndexMap((4,), (3,)).split((2, 2, 1)) == IndexMap((2, 2, 1), (6, 3, 3))

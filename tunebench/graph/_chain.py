@@ -63,10 +63,9 @@ def chain_expression(graph: Graph, sink: int, members: frozenset[int]) -> ChainE
                     return None
                 inputs[Name(name)] = inner
             else:
-                leaf = NodeOperand(operand.value, operand.place)
-                called.setdefault(leaf, f"x{len(called)}")
-                leaves[called[leaf]] = leaf
-                inputs[Name(name)] = Name(called[leaf])
+                called.setdefault(operand, f"x{len(called)}")
+                leaves[called[operand]] = operand
+                inputs[Name(name)] = Name(called[operand])
         return substitute(parse(node.expression), inputs)
 
     root = tree_of(sink)
@@ -141,7 +140,7 @@ def _fusible_predecessors(graph: Graph, members: frozenset[int]) -> set[int]:
                 continue
             if operand.value in written:
                 continue
-            if operand.place == "whole" and graph.is_internal(operand.value, members):
+            if operand.place in ("whole", "strided") and graph.is_internal(operand.value, members):
                 found.add(before)
     return found
 

@@ -2,7 +2,9 @@
 
 A group is a single node, or several nodes whose internal values need not be written:
 
-- an elementwise chain, which may start with the statistics of its normalisation
+- an elementwise chain, which may start with the statistics of its normalisation, or read operands of any
+  layout
+- a reduction with a prologue, an epilogue, or both
 - a product or a convolution with a prologue, an epilogue, or both
 - two products of one input, where one gates the other
 - a normalisation with the sum before it
@@ -13,12 +15,14 @@ Only the group itself reads the values that it writes, except its last value and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, write
+from tunebench.expression import parse as parse_expression
 from tunebench.graph._chain import (
     ChainEpilogue,
     ChainExpression,
@@ -31,9 +35,11 @@ from tunebench.graph._chain import (
 from tunebench.graph._prologue import NodeWithPrologue, prologues
 from tunebench.graph._relu_gradient import with_relu_gradient
 from tunebench.graph._split_convolution import split_convolution
+from tunebench.graph._strided_chain import as_strided, reduction_of_chain, strided_chain
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
+from tunebench.workloads.operators._expression_workload import substitute
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
@@ -72,7 +78,10 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
     """Return all legal groups: the single nodes in their order, then groups of several nodes."""
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
     several: dict[tuple[Any, ...], FusedGroup] = {}
-    ahead = {index: tuple(prologues(graph, index)) for index in range(len(graph.nodes))}
+    ahead = {
+        index: (*prologues(graph, index), *_reduction_prologues(graph, index))
+        for index in range(len(graph.nodes))
+    }
     for index, node in enumerate(graph.nodes):
         found: Iterator[FusedGroup] = iter(())
         if node.expression:
@@ -95,8 +104,7 @@ def _alone(graph: Graph, index: int) -> FusedGroup:
     node = graph.nodes[index]
     if node.expression:
         tree = chain_expression(graph, index, frozenset({index}))
-        chain = None if tree is None else _chain(graph, index, frozenset({index}), tree)
-        return chain or FusedGroup(nodes=(index,), kind="torch")
+        return _chain(graph, index, frozenset({index}), tree) or FusedGroup(nodes=(index,), kind="torch")
     if not node.workloads:
         return FusedGroup(nodes=(index,), kind="torch")
     needed = {tensor.name for text in node.workloads for tensor in parse(text).inputs()}
@@ -141,13 +149,10 @@ def _ending_in(
 ) -> Iterator[FusedGroup]:
     for members in chains(graph, sink):
         tree = chain_expression(graph, sink, members)
-        if tree is None:
-            continue
-        if len(members) > 1:
-            chain = _chain(graph, sink, members, tree)
-            if chain is not None:
-                yield chain
-        if statistics_nodes(graph, members):
+        chain = _chain(graph, sink, members, tree) if len(members) > 1 else None
+        if chain is not None:
+            yield chain
+        if tree is None or statistics_nodes(graph, members):
             continue
         gated = _gated(graph, sink, members, tree)
         if gated is not None:
@@ -163,12 +168,14 @@ def _ending_in(
                     yield fused
 
 
-def _chain(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
+def _chain(
+    graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression | None
+) -> FusedGroup | None:
     """Return the group of an elementwise chain and its statistics, or None if no workload expresses it."""
     result = graph.nodes[sink].writes[0]
-    given = _elementwise(graph, tree, result)
-    if given is None:
-        return None
+    given = None if tree is None else _elementwise(graph, tree, result)
+    if tree is None or given is None:
+        return _strided(graph, sink, members)
     before = [graph.nodes[index] for index in statistics_nodes(graph, members)]
     leaves = {name: leaf.value for name, leaf in tree.leaves.items()}
     roles = {name: value for node in before for name, value in node.roles.items()}
@@ -178,6 +185,23 @@ def _chain(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpressi
         kind="chain",
         workloads=(*(text for node in before for text in node.workloads), str(given)),
         roles={**roles, "out": result},
+    )
+
+
+def _strided(graph: Graph, sink: int, members: frozenset[int]) -> FusedGroup | None:
+    """Return the group of a chain whose operands have any layout, or None if no workload expresses it."""
+    if statistics_nodes(graph, members):
+        return None
+    (result,) = graph.nodes[sink].writes
+    chain = strided_chain(graph, sink, members)
+    workload = None if chain is None else as_strided(graph, chain, result)
+    if chain is None or workload is None:
+        return None
+    return FusedGroup(
+        nodes=tuple(sorted(members)),
+        kind="chain",
+        workloads=(str(workload),),
+        roles={**chain.roles, "out": result},
     )
 
 
@@ -198,7 +222,9 @@ def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, A
     columns = placed["row"]
     if value.shape[:1] == (1,):  # the channels of a single image are rows
         columns, placed["channel"] = [*columns, *placed["channel"]], []
-    if placed["channel"] or placed["scalar"] or not placed["whole"]:
+    if placed["channel"] or placed["scalar"] or placed["strided"] or not placed["whole"]:
+        return None
+    if any(graph.values[tree.leaves[x].value].dtype != value.dtype for x in (*placed["whole"], *columns)):
         return None
     elements = {name: graph.values[tree.leaves[name].value].elements for name in tree.leaves}
     lines = {elements[name] for name in placed["vector"]}
@@ -252,7 +278,8 @@ def _with_epilogue(
     added = {"scale": after.scale, "bias": after.bias, "residual": after.residual or after.inner}
     roles = {**node.roles, **{name: value for name, value in added.items() if value}}
     roles[workload.outputs()[0].name] = result
-    if {tensor.name for tensor in (*fused.inputs(), *fused.outputs())} != roles.keys():
+    tensors = {tensor.name: tensor.dtype for tensor in (*fused.inputs(), *fused.outputs())}
+    if tensors != {name: graph.values[value].dtype for name, value in roles.items()}:
         return None
     return FusedGroup(
         nodes=tuple(sorted({*before.nodes, *members})),
@@ -296,7 +323,23 @@ def _changed(workload: Workload, activation: str, *parts: str) -> Workload | Non
         return None
 
 
-_WITH_EPILOGUE = {"gemm": _gemm_with_epilogue, "conv2d": _conv2d_with_epilogue}
+def _reduction_with_epilogue(workload: Any, after: ChainEpilogue) -> Workload | None:
+    """Return the reduction whose results an expression is applied to, or None for other epilogues."""
+    if after.scale or after.bias or after.inner or after.residual:
+        return None
+    then = substitute(parse_expression(after.activation), {Name("x"): workload.end})
+    try:
+        return workload.changed(then=write(then))  # type: ignore[no-any-return]
+    except InputError:
+        return None
+
+
+_WITH_EPILOGUE = {
+    "gemm": _gemm_with_epilogue,
+    "conv2d": _conv2d_with_epilogue,
+    "reduction": _reduction_with_epilogue,
+    "strided_reduction": _reduction_with_epilogue,
+}
 
 
 def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
@@ -360,39 +403,56 @@ def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> I
             roles=node.roles,
             copied=node.copied + node.relaid,
         )
-    workload: Any = parse(graph.nodes[index].workloads[0])
-    if workload.operator == "reduction":
-        yield from _reductions_of_chains(graph, index, workload)
-    else:
-        yield from _norms_of_sums(graph, index, workload)
+    yield from _norms_of_sums(graph, index, parse(graph.nodes[index].workloads[0]))
 
 
-def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
-    """Yield reductions with the elementwise chain before them, if only the reduction reads its result."""
+def _reduction_prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
+    """Yield a reduction with each elementwise chain before it whose result only the reduction reads."""
     node = graph.nodes[index]
-    read = node.roles["x0"]
-    before = graph.writer.get(read)
-    if before is None or not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
+    if node.expression or len(node.workloads) != 1:
         return
-    for members, tree in plain_chains(graph, before):
-        given = _dimensions(graph, tree, read)
-        if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
-            continue
-        lies_in_lines = given["vectors"] or given["columns"]
-        if lies_in_lines and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
-            continue
-        try:
-            fused = workload.changed(**{key: given[key] for key in ("expression", "vectors", "columns")})
-        except InputError:
-            continue
-        leaves = {name: tree.leaves[name].value for name in names(tree.root)}
-        yield FusedGroup(
-            nodes=tuple(sorted({*members, index})),
-            kind="prologue",
-            workloads=(str(fused),),
-            roles={**leaves, "out": node.roles["out"]},
-            copied=node.relaid,
-        )
+    workload: Any = parse(node.workloads[0])
+    read = node.roles.get("x0", "")
+    before = graph.writer.get(read)
+    if workload.operator not in ("reduction", "strided_reduction") or before is None:
+        return
+    if not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
+        return
+    for members in chains(graph, before):
+        found = None if statistics_nodes(graph, members) else _reduced(graph, before, members, workload)
+        if found is not None:
+            fused, leaves = found
+            roles = {**leaves, "out": node.roles["out"]}
+            both = dataclasses.replace(node, workloads=(str(fused),), roles=roles)
+            yield NodeWithPrologue(both, members | {index})
+
+
+def _reduced(
+    graph: Graph, sink: int, members: frozenset[int], workload: Any
+) -> tuple[Workload, Mapping[str, str]] | None:
+    """Return the reduction of a chain and the value of each input, or None if no workload expresses it."""
+    tree, (read,) = chain_expression(graph, sink, members), graph.nodes[sink].writes
+    if workload.operator == "reduction" and tree is not None:
+        fused = _reduced_matrix(graph, tree, read, workload)
+        if fused is not None:
+            return fused, {name: tree.leaves[name].value for name in names(tree.root)}
+    chain = strided_chain(graph, sink, members)
+    strided = None if chain is None else reduction_of_chain(graph, chain, workload)
+    return None if chain is None or strided is None else (strided, chain.roles)
+
+
+def _reduced_matrix(graph: Graph, tree: ChainExpression, read: str, workload: Any) -> Workload | None:
+    """Return the reduction of a chain whose operands form a matrix, or None if they do not."""
+    given = _dimensions(graph, tree, read)
+    if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
+        return None
+    depends_on_shape = given["vectors"] or given["columns"]
+    if depends_on_shape and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
+        return None
+    try:
+        return workload.changed(**{key: given[key] for key in ("expression", "vectors", "columns")})  # type: ignore[no-any-return]
+    except InputError:
+        return None
 
 
 def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:

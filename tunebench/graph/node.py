@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunebench.errors import InputError
+from tunebench.index_map import Guard, IndexMap
 
 __all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
 
 FORMAT = 1
 """Version of the file format; raised when older files can no longer be read."""
 
-Broadcast = Literal["whole", "vector", "row", "channel", "scalar"]
+Broadcast = Literal["whole", "vector", "row", "channel", "scalar", "strided"]
 """How an operand of an elementwise node is broadcast to the result.
 
 whole   the same elements as the result, in the order of memory
@@ -30,6 +31,7 @@ vector  one number per place along the innermost axis in memory
 row     one number per run of consecutive elements in memory
 channel one number per channel of images in nchw layout
 scalar  one number
+strided by an index map, as a transposed, sliced or padded tensor is
 """
 
 ITEM_BYTES = {
@@ -74,15 +76,47 @@ class Value:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.elements * ITEM_BYTES.get(self.dtype, 4)
+        return self.elements * self.item_bytes
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of an element in bytes."""
+        return ITEM_BYTES.get(self.dtype, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOperand:
-    """A value that an elementwise node reads, and how it is broadcast to the result."""
+    """A value that an elementwise node reads, and how it is broadcast to the result.
+
+    Attributes:
+        value: Name of the value; of the value that owns the memory for a strided operand.
+        place: How it is broadcast.
+        index: Place in the value's memory of each element of the result, in the order of the result's
+            memory; only for a strided operand.
+    """
 
     value: str
     place: Broadcast
+    index: IndexMap | None = None
+
+    def index_map(self, elements: int, count: int, images: int) -> IndexMap:
+        """Return the place of each element of the result in the value's memory.
+
+        Args:
+            elements: Number of elements of the result.
+            count: Number of elements of the value.
+            images: First extent of the result, for one number per channel.
+        """
+        if self.index is not None:
+            return self.index
+        shape, strides = {
+            "whole": ((elements,), (1,)),
+            "scalar": ((elements,), (0,)),
+            "vector": ((elements // count, count), (0, 1)),
+            "row": ((count, elements // count), (1, 0)),
+            "channel": ((images, count, elements // (images * count)), (0, 1, 0)),
+        }[self.place]
+        return IndexMap(shape, strides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +269,16 @@ class Graph:
 
 
 def _node(given: Mapping[str, Any]) -> Node:
-    operands = {name: NodeOperand(**one) for name, one in given["operands"].items()}
+    operands = {
+        name: NodeOperand(**{**one, "index": _index_map(one.get("index"))})
+        for name, one in given["operands"].items()
+    }
     listed = {name: tuple(given[name]) for name in ("reads", "writes", "workloads", "joins")}
     return Node(**{**given, **listed, "operands": operands})
+
+
+def _index_map(given: Mapping[str, Any] | None) -> IndexMap | None:
+    if given is None:
+        return None
+    guards = tuple(Guard(**{**one, "coefficients": tuple(one["coefficients"])}) for one in given["guards"])
+    return IndexMap(tuple(given["shape"]), tuple(given["strides"]), given["start"], guards)

@@ -205,7 +205,10 @@ class Prices:
         written = sum(values[name].nbytes for name in node.writes)
         if node.target in GATHER_OPERATORS:
             return 2 * written
-        return written + sum(values[name].nbytes for name in node.reads)
+        parts = [operand for operand in node.operands.values() if operand.index is not None]
+        read = sum(one.index.touched() * values[one.value].item_bytes for one in parts if one.index)
+        known = {operand.value for operand in parts}
+        return written + read + sum(values[name].nbytes for name in node.reads if name not in known)
 
 
 def _copy_workload(nbytes: int) -> Workload:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from tunebench.index_map import IndexMap
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "operand_broadcast",
     "reduced_axis",
     "reduced_strides",
+    "reduction_map",
     "strides_in_order",
 ]
 
@@ -114,6 +116,29 @@ def bias_axes(mask: Any, scores: Sequence[int]) -> str | None:
     if scores[-1] == 1:
         return f"{axes}k"
     return axes if axes.endswith("k") else None
+
+
+def reduction_map(tensor: Any, axes: Any, result: Any) -> tuple[IndexMap, int]:
+    """Return the place in memory of each element of a reduction's operand, and the number of reduced axes.
+
+    The kept axes come first, in the order of the result's memory; then the reduced axes, in that of the
+    operand's memory.
+
+    Args:
+        tensor: The operand.
+        axes: The reduced axes; all if there are none.
+        result: The result, which may keep the reduced axes with one element.
+    """
+    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    kept = [axis for axis in range(tensor.dim()) if axis not in chosen]
+    places = kept if result.dim() == tensor.dim() else range(len(kept))
+    outer = [
+        axis for _, axis in sorted(zip(places, kept, strict=True), key=lambda one: -result.stride(one[0]))
+    ]
+    inner = sorted(chosen, key=tensor.stride, reverse=True)
+    order = [*outer, *inner]
+    shape = tuple(int(tensor.shape[axis]) for axis in order)
+    return IndexMap(shape, tuple(int(tensor.stride(axis)) for axis in order)), len(inner)
 
 
 def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...]:

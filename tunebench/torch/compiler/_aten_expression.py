@@ -5,10 +5,11 @@ Source: PyTorch's native functions, and their derivatives (`derivatives.yaml`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["expression_of", "is_pointwise"]
+__all__ = ["expression_of", "is_boolean", "is_pointwise"]
 
 Arguments = Mapping[str, Any]
 """Arguments of a call by their names in the schema: operands and numbers as text, others unchanged."""
@@ -59,6 +60,27 @@ def _power(args: Arguments) -> str | None:
     return forms[exponent].format(x) if exponent in forms else None
 
 
+def _logical(args: Arguments, template: str) -> str:
+    """Return a logical operation; arguments of any type are first compared with 0."""
+    truths = {name: f"ne({args[name]},0)" for name in ("self", "other") if name in args}
+    return template.format(**truths)
+
+
+def _softplus(args: Arguments) -> str | None:
+    x, beta = args["self"], args["beta"]
+    scaled = x if beta == 1 else f"({beta!r}*{x})"
+    smooth = f"(max({scaled},0)+log(1+exp(-abs({scaled}))))"
+    smooth = smooth if beta == 1 else f"({smooth}/{beta!r})"
+    return f"where(lt({args['threshold']!r},{scaled}),{x},{smooth})"
+
+
+def _elu(args: Arguments) -> str | None:
+    x, inner = args["self"], args["input_scale"]
+    scaled = x if inner == 1 else f"({inner!r}*{x})"
+    negative = f"{args['alpha']!r}*(exp(min({scaled},0))-1)"
+    return f"({args['scale']!r}*where(lt(0,{x}),{x},{negative}))"
+
+
 def _clamp(args: Arguments) -> str | None:
     x = args["self"]
     low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
@@ -84,6 +106,7 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
         f"aten::{name}": _unary(name)
         for name in ("abs", "exp", "log", "relu", "rsqrt", "sigmoid", "silu", "sqrt", "square", "tanh", "erf")
     },
+    "aten::_to_copy": _written("{self}"),
     "aten::clone": _written("{self}"),
     "aten::neg": _written("(-{self})"),
     "aten::reciprocal": _written("(1/{self})"),
@@ -99,12 +122,51 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::sigmoid_backward": _written("({grad_output}*{output}*(1-{output}))"),
     "aten::tanh_backward": _written("({grad_output}*(1-{output}*{output}))"),
     "aten::silu_backward": _written("({grad_output}*sigmoid({self})*(1+{self}*(1-sigmoid({self}))))"),
+    "aten::eq": _written("eq({self},{other})"),
+    "aten::ne": _written("ne({self},{other})"),
+    "aten::lt": _written("lt({self},{other})"),
+    "aten::le": _written("le({self},{other})"),
+    "aten::gt": _written("lt({other},{self})"),
+    "aten::ge": _written("le({other},{self})"),
+    **{
+        f"aten::{kind}_{name}": functools.partial(_logical, template=template)
+        for kind in ("bitwise", "logical")
+        for name, template in {
+            "and": "({self}*{other})",
+            "or": "max({self},{other})",
+            "xor": "ne({self},{other})",
+            "not": "(1-{self})",
+        }.items()
+    },
+    "aten::where": _written("where({condition},{self},{other})"),
+    "aten::masked_fill": _written("where({mask},{value},{self})"),
+    "aten::leaky_relu": _written("where(lt(0,{self}),{self},{negative_slope!r}*{self})"),
+    "aten::leaky_relu_backward": _written(
+        "where(lt(0,{self}),{grad_output},{negative_slope!r}*{grad_output})"
+    ),
+    "aten::mish": _written("({self}*tanh(max({self},0)+log(1+exp(-abs({self})))))"),
+    "aten::softplus": _softplus,
+    "aten::elu": _elu,
+    "aten::hardswish_backward": _written(
+        "({grad_output}*where(lt({self},-3),0,where(lt(3,{self}),1,{self}/3+0.5)))"
+    ),
+    "aten::hardsigmoid_backward": _written("({grad_output}*lt(abs({self}),3)/6)"),
     "aten::hardtanh_backward": lambda args: (
         f"({args['grad_output']}*step({args['self']}-{args['min_val']!r})"
         f"*step({args['max_val']!r}-{args['self']}))"
     ),
 }
 """Writer of each operator's expression, by its name without overload; None for other arguments."""
+
+
+_BOOLEAN = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "clone", "mul"})
+"""Operators whose expressions are 0 or 1 for operands of type bool, or in any case."""
+
+
+def is_boolean(name: str) -> bool:
+    """Return whether the expression of a call with a result of type bool is 0 or 1."""
+    short = name.removeprefix("aten::")
+    return short in _BOOLEAN or short.startswith(("bitwise_", "logical_"))
 
 
 def is_pointwise(name: str) -> bool:

@@ -16,6 +16,7 @@ from tunebench.torch.compiler._kernel_operator import layouts_text
 from tunebench.torch.compiler._region import GroupRegion
 from tunebench.torch.compiler._translation import Translation
 from tunebench.workloads import parse
+from tunebench.workloads.operators._strided import StridedWorkload
 
 __all__ = ["GraphRewriter", "fused_call"]
 
@@ -37,7 +38,8 @@ def fused_call(
     kernels = []
     for index, text in enumerate(group.workloads):
         workload = parse(text)
-        inputs = [region.input(spec, group.role(index, spec.name)) for spec in workload.inputs()]
+        read_input = region.flat_input if isinstance(workload, StridedWorkload) else region.input
+        inputs = [read_input(spec, group.role(index, spec.name)) for spec in workload.inputs()]
         outputs = [region.output(spec, group.role(index, spec.name)) for spec in workload.outputs()]
         layouts = layouts_text([layout for _, layout in inputs], [output.written for output in outputs])
         read = tuple(read for read, _ in inputs)

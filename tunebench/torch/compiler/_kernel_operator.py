@@ -37,11 +37,14 @@ class KernelTensor:
         shape: Shape in torch.
         strides: Strides in elements.
         dtype: Type.
+        extent: Number of elements of its memory, which a kernel with an index map reads; 0 if kernels read
+            the tensor itself.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    extent: int = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> KernelTensor:
@@ -53,18 +56,21 @@ class KernelTensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with these strides and this type, copied if it has others."""
-        if tensor.dtype == self.dtype and (
-            tensor.stride() == self.strides or has_strides(tensor, self.strides)
-        ):
-            return tensor
-        return self.empty(tensor.device).copy_(tensor)
+        """Return a tensor with these strides and this type, copied if it has others.
+
+        On a GPU, tensors whose memory is not aligned to 16 bytes are copied too: kernels read as many at once.
+        """
+        has_layout = tensor.stride() == self.strides or has_strides(tensor, self.strides)
+        is_aligned = not tensor.is_cuda or tensor.data_ptr() % 16 == 0
+        if tensor.dtype != self.dtype or not has_layout or not is_aligned:
+            tensor = self.empty(tensor.device).copy_(tensor)
+        return tensor.as_strided((self.extent,), (1,)) if self.extent else tensor
 
 
 def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]) -> str:
     """Return the tensors of a kernel as an argument of the operator."""
     return json.dumps(
-        [[(t.shape, t.strides, str(t.dtype)[6:]) for t in part] for part in (inputs, outputs)],
+        [[(t.shape, t.strides, str(t.dtype)[6:], t.extent) for t in part] for part in (inputs, outputs)],
         separators=(",", ":"),
     )
 
@@ -73,8 +79,8 @@ def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]
 def _layouts(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
     return tuple(
         tuple(
-            KernelTensor(tuple(shape), tuple(strides), getattr(torch, dtype))
-            for shape, strides, dtype in part
+            KernelTensor(tuple(shape), tuple(strides), getattr(torch, dtype), extent)
+            for shape, strides, dtype, extent in part
         )
         for part in json.loads(text)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,11 @@ class GroupRegion:
         results = tuple(copied(node) for node in self.outputs)
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
+
+    def flat_input(self, spec: Specification, value: str) -> tuple[KernelInput, KernelTensor]:
+        """Return how to obtain a tensor whose memory a kernel reads by an index map, and its layout there."""
+        read, layout = self.input(spec, value)
+        return read, dataclasses.replace(layout, extent=spec.size)
 
     def input(self, spec: Specification, value: str) -> tuple[KernelInput, KernelTensor]:
         """Return how to obtain a tensor that a kernel reads, and its layout there."""

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.expression import canonical
 from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, NodeOperand, Value
+from tunebench.index_map import IndexMap
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
@@ -26,10 +28,17 @@ from tunebench.torch._layout import (
     operand_broadcast,
     reduced_axis,
     reduced_strides,
+    reduction_map,
 )
 from tunebench.torch._tensor import DTYPES
 from tunebench.torch.compiler._aten_argument import arguments_of, is_used, results_of
-from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
+from tunebench.torch.compiler._aten_expression import expression_of, is_boolean, is_pointwise
+from tunebench.torch.compiler._aten_index import (
+    broadcast_map,
+    in_memory_order,
+    moved_elements,
+    moves_elements,
+)
 from tunebench.torch.compiler._batch_norm import batch_norm_fields, batch_norm_gradient_fields
 from tunebench.torch.compiler._derived_tensor import (
     DerivedTensor,
@@ -41,8 +50,12 @@ from tunebench.torch.compiler._derived_tensor import (
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
+from tunebench.workloads.operators._strided import StridedOperand
 
 __all__ = ["Translation", "translate"]
+
+STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
+"""Types that kernels read and write in any layout."""
 
 TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
 
@@ -225,21 +238,26 @@ class _Translator:
             add_value = functools.partial(self._add_value, None)
             return _BY_BATCH[name](node, given, self._as_f32, add_value)
         if name == "aten::cat":
-            return {"reason": "no operator of tunebench", "joins": self._concatenated(node, given)}
+            joined = {"joins": self._concatenated(node, given)}
+            return (self._moved_fields(name, node, given) or {}) | joined
+        if moves_elements(name):
+            return self._moved_fields(name, node, given)
         if is_known(func):
             return self._workload_fields(node, given)
         if name in _REDUCTIONS:
             return self._reduction_fields(_REDUCTIONS[name], node, given)
+        if not is_pointwise(name):
+            return {"reason": "no operator of tunebench"}
         return self._elementwise_fields(name, node, given)
 
     def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a sum or mean over the innermost axes in memory, or over all but those."""
+        """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
         x, result = _tensor(given["self"]), _tensor(node)
-        if x.dtype not in DTYPES or result.dtype != x.dtype or not is_dense(x) or not is_dense(result):
-            return {"reason": "another type, or elements that are not contiguous"}
-        axis = reduced_axis(x, given.get("dim"))
-        if axis is None:
-            return {"reason": "over axes in the middle of memory"}
+        if x.dtype not in STORED or result.dtype not in STORED or not is_dense(result) or not x.numel():
+            return {"reason": "a reduction of another type, or whose results are not contiguous"}
+        axis = reduced_axis(x, given.get("dim")) if is_dense(x) and x.dtype in DTYPES else None
+        if axis is None or result.dtype != x.dtype:
+            return self._strided_reduction_fields(how, node, given)
         kept = result.numel()
         rows, cols = (kept, x.numel() // kept) if axis == "cols" else (x.numel() // kept, kept)
         sizes = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype]}
@@ -251,6 +269,27 @@ class _Translator:
         written = reduced_strides(x, given.get("dim"), result)
         relaid = self._add_relaid(node.name, result, written)
         return {"workloads": (str(found),), "roles": roles, "relaid": relaid}
+
+    def _strided_reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a reduction over any axes of a tensor in any layout."""
+        x, result = given["self"], _tensor(node)
+        index, axes = reduction_map(_tensor(x), given.get("dim"), result)
+        operand = self._strided_operand(x, index)
+        if isinstance(operand, str) or operand.index is None:
+            return {"reason": operand}
+        try:
+            found = make_workload(
+                "strided_reduction",
+                shape="x".join(map(str, index.shape)),
+                dtype=STORED[result.dtype],
+                expression="x0",
+                operands=StridedOperand(STORED[_tensor(x).dtype], operand.index).text("x0"),
+                reduce=how,
+                axes=axes,
+            )
+        except InputError as error:
+            return {"reason": str(error)}
+        return {"workloads": (str(found),), "roles": {"x0": operand.value}}
 
     def _workload_fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         tensors = {
@@ -368,36 +407,69 @@ class _Translator:
 
     def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         result = _tensor(node)
-        if not is_pointwise(name):
-            return {"reason": "no operator of tunebench"}
-        if not isinstance(result, Tensor) or result.dtype not in DTYPES or not is_dense(result):
-            return None
+        if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
+            return {"reason": "a result of another type, or whose elements are not contiguous"}
         operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
         for key, value in given.items():
-            if not isinstance(value, fx.Node):
-                if isinstance(value, float) and not math.isfinite(value):
-                    return {"reason": f"{key} of {value}"}
-                texts[key] = repr(value) if isinstance(value, (int, float)) and key in _NUMBERS else value
-                continue
-            tensor = _tensor(value)
-            if value not in self._value_of or not isinstance(tensor, Tensor) or tensor.dtype != result.dtype:
-                return {"reason": "operands of another type"}
-            where = operand_broadcast(tensor, result)
-            if where is None:
-                return {"reason": "operands in another memory layout"}
-            value_name = self._value_of[value]
-            known = {operand.value: key for key, operand in operands.items()}
-            texts[key] = known.get(value_name, f"x{len(operands)}")
-            operands[texts[key]] = NodeOperand(value_name, where)
-        try:
-            expression = expression_of(name, texts)
-            expression = expression and canonical(expression)
-        except InputError as error:
-            return {"reason": str(error)}
-        if not expression or not any(operand.place == "whole" for operand in operands.values()):
-            return None
-        return {"expression": expression, "operands": operands}
+            number = _number(value)
+            if isinstance(number, float) and not math.isfinite(number):
+                return {"reason": f"{key} of {number}"}
+            if number is not None and key in _NUMBERS:
+                texts[key] = repr(number)
+            elif isinstance(value, fx.Node):
+                operand = self._operand(value, result)
+                if isinstance(operand, str):
+                    return {"reason": operand}
+                known = {one: name for name, one in operands.items()}
+                texts[key] = known.get(operand, f"x{len(operands)}")
+                operands[texts[key]] = operand
+            else:
+                texts[key] = value
+        expression = expression_of(name, texts)
+        if expression and result.dtype == torch.bool and not is_boolean(name):
+            expression = f"ne({expression},0)"
+        return _expression_fields(expression, operands)
+
+    def _operand(self, node: fx.Node, result: Tensor) -> NodeOperand | str:
+        """Return how an elementwise call reads a tensor, or why kernels cannot read it."""
+        tensor = _tensor(node)
+        if node not in self._value_of or not isinstance(tensor, Tensor) or tensor.device != result.device:
+            return "operands on another device"
+        if tensor.dtype not in STORED:
+            return f"operands of type {tensor.dtype}"
+        where = operand_broadcast(tensor, result)
+        if where is not None and tensor.dtype == result.dtype:
+            return NodeOperand(self._value_of[node], where)
+        return self._strided_operand(node, in_memory_order(broadcast_map(tensor, result.shape), result))
+
+    def _strided_operand(self, node: fx.Node, index: IndexMap) -> NodeOperand | str:
+        """Return an operand that is read from the memory that owns a tensor.
+
+        Args:
+            node: The tensor.
+            index: Place of each element from the tensor's first one, in the order of the result's memory.
+        """
+        owner = self._memory_of(self._value_of[node])
+        tensor, memory = _tensor(node), _tensor(self._sources[owner])
+        if memory.dtype != tensor.dtype:
+            return "a view of another type"
+        start = index.start + int(tensor.storage_offset()) - int(memory.storage_offset())
+        return NodeOperand(owner, "strided", IndexMap(index.shape, index.strides, start, index.guards))
+
+    def _moved_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the fields of a call that moves elements: a sum of operands that are 0 elsewhere."""
+        result = _tensor(node)
+        if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
+            return {"reason": "a result of another type, or whose elements are not contiguous"}
+        parts = moved_elements(name, given, result)
+        if not parts or any(_tensor(part).dtype not in STORED for part, _ in parts):
+            return {"reason": "elements that no index map describes, or of another type"}
+        operands = {
+            f"x{place}": self._strided_operand(part, in_memory_order(index, result))
+            for place, (part, index) in enumerate(parts)
+        }
+        return _expression_fields("+".join(operands), operands)
 
     def _batch_norm_fields(self, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a batch normalisation by running statistics: a scale and shift per channel."""
@@ -427,10 +499,35 @@ _BY_BATCH = {
     "aten::native_batch_norm_backward": batch_norm_gradient_fields,
 }
 
-_REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
+_REDUCTIONS = {"aten::amax": "max", "aten::amin": "min", "aten::mean": "mean", "aten::sum": "sum"}
 
-_NUMBERS = frozenset({"self", "other"})
+_NUMBERS = frozenset({"self", "other", "value"})
 """Arguments of elementwise operators that may be numbers instead of tensors."""
+
+_CONSTANTS = {"aten::full": "fill_value", "aten::scalar_tensor": "s"}
+"""Operators that fill a tensor with a number, and the argument that is the number."""
+
+
+def _number(value: Any) -> float | None:
+    """Return an argument as a number, if it is one or a tensor of equal numbers; None otherwise."""
+    if isinstance(value, (int, float)):
+        return value
+    if not isinstance(value, fx.Node) or not hasattr(value.target, "_schema"):
+        return None
+    key = _CONSTANTS.get(value.target._schema.name)
+    number = None if key is None else bound_arguments(value.target, value.args, value.kwargs)[key]
+    return number if isinstance(number, (int, float)) else None
+
+
+def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of an elementwise node, or why there are none."""
+    reasons = [one for one in operands.values() if isinstance(one, str)]
+    if reasons or not text or not operands:
+        return {"reason": reasons[0]} if reasons else None
+    try:
+        return {"expression": canonical(text), "operands": dict(operands)}
+    except InputError as error:
+        return {"reason": str(error)}
 
 
 def _tensor(node: Any) -> Any:

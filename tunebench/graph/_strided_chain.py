@@ -1,0 +1,157 @@
+"""Chains of elementwise nodes whose operands have any layout, alone or before a reduction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.errors import InputError
+from tunebench.expression import Name, Node, names, parse, write
+from tunebench.graph.node import Graph, NodeOperand
+from tunebench.index_map import IndexMap, common_shape
+from tunebench.workload import Workload
+from tunebench.workloads.operators._expression import evaluate
+from tunebench.workloads.operators._expression_workload import substitute
+from tunebench.workloads.operators._strided import TYPES, StridedOperand, operands_text
+from tunebench.workloads.operators.strided_elementwise import StridedElementwise
+from tunebench.workloads.operators.strided_reduction import StridedReduction
+
+__all__ = ["StridedChain", "as_strided", "reduction_of_chain", "strided_chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class StridedChain:
+    """The expression that a chain of elementwise nodes computes, with the place of each operand's elements.
+
+    Attributes:
+        root: The expression.
+        leaves: Value and index map of each name in the expression, over the elements of the result.
+    """
+
+    root: Node
+    leaves: Mapping[str, tuple[str, IndexMap]]
+
+    def operands(self, graph: Graph) -> tuple[str, str] | None:
+        """Return shape and operands of a strided workload; None if its operands cannot be read together."""
+        shape = common_shape(index.shape for _, index in self.leaves.values())
+        types = {name: graph.values[value].dtype for name, (value, _) in self.leaves.items()}
+        if shape is None or not set(types.values()) <= set(TYPES):
+            return None
+        found: dict[str, StridedOperand] = {
+            name: StridedOperand(types[name], index.split(shape))  # type: ignore[arg-type]  # one of TYPES
+            for name, (_, index) in self.leaves.items()
+        }
+        return "x".join(map(str, shape)), operands_text(found)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Value of each name in the expression."""
+        return {name: value for name, (value, _) in self.leaves.items()}
+
+    def after(self, view: IndexMap) -> StridedChain | None:
+        """Return the chain for the elements that a view of its result reads; None if it has no affine maps.
+
+        Outside of the view's guards all operands are 0; the chain must be 0 there, too.
+        """
+        if view.guards and not _is_zero_at_zeros(self.root):
+            return None
+        leaves = {name: (value, index.after(view)) for name, (value, index) in self.leaves.items()}
+        known = {name: (value, index) for name, (value, index) in leaves.items() if index is not None}
+        return StridedChain(self.root, known) if len(known) == len(leaves) else None
+
+
+def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedChain | None:
+    """Return the expression of a chain, or None if an operand has no affine index map.
+
+    Args:
+        graph: The graph.
+        sink: The node that writes the chain's result.
+        members: All nodes of the chain, including `sink`; none of them has statistics.
+    """
+    node = graph.nodes[sink]
+    result = graph.values[node.writes[0]]
+    inputs: dict[Node, Node] = {}
+    leaves: dict[str, tuple[str, IndexMap]] = {}
+    called: dict[tuple[str, IndexMap], str] = {}
+
+    def name_of(value: str, index: IndexMap) -> Name:
+        name = called.setdefault((value, index), f"x{len(called)}")
+        leaves[name] = (value, index)
+        return Name(name)
+
+    for name, operand in node.operands.items():
+        index = _index_map(graph, operand, result.elements, result.shape)
+        writer = graph.writer.get(operand.value)
+        if writer is None or writer not in members or writer == sink:
+            inputs[Name(name)] = name_of(operand.value, index)
+            continue
+        whole = strided_chain(graph, writer, members)
+        before = None if whole is None else whole.after(index)
+        if before is None:
+            return None
+        renamed: dict[Node, Node] = {
+            Name(one): name_of(value, there) for one, (value, there) in before.leaves.items()
+        }
+        inputs[Name(name)] = substitute(before.root, renamed)
+    return StridedChain(substitute(parse(node.expression), inputs), leaves)
+
+
+def _index_map(graph: Graph, operand: NodeOperand, elements: int, shape: tuple[int, ...]) -> IndexMap:
+    return operand.index_map(elements, graph.values[operand.value].elements, shape[0] if shape else 1)
+
+
+def _is_zero_at_zeros(root: Node) -> bool:
+    value, _ = evaluate(root, {name: np.zeros(()) for name in names(root)})
+    return bool(value == 0)
+
+
+def as_strided(graph: Graph, chain: StridedChain, result: str) -> Workload | None:
+    """Return the workload of a chain, or None if no strided workload expresses it."""
+    found, dtype = chain.operands(graph), graph.values[result].dtype
+    if found is None or dtype not in TYPES:
+        return None
+    return _made(StridedElementwise, chain, found, dtype=dtype)
+
+
+def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Workload | None:
+    """Return a reduction together with the chain that writes its operand, or None if it has no affine maps.
+
+    Args:
+        graph: The graph.
+        chain: The chain.
+        workload: The reduction of the chain's result: `reduction` or `strided_reduction` without a chain.
+    """
+    if workload.operator == "reduction":
+        matrix = IndexMap.contiguous((workload.rows, workload.cols))
+        if workload.axis == "rows":
+            matrix = IndexMap((workload.cols, workload.rows), (1, workload.cols))
+        view, axes, dtype = matrix, 1, workload.out
+    else:
+        ((_, operand),) = workload.maps.items()
+        view, axes, dtype = operand.index, workload.axes, workload.dtype
+    whole = chain.after(view)
+    found = None if whole is None else whole.operands(graph)
+    if whole is None or found is None:
+        return None
+    shape, terms = tuple(map(int, found[0].split("x"))), math.prod(view.shape[-axes:])
+    inner = next((count for count in range(1, len(shape) + 1) if math.prod(shape[-count:]) == terms), 0)
+    if not inner:
+        return None
+    more = {"reduce": workload.reduce, "then": workload.then, "axes": inner}
+    return _made(StridedReduction, whole, found, dtype=dtype, **more)
+
+
+def _made(
+    operator: type[Workload], chain: StridedChain, operands: tuple[str, str], **dimensions: Any
+) -> Workload | None:
+    shape, text = operands
+    try:
+        expression = write(chain.root)
+        return operator.from_dimensions(
+            {"shape": shape, "operands": text, "expression": expression, **dimensions}
+        )
+    except InputError:  # an expression that is too long, or that no inputs can be drawn for
+        return None
