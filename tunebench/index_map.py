@@ -128,24 +128,28 @@ class IndexMap:
     def after(self, view: IndexMap) -> IndexMap | None:
         """Return the composition of two maps: this map at the positions that another one reads.
 
+        Positions outside of the view's guards do not matter.
+
         Args:
             view: Map to positions among the elements of this map, counted in their order.
 
         Returns:
             A map over the shape of `view`, whose axes may be split; None if there is no affine map.
         """
-        pieces = [
-            piece
-            for extent, stride in zip(view.shape, view.strides, strict=True)
-            for piece in _digit_axes(extent, stride, self.shape)
-        ]
-        shape = tuple(extent for extent, _ in pieces)
-        digits = [_digits(stride, self.shape) for _, stride in pieces]
-        first = _digits(view.start, self.shape)
+        axes = list(zip(view.shape, view.strides, view._limits(), strict=True))
+        pieces = [piece for axis in axes for piece in _pieces(*axis, self.shape)]
+        shape = tuple(extent for extent, _, _ in pieces)
+        digits = [_digits(stride, self.shape) for _, stride, _ in pieces]
+        base = view.start + sum(low * stride for _, stride, (low, _) in pieces)
+        first = list(_digits(base, self.shape))
+        counts = [high - low + 1 for _, _, (low, high) in pieces]
         for axis, extent in enumerate(self.shape):
-            low, high = _span(shape, [digit[axis] for digit in digits])
+            low, high = _span(counts, [digit[axis] for digit in digits])
             if first[axis] + low < 0 or first[axis] + high >= extent:
                 return None
+            first[axis] -= sum(
+                low * digit[axis] for digit, (_, _, (low, _)) in zip(digits, pieces, strict=True)
+            )
 
         def composed(row: Sequence[int]) -> tuple[int, ...]:
             return tuple(_dot(digit, row) for digit in digits)
@@ -156,6 +160,16 @@ class IndexMap:
         ]
         start = self.start + _dot(first, self.strides)
         return IndexMap(shape, composed(self.strides), start, (*guards, *view.split(shape).guards))
+
+    def _limits(self) -> list[tuple[int, int]]:
+        """Return the first and the last index along each axis that guards of this axis alone permit."""
+        found = [(0, extent - 1) for extent in self.shape]
+        for guard in self.guards:
+            axes = [axis for axis, factor in enumerate(guard.coefficients) if factor]
+            if len(axes) == 1 and guard.coefficients[axes[0]] == 1:
+                low, high = found[axes[0]]
+                found[axes[0]] = max(low, -guard.start), min(high, guard.extent - 1 - guard.start)
+        return found
 
     # -- memory ----------------------------------------------------------------------------------------------
 
@@ -277,6 +291,15 @@ def _digit_axes(extent: int, stride: int, shape: Sequence[int]) -> list[tuple[in
             break
         return [*_digit_axes(extent // count, stride * count, shape), (count, stride)]
     return [(extent, stride)]
+
+
+def _pieces(
+    extent: int, stride: int, limits: tuple[int, int], shape: Sequence[int]
+) -> list[tuple[int, int, tuple[int, int]]]:
+    """Split an axis of positions as `_digit_axes`, unless guards limit it: extents, strides and limits."""
+    if limits != (0, extent - 1):
+        return [(extent, stride, limits)]
+    return [(count, step, (0, count - 1)) for count, step in _digit_axes(extent, stride, shape)]
 
 
 def _overlapping(axes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

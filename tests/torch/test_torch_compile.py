@@ -194,7 +194,10 @@ def test_copies_of_heads_that_are_not_contiguous_are_counted() -> None:
         ((0,), "reduction:rows=2,cols=120,dtype=f32,expression=x0,reduce=mean,axis=rows"),
         ((0, 1, 2, 3), "reduction:rows=1,cols=240,dtype=f32,expression=x0,reduce=mean"),
         ((1,), "strided_reduction:shape=2x30x4,dtype=f32,expression=x0,operands=x0.f32.120_1_30,reduce=mean"),
-        ((0, 3), "strided_reduction:shape=20x2x6,dtype=f32,expression=x0,operands=x0.f32.6_120_1,reduce=mean,axes=2"),
+        (
+            (0, 3),
+            "strided_reduction:shape=20x2x6,dtype=f32,expression=x0,operands=x0.f32.6_120_1,reduce=mean,axes=2",
+        ),
     ],
 )
 def test_means_over_any_axes_are_reductions(axes: tuple[int, ...], text: str) -> None:

@@ -64,15 +64,31 @@ def padded(draw: st.DrawFn) -> IndexMap:
     return IndexMap(shape, strides, -pad, (Guard((0, step, 1), -pad, cols),))
 
 
+def limited(view: IndexMap, axis: int, first: int, count: int) -> IndexMap:
+    """Return a wider view of which a range of indices along an axis reads the elements of a view."""
+    shape = tuple(extent + 3 if axis == place else extent for place, extent in enumerate(view.shape))
+    coefficients = tuple(int(axis == place) for place in range(len(shape)))
+    start = view.start - first * view.strides[axis]
+    guard = Guard(coefficients, -first, min(count, view.shape[axis]))
+    return IndexMap(shape, view.strides, start, (guard,))
+
+
 @given(st.data())
 def test_composition_reads_the_element_at_the_position_of_the_view(data: st.DataObject) -> None:
     inner = data.draw(st.sampled_from((24, 36)).flatmap(views))
-    outer = data.draw(views(24 if inner.elements == 24 else 36))
-    if outer.offsets()[1] >= inner.elements:
+    outer = data.draw(views(inner.elements) if inner.elements in (24, 36) else views(24))
+    if data.draw(st.booleans()):
+        axis = data.draw(st.integers(0, len(outer.shape) - 1))
+        first = data.draw(st.integers(-2, outer.shape[axis]))
+        outer = limited(outer, axis, first, data.draw(st.integers(1, 4)))
+    positions = expanded(outer)
+    if max(positions) >= inner.elements:
         return
     composed = inner.after(outer)
     if composed is not None:
-        assert (expanded(composed) == expanded(inner)[expanded(outer)]).all()
+        exists = positions != MISSING
+        read = np.where(exists, expanded(inner)[np.where(exists, positions, 0)], MISSING)
+        assert (expanded(composed) == read).all()
 
 
 @given(st.data())
@@ -130,3 +146,9 @@ def test_split_maps_read_the_same_elements() -> None:
 
 def test_split_keeps_axes_of_one_element() -> None:
     assert IndexMap((4,), (3,)).split((2, 2, 1)) == IndexMap((2, 2, 1), (6, 3, 3))
+
+
+def test_composition_needs_positions_within_the_guards_only() -> None:
+    halves = IndexMap((6, 4), (8, 1), 4)
+    padded_rows = IndexMap((6, 8), (4, 1), -2, (Guard((0, 1), -2, 4),))
+    assert halves.after(padded_rows) == IndexMap((6, 8), (8, 1), 2, (Guard((0, 1), -2, 4),))

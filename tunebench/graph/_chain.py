@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MAX_CHAINS = 48
-"""Most chains that end in one node; shorter chains come first."""
+"""Most chains that end in one node; the largest come first, then shorter ones before longer ones."""
 
 MAX_CHAIN_NODES = 12
 """Most nodes of a chain."""
@@ -93,7 +93,20 @@ def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
 
     At most one node of a chain needs statistics kernels to run first.
     """
-    yield from itertools.islice(_chains(graph, sink), MAX_CHAINS)
+    found = itertools.chain(_largest_chains(graph, sink), _chains(graph, sink))
+    yield from itertools.islice(dict.fromkeys(itertools.islice(found, 2 * MAX_CHAINS)), MAX_CHAINS)
+
+
+def _largest_chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
+    """Yield the chains of all nodes up to each distance from their end, as long as there is room for all."""
+    members = frozenset({sink})
+    while True:
+        yield members
+        before = _fusible_predecessors(graph, members)
+        wider = members | before
+        if not before or len(wider) > MAX_CHAIN_NODES or len(statistics_nodes(graph, wider)) > 1:
+            return
+        members = wider
 
 
 def plain_chains(graph: Graph, sink: int) -> Iterator[tuple[frozenset[int], ChainExpression]]:

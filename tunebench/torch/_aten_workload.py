@@ -118,6 +118,17 @@ def _addmm_activation(args: Arguments) -> tuple[str, ...]:
     return _addmm(args, activation="+relu")
 
 
+def _grouped_product(args: Arguments, first: str = "self", second: str = "mat2") -> tuple[str, ...]:
+    """Return the workload of a product of rows that are grouped by expert, each group with its own matrix."""
+    a, b = args[first], args[second]
+    if a.dim() != 2 or b.dim() != 3 or args["offs"] is None or args.get("bias") is not None:
+        raise _Unsupported("grouped along k, or with a bias")
+    if args.get("out_dtype") not in (None, a.dtype):
+        raise _Unsupported("a result of another type")
+    sizes = {"groups": b.shape[0], "m": a.shape[0], "n": b.shape[2], "k": a.shape[1]}
+    return _one("grouped_gemm", **sizes, dtype=_dtype(a, b), trans=f"n{_order(b)}")
+
+
 # -- convolutions ----------------------------------------------------------------------------------
 
 
@@ -298,6 +309,8 @@ _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
     "aten::addmm": _addmm,
     "aten::baddbmm": functools.partial(_addmm, first="batch1", second="batch2"),
     "aten::_addmm_activation": _addmm_activation,
+    "aten::_grouped_mm": _grouped_product,
+    "transformers::grouped_mm_fallback": functools.partial(_grouped_product, first="input", second="weight"),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     **{

@@ -120,6 +120,7 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::hardsigmoid": _written("(min(max({self}+3,0),6)/6)"),
     "aten::threshold_backward": _threshold_backward,
     "aten::sigmoid_backward": _written("({grad_output}*{output}*(1-{output}))"),
+    "aten::native_dropout_backward": _written("({grad_output}*{mask}*{scale!r})"),
     "aten::tanh_backward": _written("({grad_output}*(1-{output}*{output}))"),
     "aten::silu_backward": _written("({grad_output}*sigmoid({self})*(1+{self}*(1-sigmoid({self}))))"),
     "aten::eq": _written("eq({self},{other})"),

@@ -1,4 +1,4 @@
-"""Tensors that are computed from parameters before each call of a kernel.
+"""Tensors that are computed from parameters or inputs before each call of a kernel.
 
 They are not kept between calls: torch offers no sign of all changes of a parameter, such as `.data.mul_`.
 """
@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-__all__ = ["DerivedTensor", "batch_norm_scale", "batch_norm_shift", "filter_slice", "zero_bias"]
+__all__ = [
+    "DerivedTensor",
+    "batch_norm_scale",
+    "batch_norm_shift",
+    "filter_slice",
+    "group_offsets",
+    "zero_bias",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,15 @@ def batch_norm_shift(
 def filter_slice(filters: Tensor, *, first: int, end: int) -> Tensor:
     """Return the filters of some input channels, channels last: (k, end - first, r, s)."""
     return filters[:, first:end].contiguous(memory_format=torch.channels_last)
+
+
+def group_offsets(ends: Tensor) -> Tensor:
+    """Return the start of each group of rows and the end of the last one: (groups + 1,) i32.
+
+    Args:
+        ends: End of each group: (groups,).
+    """
+    return torch.nn.functional.pad(ends.to(torch.int32), (1, 0))
 
 
 def zero_bias(filters: Tensor) -> Tensor:

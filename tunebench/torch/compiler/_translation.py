@@ -45,6 +45,7 @@ from tunebench.torch.compiler._derived_tensor import (
     batch_norm_scale,
     batch_norm_shift,
     filter_slice,
+    group_offsets,
     zero_bias,
 )
 from tunebench.workload import Workload
@@ -382,6 +383,8 @@ class _Translator:
         return roles
 
     def _role(self, workload: Workload, name: str, node: fx.Node) -> str:
+        if name == "offsets":
+            return self._add_offsets(node)
         shown, tensor = self._value_of[node], _tensor(node)
         strides = kernel_strides(workload, name, tensor)
         if has_strides(tensor, strides):
@@ -393,6 +396,14 @@ class _Translator:
             self._sources[copy] = node
             self._copied[copy] = strides
         return copy
+
+    def _add_offsets(self, ends: fx.Node) -> str:
+        """Add the value that holds the offsets of groups of rows, from their ends."""
+        name = f"{ends.name}~offsets"
+        if name not in self._values:
+            self._add_value(None, name, group_offsets(_tensor(ends)))
+            self._derived[name] = DerivedTensor((ends,), group_offsets)
+        return name
 
     def _as_f32(self, node: fx.Node) -> str:
         """Return the value of images, or of statistics in f32."""
