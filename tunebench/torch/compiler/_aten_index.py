@@ -21,7 +21,7 @@ Arguments = Mapping[str, Any]
 Part = tuple[fx.Node, IndexMap]
 """A tensor that a call reads, and the place in its memory of each element of the result."""
 
-MOST_PARTS = 16
+MOST_PARTS = 32
 """Most operands of a sum: each element tests the guards of all."""
 
 
