@@ -181,6 +181,38 @@ def _cat(to: _Writer, a: int, b: int, c: int) -> str | None:
     return f"torch.cat([{x}, {y}], {c % len(shape)})"
 
 
+@_operation
+def _stack(to: _Writer, a: int, b: int, c: int) -> str | None:
+    x = to.pick(a)
+    shape = to.tensors[x].shape
+    y = to.pick(b, lambda tensor: tensor.shape == shape)
+    return f"torch.stack([{x}, {y}, {x}][{c % 2} :], {c % (len(shape) + 1)})"
+
+
+@_operation
+def _pad(to: _Writer, a: int, b: int, c: int) -> str | None:
+    if (x := to.pick(a, lambda tensor: tensor.dim() > 0)) is None:
+        return None
+    amounts = (b % 3, c % 3) if to.tensors[x].dim() < 2 or a % 2 else (b % 3, c % 3, c % 2, b % 2)
+    return f"functional.pad({x}, {amounts})"
+
+
+@_operation
+def _roll(to: _Writer, a: int, b: int, c: int) -> str | None:
+    if (x := to.pick(a, lambda tensor: tensor.dim() > 0)) is None:
+        return None
+    axis = b % to.tensors[x].dim()
+    return f"{x}.flip({axis})" if c % 3 == 0 else f"{x}.roll({c - 15}, {axis})"
+
+
+@_operation
+def _repeat(to: _Writer, a: int, b: int, c: int) -> str | None:
+    x = to.pick(a)
+    times = [1] * (to.tensors[x].dim() + b % 2)
+    times[c % max(1, len(times))] = 2 if times else 1
+    return f"{x}.repeat({times})" if times else None
+
+
 # -- pointwise ---------------------------------------------------------------------------------------------
 
 UNARY = (
@@ -230,6 +262,24 @@ def _affine(to: _Writer, a: int, b: int, c: int) -> str | None:
 
 
 @_operation
+def _select(to: _Writer, a: int, b: int, c: int) -> str | None:
+    x = to.pick(a)
+    y = to.pick(b, lambda tensor: _broadcasts(tensor.shape, to.tensors[x].shape))
+    return (
+        f"torch.where({x} > {y}, {x}, {y} * 0.5)",
+        f"{x}.masked_fill({y} < 0.25, -2.0)",
+        f"({x} * ({y} >= 0.5))",
+        f"({x} + (({x} > 0) & ({y} < 1) | ({y} == 0)))",
+    )[c % 4]
+
+
+@_operation
+def _cast(to: _Writer, a: int, b: int, c: int) -> str | None:
+    x = to.pick(a)
+    return (f"{x}.float()", f"({x}.float() * 2).to({x}.dtype)", f"({x} > 0).to({x}.dtype)")[b % 3]
+
+
+@_operation
 def _in_place(to: _Writer, a: int, b: int, c: int) -> str | None:
     x = to.pick(a)
     return (f"{x}.clone().mul_({x})", f"{x}.clone().relu_()", f"({x} + 1).add_({x}, alpha=2)")[b % 3]
@@ -248,7 +298,18 @@ def _reduce(to: _Writer, a: int, b: int, c: int) -> str | None:
     if (x := to.pick(a, lambda tensor: tensor.dim() > 0)) is None:
         return None
     axes = tuple(axis for axis in range(to.tensors[x].dim()) if (b + 1) >> axis & 1) or (-1,)
-    return f"{x}.{('sum', 'mean')[c % 2]}({axes}, keepdim={bool(c // 2 % 2)})"
+    return f"{x}.{('sum', 'mean', 'amax')[c % 3]}({axes}, keepdim={bool(c // 3 % 2)})"
+
+
+@_operation
+def _group_norm(to: _Writer, a: int, b: int, c: int) -> str | None:
+    def has_groups(tensor: Tensor) -> bool:
+        return tensor.dim() >= 3 and tensor.shape[1] % 2 == 0 and tensor[0, 0].numel() > 1
+
+    if (x := to.pick(a, has_groups)) is None:
+        return None
+    channels = to.tensors[x].shape[1]
+    return f"functional.group_norm({x}, 2, {to.parameter(channels)}, {to.parameter(channels)})"
 
 
 @_operation

@@ -105,6 +105,43 @@ class SumThenNorm(nn.Module):
         return self.mix(self.norm(z)) + z
 
 
+class SqueezeExcite(nn.Module):
+    """Images scaled by a function of their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(functional.silu(self.down(x.mean((2, 3), keepdim=True))))
+        return x * torch.sigmoid(y)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Normalise rows as language models do: in float32, then rounded."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * wide.to(x.dtype)
+
+
+def rotary(q: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate pairs of features of heads, which are transposed."""
+    q = q.transpose(1, 2)
+    first, second = q.chunk(2, -1)
+    return q * cosine + torch.cat((-second, first), -1) * sine
+
+
+def windows(x: Tensor) -> Tensor:
+    """Shift images and split them into windows, as Swin does."""
+    b, h, w, c = x.shape
+    x = torch.roll(x, (-1, -2), (1, 2)).view(b, h // 2, 2, w // 2, 2, c)
+    return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 4, c) * 2
+
+
+def padded_sum(x: Tensor, y: Tensor) -> Tensor:
+    return functional.gelu(functional.pad(x, (1, 2, 0, 1)) + y)
+
+
 def frozen(module: nn.Module, *names: str) -> nn.Module:
     for name in names:
         module.get_parameter(name).requires_grad_(False)
@@ -189,6 +226,52 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "attention with a transposed bias": lambda: masked_attention(R(2, 3, 8, 6).transpose(2, 3)),
     "attention with an expanded, transposed bias": lambda: masked_attention(
         R(1, 3, 8, 6).transpose(2, 3).expand(2, 3, 6, 8)
+    ),
+    "root mean square norm": lambda: (Function(rms_norm, R(16)), [R(2, 5, 16)]),
+    "rotary embedding": lambda: (Function(rotary), [R(2, 6, 4, 8), R(6, 8), R(6, 8)]),
+    "shifted windows": lambda: (Function(windows), [R(2, 4, 6, 8)]),
+    "padding": lambda: (Function(padded_sum), [R(2, 3, 5), R(2, 4, 8)]),
+    "concatenation of a product": lambda: (
+        Function(lambda x, y, w: functional.gelu(torch.cat((x @ w, y), 1)), R(8, 6)),
+        [R(2, 3, 8), R(2, 2, 6)],
+    ),
+    "masked softmax": lambda: (
+        Function(lambda x, mask: x.masked_fill(mask > 0, -100.0).softmax(-1)),
+        [R(2, 3, 8), R(3, 8)],
+    ),
+    "slices of one product": lambda: (
+        Function(lambda x, w: torch.sigmoid((x @ w)[..., :8]) * torch.tanh((x @ w)[..., 8:]), R(8, 16)),
+        [R(3, 8)],
+    ),
+    "sum over middle axes": lambda: (Function(lambda x, y: (x * y).sum((1, 3))), [R(2, 3, 4, 5), R(3, 1, 5)]),
+    "largest of transposed": lambda: (Function(lambda x: (x.transpose(1, 2) * 2).amax(1)), [R(2, 3, 5)]),
+    "group norm": lambda: (nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU()), [R(2, 8, 5, 5)]),
+    "group norm, channels last": lambda: (
+        nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()),
+        [R(2, 8, 5, 5).to(memory_format=CL)],
+    ),
+    "squeeze and excite, channels last": lambda: (
+        SqueezeExcite().to(memory_format=CL),
+        [R(2, 8, 5, 5).to(memory_format=CL)],
+    ),
+    "enlarged images": lambda: (
+        Function(lambda x: functional.relu(functional.interpolate(x, scale_factor=2))),
+        [R(2, 3, 4, 4)],
+    ),
+    "pixels from channels": lambda: (Function(lambda x: functional.pixel_shuffle(x, 2) + 1), [R(2, 8, 3, 3)]),
+    "repeats": lambda: (Function(lambda x, y: x.repeat(1, 2, 3) * y), [R(2, 3, 4), R(2, 6, 12)]),
+    "a slice of an input with an offset": lambda: (
+        Function(lambda x: x[1:, ::2] * 2 + x[:-1, ::2]),
+        [R(5, 6)],
+    ),
+    "experts in groups": lambda: (
+        Function(
+            lambda x, w: torch._grouped_mm(
+                x.bfloat16(), w.bfloat16().transpose(1, 2), offs=torch.tensor([8, 8, 24], dtype=torch.int32)
+            ).to(x.dtype),
+            R(3, 16, 32) / 4,
+        ),
+        [R(24, 32)],
     ),
     "ConvNeXt": lambda: (ConvNextBlock(), [R(2, 8, 6, 6)]),
     "ConvNeXt, channels last": lambda: (
