@@ -309,7 +309,7 @@ def _group_norm(to: _Writer, a: int, b: int, c: int) -> str | None:
     if (x := to.pick(a, has_groups)) is None:
         return None
     channels = to.tensors[x].shape[1]
-    return f"functional.group_norm({x}, 2, {to.parameter(channels)}, {to.parameter(channels)})"
+    return f"functional.group_norm({x}.contiguous(), 2, {to.parameter(channels)}, {to.parameter(channels)})"
 
 
 @_operation

@@ -248,7 +248,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "group norm": lambda: (nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU()), [R(2, 8, 5, 5)]),
     "group norm, channels last": lambda: (
         nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()),
-        [R(2, 8, 5, 5).to(memory_format=CL)],
+        [R(2, 8, 5, 5).to(memory_format=CL).requires_grad_()],  # torch crashes without the gradient
     ),
     "squeeze and excite, channels last": lambda: (
         SqueezeExcite().to(memory_format=CL),
