@@ -21,6 +21,7 @@ from torch.utils._triton import has_triton
 from tunebench.errors import InputError
 from tunebench.torch.compiler._kernel_operator import require_layouts
 from tunebench.torch.compiler.capture import Phase
+from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
 __all__ = [
     "Rewrite",
@@ -49,8 +50,8 @@ def compile_by_inductor(
     Args:
         module: The graph; it is not changed.
         inputs: Its inputs.
-        rewrite: Changes the graph of ATen operators, which are not decomposed yet. An exception ends the
-            compilation.
+        rewrite: Changes the graph of ATen operators, of which only `DECOMPOSITIONS` are decomposed yet. An
+            exception ends the compilation.
         config: Options of inductor.
     """
     patches = dict(config or {})
@@ -65,7 +66,7 @@ def compile_by_inductor(
             copied,
             inputs,
             inner_compile=inner,
-            decompositions=None if rewrite is None and not missing else {},
+            decompositions=None if rewrite is None and not missing else dict(DECOMPOSITIONS),
             config_patches=patches or None,
         )
 

@@ -48,6 +48,7 @@ from tunebench.torch.compiler._kernel_operator import check_later_kernels
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import Phase, constant_inputs
+from tunebench.torch.compiler.decomposition import repeat_casts
 from tunebench.workloads import parse
 
 __all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans"]
@@ -147,6 +148,7 @@ class Backend:
         device, ordinal = _device(module)
         if is_inference(module):
             fuse_attention(module.graph)
+        repeat_casts(module.graph)
         rewriter, planned = GraphRewriter(module), []
         for phase, part in parts_of(module).items():
             partition, calls = self._planned(part, phase, device, ordinal)

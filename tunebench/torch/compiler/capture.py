@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._attention_pattern import fuse_attention
-from tunebench.torch.compiler._decomposition import DECOMPOSITIONS, repeat_casts
 from tunebench.torch.compiler._translation import Translation, translate
-from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
+from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 
 __all__ = ["capture", "constant_inputs", "differentiable_results", "in_training_mode", "tracing_backend"]
 
