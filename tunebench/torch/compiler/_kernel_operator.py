@@ -58,7 +58,7 @@ class KernelTensor:
     def read(self, tensor: Tensor) -> Tensor:
         """Return a tensor with these strides and this type, copied if it has others.
 
-        On a GPU, tensors whose memory is not aligned to 16 bytes are copied too, since kernels read 16 at once.
+        On a GPU, tensors whose memory is not aligned to 16 bytes are copied too: kernels read 16 at once.
         """
         has_layout = tensor.stride() == self.strides or has_strides(tensor, self.strides)
         is_aligned = not tensor.is_cuda or tensor.data_ptr() % 16 == 0
