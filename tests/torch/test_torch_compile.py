@@ -612,7 +612,7 @@ def test_inductor_compiles_what_kernels_do_not_run(training: bool) -> None:
     torch.testing.assert_close(y.double(), z, rtol=1e-4, atol=1e-4)
     assert {workload.operator for workload in ran} >= {"gemm"}
     assert len(copies) >= 3
-    assert all(given is used for given, used in copies[-3:])  # inductor passes the right strides
+    assert all(given.data_ptr() == used.data_ptr() for given, used in copies[-3:])  # the right strides
     for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
         if training:
             torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
@@ -748,7 +748,7 @@ def test_compile_is_a_decorator_and_its_plan_has_a_line_per_group() -> None:
     assert head.startswith("step inference on ")
     assert head.endswith("us by torch, proven optimal")
     assert "gelu: elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x0)" in lines[0]
-    assert "native_dropout: no operator of tunebench" in lines[1]
+    assert "rand_like: no operator of tunebench" in lines[1]
 
 
 def test_plans_of_a_model_that_was_not_compiled_are_refused() -> None:
