@@ -131,7 +131,7 @@ def rotary(q: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return q * cosine + torch.cat((-second, first), -1) * sine
 
 
-def windows(x: Tensor) -> Tensor:
+def shifted_windows(x: Tensor) -> Tensor:
     """Shift images and split them into windows, as Swin does."""
     b, h, w, c = x.shape
     x = torch.roll(x, (-1, -2), (1, 2)).view(b, h // 2, 2, w // 2, 2, c)
@@ -229,7 +229,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     ),
     "root mean square norm": lambda: (Function(rms_norm, R(16)), [R(2, 5, 16)]),
     "rotary embedding": lambda: (Function(rotary), [R(2, 6, 4, 8), R(6, 8), R(6, 8)]),
-    "shifted windows": lambda: (Function(windows), [R(2, 4, 6, 8)]),
+    "shifted windows": lambda: (Function(shifted_windows), [R(2, 4, 6, 8)]),
     "padding": lambda: (Function(padded_sum), [R(2, 3, 5), R(2, 4, 8)]),
     "concatenation of a product": lambda: (
         Function(lambda x, y, w: functional.gelu(torch.cat((x @ w, y), 1)), R(8, 6)),
