@@ -267,6 +267,9 @@ def test_least_operations_of_an_element() -> None:
     assert least("2*x+1")[0] == 0  # a compiler may need no instruction for constants
     assert least("x*(a*b+a)", ",vectors=a+b")[0] == 1  # values that all rows share may be computed once
     assert least("exp(x)*exp(x)+exp(y)")[1]["exp"] == 2
+    assert least("eq(x,y)*eq(y,x)+ne(x,y)")[1]["eq"] == 1
+    assert least("lt(x,y)-lt(y,x)")[1]["lt"] == 2  # these depend on the order
+    assert least("where(x,y,z)+where(y,x,z)")[1]["where"] == 2
 
 
 def test_revision_depends_on_the_expression() -> None:
