@@ -27,6 +27,7 @@ from torch.nn import functional  # noqa: E402
 import tunebench.torch as served  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.errors import InputError, UnknownName  # noqa: E402
+from tunebench.torch.compiler import backend  # noqa: E402
 from tunebench.torch.compiler.backend import backend_of  # noqa: E402
 from tunebench.workload import Workload  # noqa: E402
 
@@ -212,6 +213,26 @@ def test_graph_breaks_are_those_of_torch_compile(ran: set[Workload]) -> None:
     assert len(ran) == 3
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
         served.compile(asking, fullgraph=True)(x, w)
+
+
+def test_torch_traces_two_graphs_for_any_number_of_sizes_and_warns_of_too_many(
+    ran: set[Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "MOST_SIZES", 3)
+    module = Perceptron()
+    model, before = served.compile(module), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def kernels_of(count: int) -> int:
+        ran.clear()
+        with torch.no_grad():
+            close(model(x := R(count, 8)), module(x))
+        return len(ran)
+
+    assert [kernels_of(count) for count in (4, 5, 6, 7)] == [2] * 4
+    with pytest.warns(UserWarning, match="further sizes of its inputs: it is compiled for 3"):
+        assert kernels_of(8) == 0
+    assert [kernels_of(count) for count in (9, 5)] == [0, 2]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 2
 
 
 def test_autocast_casts_as_in_torch(ran: set[Workload]) -> None:

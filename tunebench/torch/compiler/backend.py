@@ -257,6 +257,7 @@ class _CompiledGraph:
         self._places = _dynamic_places(module)
         self._known: dict[tuple[Any, ...], Compiled] = {}
         self._by_torch: Compiled | None = None
+        self._is_full = False
         self._lock = threading.RLock()
         self._is_on_cpu = any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in inputs)
         if self._places:
@@ -271,12 +272,23 @@ class _CompiledGraph:
         known = self._known.get(key)
         if known is None:
             with self._lock:
-                known = self._known.get(key) or self._known.setdefault(key, self._compiled(given))
+                known = self._known.get(key) or self._new(key, given)
         return known(*given)
 
+    def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
+        """Compile the graph for new sizes, or return the graph by torch if there are too many."""
+        if len(self._known) < MOST_SIZES:
+            return self._known.setdefault(key, self._compiled(inputs))
+        if not self._is_full:
+            self._is_full = True
+            warnings.warn(
+                f"torch runs a graph for further sizes of its inputs: it is compiled for {MOST_SIZES}; "
+                "pad inputs to fewer sizes to run them by kernels",
+                stacklevel=3,
+            )
+        return self._torch(inputs)
+
     def _compiled(self, inputs: Sequence[Any]) -> Compiled:
-        if len(self._known) >= MOST_SIZES:
-            return self._torch(inputs)
         return self._compiler(self._module, inputs, functools.partial(self._torch, inputs))
 
     def _torch(self, inputs: Sequence[Any]) -> Compiled:
