@@ -391,7 +391,8 @@ _TEXT: Mapping[str, Mapping[str, Any]] = {
 
 def _image(name: str) -> tuple[str]:
     size = 224 if any(part in name for part in _FIXED) else _SIZES.get(name, 64)
-    return (f"2x3x8x{size}x{size}" if name == "r3d_18" else f"{1 if size > 100 else 2}x3x{size}x{size}",)
+    batch = 1 if size > 100 and "levit" not in name else 2
+    return (f"2x3x8x{size}x{size}" if name == "r3d_18" else f"{batch}x3x{size}x{size}",)
 
 
 def _small() -> Iterator[tuple[str, Architecture]]:

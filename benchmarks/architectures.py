@@ -185,7 +185,8 @@ def _plans(
     case: Architecture, training: bool, devices: Sequence[str]
 ) -> Iterator[tuple[str, list[PartitionPlan]]]:
     found = [described()[device] for device in devices]
-    graphs = extract(case.make, case.specs(), training=training, dtype=case.dtype, device=found[0])
+    with torch._dynamo.config.patch(allow_rnn=True):  # cells of nn.LSTM as operations
+        graphs = extract(case.make, case.specs(), training=training, dtype=case.dtype, device=found[0])
     for device in found:
         yield device.name, [plan(graph, device) for graph in graphs]
 
@@ -265,7 +266,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    torch._dynamo.config.allow_rnn = True  # cells of nn.LSTM are operations; by default torch runs the module
     header, cases, run = PARTS[options.part]
     if unknown := set(options.model or ()) - cases.keys():
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
