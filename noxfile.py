@@ -34,7 +34,15 @@ ARCHITECTURES = {
 TORCH = ("torch==2.13.0", "expecttest>=0.3")
 """Tests run with one PyTorch version, because its OpInfo samples differ between versions."""
 
-LONG = ("budget_schedulers", "compile_matrix", "fusion", "learned_pruner", "patched_models", "search")
+LONG = (
+    "architectures",
+    "budget_schedulers",
+    "compile_matrix",
+    "fusion",
+    "learned_pruner",
+    "patched_models",
+    "search",
+)
 """Benchmarks that run only when named."""
 
 NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
