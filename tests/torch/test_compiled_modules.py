@@ -298,6 +298,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
             ),
         )
     },
+    "clamp by tensors": lambda: (
+        Function(lambda x, low, high: torch.clamp(x, low, high)),
+        [R(4, 6), torch.tensor(-0.5), torch.linspace(-0.2, 1, 6)],
+    ),
     "sum then norm": lambda: (SumThenNorm(), [R(2, 8, 6, 6), R(2, 8, 6, 6)]),
     "sum then norm, channels last": lambda: (
         SumThenNorm(),

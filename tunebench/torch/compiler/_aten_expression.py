@@ -81,12 +81,14 @@ def _elu(args: Arguments) -> str | None:
     return f"({args['scale']!r}*where(lt(0,{x}),{x},{negative}))"
 
 
-def _clamp(args: Arguments) -> str | None:
-    x = args["self"]
+def _clamp(args: Arguments) -> str:
+    """Return the expression of a clamp by numbers or tensors; the upper limit wins."""
+    x: str = args["self"]
     low, high = (args.get(name, args.get(f"{name}_val")) for name in ("min", "max"))
     for function, limit in (("max", low), ("min", high)):
-        x = x if limit is None else f"{function}({x},{limit!r})"
-    return x if isinstance(low, (int, float, type(None))) else None
+        written = limit if isinstance(limit, str) else repr(limit)
+        x = x if limit is None else f"{function}({x},{written})"
+    return x
 
 
 def _threshold_backward(args: Arguments) -> str | None:
