@@ -48,6 +48,7 @@ _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
 
 
+@functools.cache
 def _folders() -> tuple[str, ...]:
     """Return the operators that have a folder here; `common` is not an operator."""
     return tuple(

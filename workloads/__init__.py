@@ -123,7 +123,7 @@ def parse(text: str) -> Workload:
     text = text.strip()
     head, colon, dimensions = text.partition(":")
     if colon:
-        return operator(head).parse_dimensions(dimensions)
+        return _parsed(operator(head), dimensions)
     suite_name, slash, rest = text.partition("/")
     if not slash:
         raise InputError(
@@ -135,6 +135,11 @@ def parse(text: str) -> Workload:
     if layer_name not in layers:
         raise UnknownName(f"layer of {suite_name}", layer_name, layers)
     return layers[layer_name].with_changes(changes)
+
+
+@functools.lru_cache(maxsize=65536)
+def _parsed(cls: type[Workload], dimensions: str) -> Workload:
+    return cls.parse_dimensions(dimensions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

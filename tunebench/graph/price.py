@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from tunebench.answer import Answer, timed
+from tunebench.answer import Answer, recorded
 from tunebench.bound import dram_us
 from tunebench.device import Device
 from tunebench.dispatch import Preference
@@ -87,16 +87,19 @@ class Prices:
         self._forecaster = Forecaster(device=device)
         self._tuned = functools.cache(self._predict_tuned)
         self._torch_us = functools.cache(self._torch_us_of)
+        self._timed = functools.cache(self._timed_of)
 
     def learn(self, groups: Iterable[FusedGroup]) -> None:
         """Derive times of single nodes from torch's measured times of groups, smaller groups first."""
         for group in sorted(groups, key=lambda group: len(group.nodes)):
             if len(group.nodes) == 1 or len(group.workloads) != 1:
                 continue
-            us, is_measured = self._torch_us(group.workloads[0])
+            us = self._measured_torch_us(group.workloads[0])
+            if us is None:
+                continue
             unknown = [i for i in group.nodes if self.torch(i).how == "predicted"]
             rest = us - sum(self.torch(i).us for i in group.nodes if i not in unknown)
-            if is_measured and unknown and rest > 0:
+            if unknown and rest > 0:
                 predicted = {i: self.torch(i).us for i in unknown}
                 whole = sum(predicted.values())
                 self._shares |= {i: rest * share / whole for i, share in predicted.items()}
@@ -176,9 +179,9 @@ class Prices:
 
     def _torch_us_of(self, text: str) -> tuple[float, bool]:
         """Return the time of a workload by torch in microseconds, and whether it was measured."""
-        known = self._timed(text)
-        if known is not None and TORCH in known.baselines:
-            return known.expected_us * known.baselines[TORCH].ratio, True
+        measured_us = self._measured_torch_us(text)
+        if measured_us is not None:
+            return measured_us, True
         workload = parse(text)
         if self.device.kind == "gpu":
             operation = Operation(workload=workload, part="")
@@ -186,9 +189,16 @@ class Prices:
         best = self._forecaster.best(workload)
         return (best.us if best else self.copy_us(workload.traffic().total_bytes)), False
 
-    def _timed(self, text: str) -> Answer | None:
+    def _measured_torch_us(self, text: str) -> float | None:
+        known = self._timed(text)
+        if known is None or TORCH not in known.baselines:
+            return None
+        return known.expected_us * known.baselines[TORCH].ratio
+
+    def _timed_of(self, text: str) -> Answer | None:
+        """Return what was measured of exactly this workload on this device, if anything."""
         try:
-            known = timed(text, device=self.device)
+            known = recorded(text, device=self.device)
         except DatabaseError:
             return None
         return known if known is not None and known.how == "measured here" else None
