@@ -467,7 +467,7 @@ def test_measured_group_time_is_divided_and_beats_predictions(
 ) -> None:
     """The fused product was measured: 50 us by a tuned kernel, five times as long by torch."""
     monkeypatch.setattr(
-        "tunebench.graph.price.timed", known := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
+        "tunebench.graph.price.recorded", known := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
     )
     found = plan(chain(), device := described()["h100-sxm"], measured_only=True)
     assert known.asked
@@ -477,7 +477,7 @@ def test_measured_group_time_is_divided_and_beats_predictions(
     assert {price.by for price in found.fused[0].alone} == {"torch"}
     believed = plan(chain(), device)  # groups without measurements are still offered for tuning
     assert {price.by for offer in believed.fused for price in offer.alone} == {"torch"}
-    monkeypatch.setattr("tunebench.graph.price.timed", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5))
+    monkeypatch.setattr("tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5))
     slower = plan(chain(), device, measured_only=True)
     assert slower.fused == ()
     assert {offer.price.by for offer in slower.chosen} == {"torch"}
