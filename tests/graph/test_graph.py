@@ -15,6 +15,7 @@ import tunebench.graph
 from tunebench.device import described
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph import FusedGroup, Graph, Node, NodeOperand, Value, groups, load_factory, plan, suite_of
+from tunebench.graph.price import Prices
 from tunebench.workloads import parse
 
 pytest.importorskip("highspy", reason="the extra `torch` is not installed")
@@ -477,7 +478,9 @@ def test_measured_group_time_is_divided_and_beats_predictions(
     assert {price.by for price in found.fused[0].alone} == {"torch"}
     believed = plan(chain(), device)  # groups without measurements are still offered for tuning
     assert {price.by for offer in believed.fused for price in offer.alone} == {"torch"}
-    monkeypatch.setattr("tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5))
+    monkeypatch.setattr(
+        "tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5)
+    )
     slower = plan(chain(), device, measured_only=True)
     assert slower.fused == ()
     assert {offer.price.by for offer in slower.chosen} == {"torch"}
@@ -532,3 +535,29 @@ def test_deprecated_attributes_of_plans_warn() -> None:
     for old, new in (("problems", "workloads"), ("library_us", "torch_us"), ("library", "torch_prices")):
         with pytest.warns(FutureWarning, match=f"PartitionPlan.{new}"):
             assert getattr(found, old) == getattr(found, new)
+
+
+def test_plan_prices_each_workload_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four equal layers have the groups of one, and groups of several nodes need no price by torch."""
+    asked: list[str] = []
+    predicted = Prices._predict_tuned
+
+    def count(self: Prices, text: str) -> Any:
+        asked.append(text)
+        return predicted(self, text)
+
+    monkeypatch.setattr(Prices, "_predict_tuned", count)
+    layers = [
+        node
+        for place in range(4)
+        for node in (
+            computing(f"c{place}", GEMM, a="x", b="w", c=f"c{place}"),
+            pointwise(f"r{place}", "relu(x0)", x0=f"c{place}/whole"),
+        )
+    ]
+    shapes = {**SHAPES, **{f"{kind}{place}": (64, 32) for kind in "cr" for place in range(4)}}
+    found = plan(
+        graph(*layers, outputs=tuple(f"r{place}" for place in range(4)), **shapes), described()["h100-sxm"]
+    )
+    assert len(found.fused) == 4
+    assert len(asked) == len(set(asked)) == 3

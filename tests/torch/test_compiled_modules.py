@@ -613,8 +613,10 @@ def test_kernels_use_as_many_threads_as_torch() -> None:
         for count in (1, min(2, numba.config.NUMBA_NUM_THREADS), 1):
             torch.set_num_threads(count)
             with served.prefer("tunebench"):
-                served.softmax(R(4, 8), -1)
-            assert numba.get_num_threads() == count
+                served.softmax(R(256, 64), -1)
+                assert numba.get_num_threads() == count
+                served.softmax(R(4, 8), -1)  # waking another thread would take longer
+                assert numba.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 

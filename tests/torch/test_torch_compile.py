@@ -25,7 +25,7 @@ from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
 from tunebench.torch.compiler import _kernel_operator, _race, _translation  # noqa: E402
-from tunebench.torch.compiler.backend import Backend  # noqa: E402
+from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
@@ -532,6 +532,7 @@ def test_compiled_model_has_the_same_gradients() -> None:
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
     assert functions["gemm"] >= 5  # two forward, and at least three gradients
     assert [plan.graph.phase for plan in served.plans(compiled)] == ["forward", "backward"]
+    assert all(seconds > 0 for seconds in backend_of(compiled).seconds.values())
 
 
 def test_kernels_not_known_to_be_faster_do_not_run() -> None:

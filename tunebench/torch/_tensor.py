@@ -12,6 +12,7 @@ import torch
 from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.dispatch import BoundKernel
 from tunebench.dtype import DType
+from tunebench.workload import Workload
 
 __all__ = [
     "DTYPES",
@@ -55,7 +56,7 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
         _launch_on_gpu(kernel, tensors)
         return
-    _use_threads_of_torch()
+    _use_threads_of_torch(kernel)
     kernel.run(*[_array(tensor, spec.shape) for tensor, spec in zip(tensors, kernel.tensors, strict=True)])
 
 
@@ -63,9 +64,21 @@ _threads = threading.local()
 """Threads that kernels use, for each thread that calls them."""
 
 
-def _use_threads_of_torch() -> None:
-    """Run kernels on as many threads as torch's own, so that `torch.set_num_threads` limits them too."""
-    count = torch.get_num_threads()
+SMALL_BYTES, SMALL_FLOPS = 2**16, 2**20
+"""Kernels with no more traffic and operations run on one thread: waking others takes longer.
+
+torch's own limit is 32,768 elements (`at::internal::GRAIN_SIZE`).
+"""
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_small(workload: Workload) -> bool:
+    return workload.traffic().total_bytes <= SMALL_BYTES and workload.flops() <= SMALL_FLOPS
+
+
+def _use_threads_of_torch(kernel: BoundKernel) -> None:
+    """Run a kernel on as many threads as torch's own, so that `torch.set_num_threads` limits it too."""
+    count = 1 if _is_small(kernel.workload) else torch.get_num_threads()
     if getattr(_threads, "count", 0) != count:
         import numba
 

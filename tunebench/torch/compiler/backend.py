@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,6 +76,9 @@ class Backend:
         plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
         fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
         skipped: Why other graphs were left to torch.
+        seconds: Seconds of compilation so far: ``plan`` is the choice of groups, with binding and checking their
+            kernels; ``inductor`` is tracing by AOTAutograd and everything that torch does after it. A backward
+            graph that inductor compiles at its first run is not included.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Backend:
         self.plans: list[PartitionPlan] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
+        self.seconds = {"plan": 0.0, "inductor": 0.0}
 
     def __reduce__(self) -> tuple[Callable[[], Backend], tuple[()]]:
         """Copy and pickle the options alone: a copy of a compiled model compiles its own graphs."""
@@ -115,7 +120,7 @@ class Backend:
         """
         if preference() == "torch":
             return by_torch()
-        step = _Step()
+        step, began, planned_s = _Step(), time.monotonic(), self.seconds["plan"]
         try:
             rewrite = functools.partial(self._rewritten, step)
             ours = compile_by_inductor(module, inputs, rewrite, config=self._inductor)
@@ -127,6 +132,7 @@ class Backend:
         else:
             if self._benchmark and step.may_repeat:
                 ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._decided, step))
+        self.seconds["inductor"] += time.monotonic() - began - (self.seconds["plan"] - planned_s)
         return _watched(ours, step.calls)
 
     def _decided(self, step: _Step, race: Race) -> None:
@@ -145,6 +151,7 @@ class Backend:
         Raises:
             InputError: if torch has to run the graph.
         """
+        began = time.monotonic()
         device, ordinal = _device(module)
         if is_inference(module):
             fuse_attention(module.graph)
@@ -159,6 +166,7 @@ class Backend:
         self.plans += [partition for partition, _ in planned]
         self.fused += [calls for _, calls in planned]
         step.calls += [call for _, calls in planned for call in calls]
+        self.seconds["plan"] += time.monotonic() - began
         step.mutated, step.may_repeat = mutated_inputs(module), is_repeatable(module)
         if not any(call.by == "tunebench" for call in step.calls):
             raise _NoGroupsError
