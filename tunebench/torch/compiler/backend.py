@@ -76,9 +76,9 @@ class Backend:
         plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
         fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
         skipped: Why other graphs were left to torch.
-        seconds: Seconds of compilation so far: ``plan`` is the choice of groups, with binding and checking their
-            kernels; ``inductor`` is tracing by AOTAutograd and everything that torch does after it. A backward
-            graph that inductor compiles at its first run is not included.
+        seconds: Seconds of compilation so far: ``plan`` is the choice of groups, with loading and checking of
+            their kernels; ``inductor`` is tracing by AOTAutograd and everything that torch does after it. A
+            backward graph that inductor compiles at its first run is not included.
     """
 
     def __init__(
