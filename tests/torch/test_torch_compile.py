@@ -621,6 +621,19 @@ def test_inductor_compiles_what_kernels_do_not_run(training: bool) -> None:
         torch.testing.assert_close(ours.to(theirs.dtype), theirs)
 
 
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_model_without_groups_is_compiled_to_the_same_code_as_by_torch() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16)), torch.randn(4, 8)
+    results = []
+    for compiled in (torch.compile(model, dynamic=False), served.compile(model, dynamic=False)):
+        torch._dynamo.utils.counters.clear()
+        results.append(y := compiled(x))
+        y.sum().backward()
+    assert torch.equal(*results)
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == 2  # forward and backward
+
+
 class Slowed:
     """A compiled graph on a clock that each run advances by a fixed time; it doubles its input in place."""
 
