@@ -172,18 +172,18 @@ def test_log_names_each_group_and_the_reason_of_each_operation_left_to_torch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def step(x: Tensor, w: Tensor) -> Tensor:
-        return functional.dropout(functional.gelu(x @ w), 0.5)
+        return functional.gelu(x @ w).cumsum(0)
 
     torch._dynamo.reset()
     with caplog.at_level(logging.INFO, LOGGER), torch.no_grad():
         with reference_kernels(), served.prefer("tunebench"):
             served.compile(step)(R(4, 8), R(8, 8))
         served.compile(step)(R(4, 8), R(8, 8))
-    head, group, dropout, _, product, gelu, _ = (record.message for record in caplog.records)
+    head, group, cumsum, _, product, gelu, _ = (record.message for record in caplog.records)
     assert head.startswith("step inference on ")
     assert "by tunebench  mm + gelu: gemm:m=4,n=8,k=8,dtype=f32,act=gelu(x)" in group
-    assert "by torch" in dropout
-    assert "native_dropout: no operator of tunebench" in dropout
+    assert "by torch" in cumsum
+    assert "cumsum: no operator of tunebench" in cumsum
     assert "(neither it nor a comparable workload was measured here)" in product
     assert "gelu: elementwise" in gelu
 
@@ -248,7 +248,7 @@ def test_autocast_casts_as_in_torch(ran: set[Workload]) -> None:
     for ours, theirs in zip(*steps, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
-    assert {workload.dtype for workload in ran} == {"bf16"}
+    assert {workload.dtype for workload in ran if workload.operator == "gemm"} == {"bf16"}
 
 
 @pytest.mark.parametrize("batch", [None, torch.export.Dim("batch")])
