@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
 __all__ = ["StridedChain", "as_strided", "reduction_of_chain", "strided_chain"]
+
+MOST_WORKLOADS = 4096
+"""Most workloads that are kept: the layers of a model repeat the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +151,17 @@ def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Work
 def _made(
     operator: type[Workload], chain: StridedChain, operands: tuple[str, str], **dimensions: Any
 ) -> Workload | None:
-    shape, text = operands
     try:
         expression = write(chain.root)
-        return operator.from_dimensions(
-            {"shape": shape, "operands": text, "expression": expression, **dimensions}
-        )
-    except InputError:  # an expression that is too long, or that no inputs can be drawn for
+    except InputError:  # an expression that is too long
+        return None
+    shape, text = operands
+    return _workload(operator, shape=shape, operands=text, expression=expression, **dimensions)
+
+
+@functools.lru_cache(MOST_WORKLOADS)
+def _workload(operator: type[Workload], **dimensions: Any) -> Workload | None:
+    try:
+        return operator.from_dimensions(dimensions)
+    except InputError:  # no inputs can be drawn for the expression
         return None

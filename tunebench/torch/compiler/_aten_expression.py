@@ -56,7 +56,14 @@ def _gelu_backward(args: Arguments) -> str | None:
 
 def _power(args: Arguments) -> str | None:
     x, exponent = args["self"], args["exponent"]
-    forms = {2: "square({0})", 3: "({0}*{0}*{0})", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1: "(1/{0})"}
+    forms = {
+        1: "{0}",
+        2: "square({0})",
+        3: "({0}*{0}*{0})",
+        0.5: "sqrt({0})",
+        -0.5: "rsqrt({0})",
+        -1: "(1/{0})",
+    }
     return forms[exponent].format(x) if exponent in forms else None
 
 
