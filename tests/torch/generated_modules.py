@@ -276,7 +276,7 @@ def _select(to: _Writer, a: int, b: int, c: int) -> str | None:
 @_operation
 def _cast(to: _Writer, a: int, b: int, c: int) -> str | None:
     x = to.pick(a)
-    return (f"{x}.float()", f"({x}.float() * 2).to({x}.dtype)", f"({x} > 0).to({x}.dtype)")[b % 3]
+    return (f"({x}.float() * 2).to({x}.dtype)", f"({x} > 0).to({x}.dtype)")[b % 2]
 
 
 @_operation
