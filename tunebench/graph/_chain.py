@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, get_args
 
+from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
 from tunebench.graph.node import Broadcast, Graph, NodeOperand
 from tunebench.workloads.operators._expression_workload import substitute
@@ -16,6 +18,7 @@ __all__ = [
     "chain_expression",
     "chains",
     "epilogue_of",
+    "matrix_dimensions",
     "plain_chains",
     "statistics_nodes",
 ]
@@ -156,6 +159,43 @@ def _fusible_predecessors(graph: Graph, members: frozenset[int]) -> set[int]:
             if operand.place in ("whole", "strided") and graph.is_internal(operand.value, members):
                 found.add(before)
     return found
+
+
+def matrix_dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, Any] | None:
+    """Return the dimensions of an elementwise workload, or None if its operands do not form a matrix."""
+    value = graph.values[result]
+    placed: dict[Broadcast, list[str]] = {place: [] for place in get_args(Broadcast)}
+    for name in names(tree.root):
+        placed[tree.leaves[name].place].append(name)
+    columns = placed["row"]
+    if value.shape[:1] == (1,):  # the channels of a single image are rows
+        columns, placed["channel"] = [*columns, *placed["channel"]], []
+    if placed["channel"] or placed["scalar"] or placed["strided"] or not placed["whole"]:
+        return None
+    if any(graph.values[tree.leaves[x].value].dtype != value.dtype for x in (*placed["whole"], *columns)):
+        return None
+    elements = {name: graph.values[tree.leaves[name].value].elements for name in tree.leaves}
+    lines = {elements[name] for name in placed["vector"]}
+    lines |= {value.elements // elements[name] for name in columns}
+    if len(lines) > 1:
+        return None
+    cols = lines.pop() if lines else value.inner
+    try:
+        expression = write(tree.root)
+    except InputError:  # expression too long
+        return None
+    types = {graph.values[tree.leaves[name].value].dtype for name in placed["vector"]}
+    if len(types) > 1:
+        return None
+    return {
+        "rows": value.elements // cols,
+        "cols": cols,
+        "dtype": value.dtype,
+        "expression": expression,
+        "vectors": "+".join(placed["vector"]),
+        "columns": "+".join(columns),
+        **({"vector_dtype": types.pop()} if types else {}),
+    }
 
 
 # -- epilogues ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Prologues: elementwise chains that a product applies to its left operand while it reads it."""
+"""Prologues: elementwise chains that a product or a reduction applies to an operand while it reads it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from typing import Any
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, steps, write
 from tunebench.graph import node as graph_node
-from tunebench.graph._chain import ChainExpression, plain_chains
+from tunebench.graph._chain import (
+    ChainExpression,
+    chain_expression,
+    chains,
+    matrix_dimensions,
+    plain_chains,
+    statistics_nodes,
+)
+from tunebench.graph._strided_chain import reduction_of_chain, strided_chain
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads.operators._expression_workload import substitute
 from tunebench.workloads.operators._prologue import PREFIX
 
-__all__ = ["PRODUCTS", "NodeWithPrologue", "prologues"]
+__all__ = ["PRODUCTS", "NodeWithPrologue", "prologues", "reduction_prologues"]
 
 PRODUCTS = ("gemm", "conv2d")
 """Operators whose kernels accept a prologue."""
@@ -28,11 +36,11 @@ MAX_PROLOGUES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeWithPrologue:
-    """A product with its prologue.
+    """A product or a reduction with its prologue.
 
     Attributes:
         node: One node that computes both.
-        nodes: The product and the chain.
+        nodes: The product or the reduction, and the chain.
     """
 
     node: graph_node.Node
@@ -139,3 +147,55 @@ def _multiplies(root: Node, name: str) -> bool:
         isinstance(step, Apply) and step.operation in ("mul", "div") and Name(name) in step.arguments
         for step in steps(root)
     )
+
+
+# -- reductions ----------------------------------------------------------------------------------------------
+
+
+def reduction_prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
+    """Yield a reduction with each elementwise chain before it whose result only the reduction reads."""
+    node = graph.nodes[index]
+    if node.expression or len(node.workloads) != 1:
+        return
+    workload: Any = parse(node.workloads[0])
+    read = node.roles.get("x0", "")
+    before = graph.writer.get(read)
+    if workload.operator not in ("reduction", "strided_reduction") or before is None:
+        return
+    if not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
+        return
+    for members in chains(graph, before):
+        found = None if statistics_nodes(graph, members) else _reduced(graph, before, members, workload)
+        if found is not None:
+            fused, leaves = found
+            roles = {**leaves, "out": node.roles["out"]}
+            both = dataclasses.replace(node, workloads=(str(fused),), roles=roles)
+            yield NodeWithPrologue(both, members | {index})
+
+
+def _reduced(
+    graph: Graph, sink: int, members: frozenset[int], workload: Any
+) -> tuple[Workload, Mapping[str, str]] | None:
+    """Return the reduction of a chain and the value of each input, or None if no workload expresses it."""
+    tree, (read,) = chain_expression(graph, sink, members), graph.nodes[sink].writes
+    if workload.operator == "reduction" and tree is not None:
+        fused = _reduced_matrix(graph, tree, read, workload)
+        if fused is not None:
+            return fused, {name: tree.leaves[name].value for name in names(tree.root)}
+    chain = strided_chain(graph, sink, members)
+    strided = None if chain is None else reduction_of_chain(graph, chain, workload)
+    return None if chain is None or strided is None else (strided, chain.roles)
+
+
+def _reduced_matrix(graph: Graph, tree: ChainExpression, read: str, workload: Any) -> Workload | None:
+    """Return the reduction of a chain whose operands form a matrix, or None if they do not."""
+    given = matrix_dimensions(graph, tree, read)
+    if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
+        return None
+    depends_on_shape = given["vectors"] or given["columns"]
+    if depends_on_shape and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
+        return None
+    try:
+        return workload.changed(**{key: given[key] for key in ("expression", "vectors", "columns")})  # type: ignore[no-any-return]
+    except InputError:
+        return None

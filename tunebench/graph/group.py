@@ -15,10 +15,9 @@ Only the group itself reads the values that it writes, except its last value and
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, write
@@ -29,13 +28,14 @@ from tunebench.graph._chain import (
     chain_expression,
     chains,
     epilogue_of,
+    matrix_dimensions,
     plain_chains,
     statistics_nodes,
 )
-from tunebench.graph._prologue import NodeWithPrologue, prologues
+from tunebench.graph._prologue import NodeWithPrologue, prologues, reduction_prologues
 from tunebench.graph._relu_gradient import with_relu_gradient
 from tunebench.graph._split_convolution import split_convolution
-from tunebench.graph._strided_chain import as_strided, reduction_of_chain, strided_chain
+from tunebench.graph._strided_chain import as_strided, strided_chain
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -79,7 +79,7 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
     several: dict[tuple[Any, ...], FusedGroup] = {}
     ahead = {
-        index: (*prologues(graph, index), *_reduction_prologues(graph, index))
+        index: (*prologues(graph, index), *reduction_prologues(graph, index))
         for index in range(len(graph.nodes))
     }
     for index, node in enumerate(graph.nodes):
@@ -206,48 +206,11 @@ def _strided(graph: Graph, sink: int, members: frozenset[int]) -> FusedGroup | N
 
 
 def _elementwise(graph: Graph, tree: ChainExpression, result: str) -> Workload | None:
-    given = _dimensions(graph, tree, result)
+    given = matrix_dimensions(graph, tree, result)
     try:
         return None if given is None else Elementwise.from_dimensions(given)
     except InputError:
         return None
-
-
-def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, Any] | None:
-    """Return the dimensions of an elementwise workload, or None if its operands do not form a matrix."""
-    value = graph.values[result]
-    placed: dict[Broadcast, list[str]] = {place: [] for place in get_args(Broadcast)}
-    for name in names(tree.root):
-        placed[tree.leaves[name].place].append(name)
-    columns = placed["row"]
-    if value.shape[:1] == (1,):  # the channels of a single image are rows
-        columns, placed["channel"] = [*columns, *placed["channel"]], []
-    if placed["channel"] or placed["scalar"] or placed["strided"] or not placed["whole"]:
-        return None
-    if any(graph.values[tree.leaves[x].value].dtype != value.dtype for x in (*placed["whole"], *columns)):
-        return None
-    elements = {name: graph.values[tree.leaves[name].value].elements for name in tree.leaves}
-    lines = {elements[name] for name in placed["vector"]}
-    lines |= {value.elements // elements[name] for name in columns}
-    if len(lines) > 1:
-        return None
-    cols = lines.pop() if lines else value.inner
-    try:
-        expression = write(tree.root)
-    except InputError:  # expression too long
-        return None
-    types = {graph.values[tree.leaves[name].value].dtype for name in placed["vector"]}
-    if len(types) > 1:
-        return None
-    return {
-        "rows": value.elements // cols,
-        "cols": cols,
-        "dtype": value.dtype,
-        "expression": expression,
-        "vectors": "+".join(placed["vector"]),
-        "columns": "+".join(columns),
-        **({"vector_dtype": types.pop()} if types else {}),
-    }
 
 
 # -- epilogues -------------------------------------------------------------------------------------------
@@ -404,55 +367,6 @@ def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> I
             copied=node.copied + node.relaid,
         )
     yield from _norms_of_sums(graph, index, parse(graph.nodes[index].workloads[0]))
-
-
-def _reduction_prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
-    """Yield a reduction with each elementwise chain before it whose result only the reduction reads."""
-    node = graph.nodes[index]
-    if node.expression or len(node.workloads) != 1:
-        return
-    workload: Any = parse(node.workloads[0])
-    read = node.roles.get("x0", "")
-    before = graph.writer.get(read)
-    if workload.operator not in ("reduction", "strided_reduction") or before is None:
-        return
-    if not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
-        return
-    for members in chains(graph, before):
-        found = None if statistics_nodes(graph, members) else _reduced(graph, before, members, workload)
-        if found is not None:
-            fused, leaves = found
-            roles = {**leaves, "out": node.roles["out"]}
-            both = dataclasses.replace(node, workloads=(str(fused),), roles=roles)
-            yield NodeWithPrologue(both, members | {index})
-
-
-def _reduced(
-    graph: Graph, sink: int, members: frozenset[int], workload: Any
-) -> tuple[Workload, Mapping[str, str]] | None:
-    """Return the reduction of a chain and the value of each input, or None if no workload expresses it."""
-    tree, (read,) = chain_expression(graph, sink, members), graph.nodes[sink].writes
-    if workload.operator == "reduction" and tree is not None:
-        fused = _reduced_matrix(graph, tree, read, workload)
-        if fused is not None:
-            return fused, {name: tree.leaves[name].value for name in names(tree.root)}
-    chain = strided_chain(graph, sink, members)
-    strided = None if chain is None else reduction_of_chain(graph, chain, workload)
-    return None if chain is None or strided is None else (strided, chain.roles)
-
-
-def _reduced_matrix(graph: Graph, tree: ChainExpression, read: str, workload: Any) -> Workload | None:
-    """Return the reduction of a chain whose operands form a matrix, or None if they do not."""
-    given = _dimensions(graph, tree, read)
-    if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
-        return None
-    depends_on_shape = given["vectors"] or given["columns"]
-    if depends_on_shape and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
-        return None
-    try:
-        return workload.changed(**{key: given[key] for key in ("expression", "vectors", "columns")})  # type: ignore[no-any-return]
-    except InputError:
-        return None
 
 
 def _norms_of_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
