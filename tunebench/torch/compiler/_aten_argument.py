@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
+from tunebench.torch._aten_workload import bound_arguments
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["arguments_of", "is_used", "results_of"]
+__all__ = ["arguments_of", "is_used", "number_of", "results_of"]
 
 _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {
@@ -92,3 +94,17 @@ _PLACES: Mapping[str, Mapping[str, int]] = {
     "attention": {"o": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2},
 }
 """Places of workloads' results among the results of ATen operators that return several tensors."""
+
+_CONSTANTS = {"aten::full": "fill_value", "aten::scalar_tensor": "s"}
+"""Operators that fill a tensor with a number, and the argument that is the number."""
+
+
+def number_of(value: Any) -> float | None:
+    """Return an argument as a number, if it is one or a tensor of equal numbers; None otherwise."""
+    if isinstance(value, (int, float)):
+        return value
+    if not isinstance(value, fx.Node) or not hasattr(value.target, "_schema"):
+        return None
+    key = _CONSTANTS.get(value.target._schema.name)
+    number = None if key is None else bound_arguments(value.target, value.args, value.kwargs)[key]
+    return number if isinstance(number, (int, float)) else None

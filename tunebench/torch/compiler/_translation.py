@@ -12,29 +12,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.expression import canonical
 from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
-from tunebench.graph.node import Graph, Node, NodeOperand, Value
-from tunebench.index_map import IndexMap
+from tunebench.graph.node import Graph, Node, NodeOperand
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
-    has_strides,
-    innermost_extent,
     is_dense,
     kernel_strides,
-    operand_broadcast,
     reduced_axis,
     reduced_strides,
     reduction_map,
 )
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.compiler._aten_argument import arguments_of, is_used, results_of
+from tunebench.torch.compiler._aten_argument import is_used, number_of, results_of
 from tunebench.torch.compiler._aten_expression import expression_of, is_boolean, is_pointwise
 from tunebench.torch.compiler._aten_index import (
-    broadcast_map,
     in_memory_order,
     moved_elements,
     moves_elements,
@@ -45,20 +39,14 @@ from tunebench.torch.compiler._derived_tensor import (
     batch_norm_scale,
     batch_norm_shift,
     filter_slice,
-    group_offsets,
     zero_bias,
 )
-from tunebench.workload import Workload
+from tunebench.torch.compiler._graph_values import STORED, GraphValues, traced
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 from tunebench.workloads.operators._strided import StridedOperand
 
 __all__ = ["Translation", "translate"]
-
-STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
-"""Types that kernels read and write in any layout."""
-
-TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class Translation:
 
 
 def translate(
-    traced: fx.Graph,
+    graph: fx.Graph,
     name: str,
     phase: Literal["inference", "forward", "backward"],
     constants: Container[int] = (),
@@ -91,113 +79,71 @@ def translate(
     """Return the graph of a traced step.
 
     Args:
-        traced: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
+        graph: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
         name: Name of the model.
         phase: Phase of the step.
         constants: Places of the placeholders that are the same in every step.
     """
-    return _Translator(name, phase, constants).run(traced)
+    return _Translator(name, phase, constants).run(graph)
 
 
 class _Translator:
     def __init__(self, name: str, phase: Any, constants: Container[int]) -> None:
         self._name, self._phase, self._constants = name, phase, constants
-        self._values: dict[str, Value] = {}
-        self._value_of: dict[fx.Node, str] = {}
-        """The value of each FX node with one tensor."""
-        self._sources: dict[str, fx.Node] = {}
-        self._copied: dict[str, tuple[int, ...]] = {}
-        self._relaid: dict[str, tuple[int, ...]] = {}
+        self._held = GraphValues()
         self._concatenations: dict[str, tuple[str, ...]] = {}
-        self._derived: dict[str, DerivedTensor] = {}
         self._nodes: list[Node] = []
         self._calls: dict[str, fx.Node] = {}
 
-    def run(self, traced: fx.Graph) -> Translation:
+    def run(self, graph: fx.Graph) -> Translation:
         """Translate a graph; a translator runs once."""
         outputs: set[str] = set()
-        inputs = [node for node in traced.nodes if node.op == "placeholder"]
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
         constants = {node for place, node in enumerate(inputs) if place in self._constants}
-        for node in traced.nodes:
+        for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                if isinstance(_tensor(node), Tensor):
+                if isinstance(traced(node), Tensor):
                     constant = node in constants or node.op == "get_attr"
-                    self._add_value(node, node.name, _tensor(node), constant=constant)
+                    self._held.add(node, node.name, traced(node), constant=constant)
             elif node.op == "output":
                 outputs = {
-                    self._memory_of(self._value_of[one])
+                    self._held.memory_of(self._held.value_of[one])
                     for one in node.all_input_nodes
-                    if one in self._value_of
+                    if one in self._held.value_of
                 }
             elif node.target is operator.getitem:
-                self._add_item(node)
+                self._held.add_item(node)
             else:
                 self._call(node)
-        graph = Graph(
+        translated = Graph(
             name=self._name,
             phase=self._phase,
             nodes=tuple(self._nodes),
-            values=self._values,
+            values=self._held.values,
             outputs=frozenset(outputs),
         )
-        return Translation(graph, self._sources, self._calls, self._derived, self._copied, self._relaid)
-
-    # -- values --------------------------------------------------------------------------------------------
-
-    def _add_value(
-        self, node: fx.Node | None, name: str, tensor: Tensor, *, constant: bool = False, memory: str = ""
-    ) -> str:
-        self._values[name] = Value(
-            name=name,
-            shape=tuple(int(extent) for extent in tensor.shape),
-            dtype=TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
-            inner=innermost_extent(tensor),
-            memory=memory,
-            is_constant=constant,
+        return Translation(
+            translated,
+            self._held.sources,
+            self._calls,
+            self._held.derived,
+            self._held.copied,
+            self._held.relaid,
         )
-        if node is not None:
-            self._value_of[node] = name
-            self._sources[name] = node
-        return name
-
-    def _memory_of(self, value: str) -> str:
-        return self._values[value].memory or value
-
-    def _add_item(self, node: fx.Node) -> None:
-        """Add one of several results; the results of a call that is not a view were added with the call."""
-        whole, index = node.args
-        name = f"{whole.name}.{index}"
-        if name in self._values:
-            self._value_of[node] = name
-            self._sources[name] = node
-        elif isinstance(_tensor(node), Tensor):  # an item of a view with several results
-            base = self._value_of.get(whole.args[0])
-            self._add_view(node, base)
-
-    def _add_view(self, node: fx.Node, base: str | None) -> None:
-        """Add a view: the same value if it covers all of its memory, else a value in that memory."""
-        tensor = _tensor(node)
-        if base is None or not isinstance(tensor, Tensor):
-            return
-        shown = self._values[base]
-        is_whole = tensor.numel() == shown.elements and is_dense(tensor) and not shown.memory
-        if is_whole and TYPES.get(tensor.dtype) == shown.dtype:
-            self._value_of[node] = base
-            return
-        constant = shown.is_constant
-        self._add_value(node, node.name, tensor, constant=constant, memory=self._memory_of(base))
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
         if _is_view(node):
-            (base,) = [one for one in node.all_input_nodes if one in self._value_of][:1] or [None]
-            if isinstance(_tensor(node), Tensor):
-                self._add_view(node, None if base is None else self._value_of[base])
+            (base,) = [one for one in node.all_input_nodes if one in self._held.value_of][:1] or [None]
+            if isinstance(traced(node), Tensor):
+                self._held.add_view(node, None if base is None else self._held.value_of[base])
             return
         reads = tuple(
             dict.fromkeys(
-                self._memory_of(self._value_of[one]) for one in node.all_input_nodes if one in self._value_of
+                self._held.memory_of(self._held.value_of[one])
+                for one in node.all_input_nodes
+                if one in self._held.value_of
             )
         )
         fields = self._fields(node) or {"reason": "no expression of tunebench"}
@@ -209,9 +155,9 @@ class _Translator:
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
-        found = _tensor(node)
+        found = traced(node)
         if isinstance(found, Tensor):
-            return (self._add_value(node, node.name, found),)
+            return (self._held.add(node, node.name, found),)
         parts = found if isinstance(found, (list, tuple)) else ()
         names = {
             f"{node.name}.{index}": part
@@ -219,7 +165,7 @@ class _Translator:
             if isinstance(part, Tensor) and is_used(node, index)
         }
         return tuple(
-            name if name in self._values else self._add_value(None, name, part)
+            name if name in self._held.values else self._held.add(None, name, part)
             for name, part in names.items()
         )
 
@@ -228,7 +174,7 @@ class _Translator:
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "not an ATen operator"}
         if any(
-            isinstance(_tensor(one), Tensor) and one not in self._value_of for one in node.all_input_nodes
+            isinstance(traced(one), Tensor) and one not in self._held.value_of for one in node.all_input_nodes
         ):
             return {"reason": "views of an unknown value"}
         func, name = node.target, node.target._schema.name
@@ -236,8 +182,8 @@ class _Translator:
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._batch_norm_fields(given)
         if name in _BY_BATCH:
-            add_value = functools.partial(self._add_value, None)
-            return _BY_BATCH[name](node, given, self._as_f32, add_value)
+            add_value = functools.partial(self._held.add, None)
+            return _BY_BATCH[name](node, given, self._held.as_f32, add_value)
         if name == "aten::cat":
             joined = {"joins": self._concatenated(node, given)}
             return (self._moved_fields(name, node, given) or {}) | joined
@@ -253,7 +199,7 @@ class _Translator:
 
     def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
-        x, result = _tensor(given["self"]), _tensor(node)
+        x, result = traced(given["self"]), traced(node)
         if x.dtype not in STORED or result.dtype not in STORED or not is_dense(result) or not x.numel():
             return {"reason": "a reduction of another type, or whose results are not contiguous"}
         axis = reduced_axis(x, given.get("dim")) if is_dense(x) and x.dtype in DTYPES else None
@@ -266,16 +212,16 @@ class _Translator:
             found = make_workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
         except InputError as error:
             return {"reason": str(error)}
-        roles = {"x0": self._value_of[given["self"]]}
+        roles = {"x0": self._held.value_of[given["self"]]}
         written = reduced_strides(x, given.get("dim"), result)
-        relaid = self._add_relaid(node.name, result, written)
+        relaid = self._held.add_relaid(node.name, result, written)
         return {"workloads": (str(found),), "roles": roles, "relaid": relaid}
 
     def _strided_reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction over any axes of a tensor in any layout."""
-        x, result = given["self"], _tensor(node)
-        index, axes = reduction_map(_tensor(x), given.get("dim"), result)
-        operand = self._strided_operand(x, index)
+        x, result = given["self"], traced(node)
+        index, axes = reduction_map(traced(x), given.get("dim"), result)
+        operand = self._held.strided_operand(x, index)
         if isinstance(operand, str) or operand.index is None:
             return {"reason": operand}
         try:
@@ -284,7 +230,7 @@ class _Translator:
                 shape="x".join(map(str, index.shape)),
                 dtype=STORED[result.dtype],
                 expression="x0",
-                operands=StridedOperand(STORED[_tensor(x).dtype], operand.index).text("x0"),
+                operands=StridedOperand(STORED[traced(x).dtype], operand.index).text("x0"),
                 reduce=how,
                 axes=axes,
             )
@@ -294,19 +240,21 @@ class _Translator:
 
     def _workload_fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         tensors = {
-            key: _tensor(value) if isinstance(value, fx.Node) else value for key, value in given.items()
+            key: traced(value) if isinstance(value, fx.Node) else value for key, value in given.items()
         }
         found = workloads_of(node.target, (), tensors)
         if isinstance(found, str) or not found:
             return {"reason": found or ""}
         texts = tuple(_with_statistics(text, node) for text in found)
         if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
-            texts += _sums_of_channels(_tensor(given["grad_output"]))
+            texts += _sums_of_channels(traced(given["grad_output"]))
         workloads = [parse(text) for text in texts]
-        roles = {name: value for one in workloads for name, value in self._roles(one, given).items()}
-        copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
+        roles = {name: value for one in workloads for name, value in self._held.roles(one, given).items()}
+        copied = sum(
+            self._held.values[value].nbytes for value in roles.values() if value in self._held.copied
+        )
         relaid = sum(
-            self._add_relaid(value, tensor, kernel_strides(workload, name, tensor))
+            self._held.add_relaid(value, tensor, kernel_strides(workload, name, tensor))
             for workload in workloads
             for name, (value, tensor) in results_of(node, (str(workload),), roles).items()
         )
@@ -318,21 +266,14 @@ class _Translator:
             self._split(node, workloads[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied, "relaid": relaid}
 
-    def _add_relaid(self, value: str, tensor: Tensor, written: tuple[int, ...]) -> int:
-        """Add the strides with which a kernel writes a result, and return the bytes to copy to torch's."""
-        if has_strides(tensor, written):
-            return 0
-        self._relaid[value] = written
-        return int(tensor.numel() * tensor.element_size())
-
     def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are concatenated along channels, if channels are innermost; else nothing."""
-        parts, result = given["tensors"], _tensor(node)
-        tensors = [_tensor(part) for part in parts]
+        parts, result = given["tensors"], traced(node)
+        tensors = [traced(part) for part in parts]
         last = all(one.dim() == 4 and channel_broadcast(one) == "vector" for one in (*tensors, result))
         if not last or given["dim"] not in (1, -3) or any(one.dtype != result.dtype for one in tensors):
             return ()
-        self._concatenations[node.name] = tuple(self._value_of[part] for part in parts)
+        self._concatenations[node.name] = tuple(self._held.value_of[part] for part in parts)
         return self._concatenations[node.name]
 
     def _split(self, node: fx.Node, workload: Any, roles: dict[str, str]) -> None:
@@ -342,94 +283,48 @@ class _Translator:
         """
         if workload.operator != "conv2d" or workload.direction != "fprop" or workload.groups > 1:
             return
-        filters, first = self._sources[roles["w"]], 0
+        filters, first = self._held.sources[roles["w"]], 0
         for part, value in enumerate(self._concatenations[roles["x"]]):
-            end = first + self._values[value].shape[1]
+            end = first + self._held.values[value].shape[1]
             name = channels_of(roles["w"], first, end)
-            self._add_value(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
             part_of = functools.partial(filter_slice, first=first, end=end)
-            self._derived[name] = DerivedTensor((filters,), part_of)
-            self._add_value(None, sum_of(node.name, part), _tensor(node))
+            self._held.derive(name, traced(filters)[:, first:end], [filters], part_of)
+            self._held.add(None, sum_of(node.name, part), traced(node))
             first = end
-        self._add_value(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
-        self._derived[zeros_of(node.name)] = DerivedTensor((filters,), zero_bias)
+        self._held.derive(zeros_of(node.name), traced(filters)[:, 0, 0, 0], [filters], zero_bias)
 
     def _with_bias(
         self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
     ) -> dict[str, Any]:
         """Return the fields of a transposed convolution with a bias, which a second kernel adds."""
-        result = _tensor(node)
+        result = traced(node)
         if channel_broadcast(result) != "vector":
             return {"workloads": texts, "copied": copied}
-        sums = self._add_value(None, f"{node.name}~sums", result)
+        sums = self._held.add(None, f"{node.name}~sums", result)
         dimensions = {"rows": result.numel() // result.shape[1], "cols": result.shape[1]}
         adding = make_workload(
             "elementwise", **dimensions, dtype=parse(texts[0]).dtype, expression="t0+t1", vectors="t1"
         )
         return {
             "workloads": (*texts, str(adding)),
-            "roles": {**roles, "dx": sums, "t0": sums, "t1": self._value_of[bias]},
+            "roles": {**roles, "dx": sums, "t0": sums, "t1": self._held.value_of[bias]},
             "copied": copied,
         }
 
-    def _roles(self, workload: Workload, given: dict[str, Any]) -> dict[str, str]:
-        """Return the value of each input of a workload; inputs that need a copy get a separate value."""
-        names = arguments_of(workload, transposed=bool(given.get("transposed")))
-        roles = {}
-        for tensor in workload.inputs():
-            found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
-            if found:
-                roles[tensor.name] = self._role(workload, tensor.name, found[0])
-        return roles
-
-    def _role(self, workload: Workload, name: str, node: fx.Node) -> str:
-        if name == "offsets":
-            return self._add_offsets(node)
-        shown, tensor = self._value_of[node], _tensor(node)
-        strides = kernel_strides(workload, name, tensor)
-        if has_strides(tensor, strides):
-            return shown
-        copy = f"{node.name}~{'.'.join(map(str, strides))}"
-        if copy not in self._values:
-            constant = self._values[shown].is_constant
-            self._add_value(None, copy, tensor, constant=constant, memory=self._memory_of(shown))
-            self._sources[copy] = node
-            self._copied[copy] = strides
-        return copy
-
-    def _add_offsets(self, ends: fx.Node) -> str:
-        """Add the value that holds the offsets of groups of rows, from their ends."""
-        name = f"{ends.name}~offsets"
-        if name not in self._values:
-            self._add_value(None, name, group_offsets(_tensor(ends)))
-            self._derived[name] = DerivedTensor((ends,), group_offsets)
-        return name
-
-    def _as_f32(self, node: fx.Node) -> str:
-        """Return the value of images, or of statistics in f32."""
-        shown, tensor = self._value_of[node], _tensor(node)
-        if tensor.dim() > 1 or tensor.dtype == torch.float32:
-            return shown
-        name = f"{node.name}~f32"
-        if name not in self._values:
-            self._add_value(None, name, tensor.float(), memory=self._memory_of(shown))
-            self._sources[name] = node
-        return name
-
     def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
-        result = _tensor(node)
+        result = traced(node)
         if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
             return {"reason": "a result of another type, or whose elements are not contiguous"}
         operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
         for key, value in given.items():
-            number = _number(value)
+            number = number_of(value)
             if isinstance(number, float) and not math.isfinite(number):
                 return {"reason": f"{key} of {number}"}
             if number is not None and key in _NUMBERS:
                 texts[key] = repr(number)
             elif isinstance(value, fx.Node):
-                operand = self._operand(value, result)
+                operand = self._held.operand(value, result)
                 if isinstance(operand, str):
                     return {"reason": operand}
                 known = {one: name for name, one in operands.items()}
@@ -442,65 +337,35 @@ class _Translator:
             expression = f"ne({expression},0)"
         return _expression_fields(expression, operands)
 
-    def _operand(self, node: fx.Node, result: Tensor) -> NodeOperand | str:
-        """Return how an elementwise call reads a tensor, or why kernels cannot read it."""
-        tensor = _tensor(node)
-        if node not in self._value_of or not isinstance(tensor, Tensor) or tensor.device != result.device:
-            return "operands on another device"
-        if tensor.dtype not in STORED:
-            return f"operands of type {tensor.dtype}"
-        where = operand_broadcast(tensor, result)
-        if where is not None and tensor.dtype == result.dtype:
-            return NodeOperand(self._value_of[node], where)
-        return self._strided_operand(node, in_memory_order(broadcast_map(tensor, result.shape), result))
-
-    def _strided_operand(self, node: fx.Node, index: IndexMap) -> NodeOperand | str:
-        """Return an operand that is read from the memory that owns a tensor.
-
-        Args:
-            node: The tensor.
-            index: Place of each element from the tensor's first one, in the order of the result's memory.
-        """
-        owner = self._memory_of(self._value_of[node])
-        tensor, memory = _tensor(node), _tensor(self._sources[owner])
-        if memory.dtype != tensor.dtype:
-            return "a view of another type"
-        start = index.start + int(tensor.storage_offset()) - int(memory.storage_offset())
-        return NodeOperand(owner, "strided", IndexMap(index.shape, index.strides, start, index.guards))
-
     def _moved_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a call that moves elements: a sum of operands that are 0 elsewhere."""
-        result = _tensor(node)
+        result = traced(node)
         if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
             return {"reason": "a result of another type, or whose elements are not contiguous"}
         parts = moved_elements(name, given, result)
-        if not parts or any(_tensor(part).dtype not in STORED for part, _ in parts):
+        if not parts or any(traced(part).dtype not in STORED for part, _ in parts):
             return {"reason": "elements that no index map describes, or of another type"}
         operands = {
-            f"x{place}": self._strided_operand(part, in_memory_order(index, result))
+            f"x{place}": self._held.strided_operand(part, in_memory_order(index, result))
             for place, (part, index) in enumerate(parts)
         }
         return _expression_fields("+".join(operands), operands)
 
     def _batch_norm_fields(self, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a batch normalisation by running statistics: a scale and shift per channel."""
-        x = _tensor(given["input"])
+        x = traced(given["input"])
         statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
-        is_constant = all(isinstance(one, fx.Node) and self._is_constant(one) for one in statistics)
+        is_constant = all(isinstance(one, fx.Node) and self._held.is_constant(one) for one in statistics)
         if not is_constant or x.dtype not in DTYPES or not is_dense(x):
             return {"reason": "statistics that change from step to step"}
-        weight, images = given["weight"], self._value_of[given["input"]]
+        weight, images = given["weight"], self._held.value_of[given["input"]]
         operands = {"x0": NodeOperand(images, "whole")}
         for key, part, compute in (("x1", "scale", batch_norm_scale), ("x2", "shift", batch_norm_shift)):
             name = f"{images}~{weight.name}.{part}"
-            self._add_value(None, name, _tensor(weight).to(x.dtype), constant=True)
             folded = functools.partial(compute, eps=given["eps"], dtype=x.dtype)
-            self._derived[name] = DerivedTensor(tuple(statistics), folded)
+            self._held.derive(name, traced(weight).to(x.dtype), statistics, folded)
             operands[key] = NodeOperand(name, channel_broadcast(x))
         return {"expression": "x0*x1+x2", "operands": operands}
-
-    def _is_constant(self, node: fx.Node) -> bool:
-        return node in self._value_of and self._values[self._value_of[node]].is_constant
 
 
 # -- reading FX --------------------------------------------------------------------------------------------
@@ -515,20 +380,6 @@ _REDUCTIONS = {"aten::amax": "max", "aten::amin": "min", "aten::mean": "mean", "
 _NUMBERS = frozenset({"self", "other", "value"})
 """Arguments of elementwise operators that may be numbers instead of tensors."""
 
-_CONSTANTS = {"aten::full": "fill_value", "aten::scalar_tensor": "s"}
-"""Operators that fill a tensor with a number, and the argument that is the number."""
-
-
-def _number(value: Any) -> float | None:
-    """Return an argument as a number, if it is one or a tensor of equal numbers; None otherwise."""
-    if isinstance(value, (int, float)):
-        return value
-    if not isinstance(value, fx.Node) or not hasattr(value.target, "_schema"):
-        return None
-    key = _CONSTANTS.get(value.target._schema.name)
-    number = None if key is None else bound_arguments(value.target, value.args, value.kwargs)[key]
-    return number if isinstance(number, (int, float)) else None
-
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of an elementwise node, or why there are none."""
@@ -539,10 +390,6 @@ def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[st
         return {"expression": canonical(text), "operands": dict(operands)}
     except InputError as error:
         return {"reason": str(error)}
-
-
-def _tensor(node: Any) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else node
 
 
 def _target(node: fx.Node) -> str:
