@@ -193,6 +193,10 @@ WORKLOADS = {
     "layernorm": "layernorm:rows=50,cols=77,dtype=f32",
     "layernorm/cuda_backward": "layernorm:rows=50,cols=77,dtype=f16,direction=backward",
     "layernorm/cuda_split": "layernorm:rows=3,cols=3001,dtype=bf16,stats=true",
+    "strided_elementwise": "strided_elementwise:shape=40x50,dtype=f16,expression=x+y,"
+    "operands=x.f16.1_40+y.f32.0_1",
+    "strided_reduction": "strided_reduction:shape=6x70x50,dtype=bf16,expression=x*y,reduce=max,axes=1,"
+    "operands=x.bf16.3500_1_70+y.f32.0_0_1",
     "rmsnorm": "rmsnorm:rows=50,cols=77,dtype=bf16,prologue=residual",
     "rmsnorm/cuda_backward": "rmsnorm:rows=50,cols=77,dtype=f32,direction=backward",
     "rmsnorm/cuda_split": "rmsnorm:rows=3,cols=3001,dtype=f32",

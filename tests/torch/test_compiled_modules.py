@@ -10,6 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -548,11 +549,12 @@ class FaultyKernel(ReferenceKernel):
 
 
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyKernel]]:
+def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FaultyKernel]]:
     def bind(workload: Any, variant: Any, config: Any, device: Any, *, ordinal: int) -> FaultyKernel:
         return FaultyKernel(workload, variant, config)
 
     torch._dynamo.reset()
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "results.db"))
     monkeypatch.setattr(choice, "bind", bind)
     monkeypatch.setattr(FaultyKernel, "faulty", set())
     monkeypatch.setattr(FaultyKernel, "ran", [])

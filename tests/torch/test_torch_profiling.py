@@ -182,9 +182,9 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.conv2d(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), stride=(1, 2)),
         "aten.convolution (stride of 1 and 2)",
     ),
-    "one-dimensional": (
-        lambda: F.conv1d(torch.randn(1, 2, 5), torch.randn(3, 2, 3)),
-        "aten.convolution (1-dimensional)",
+    "three-dimensional": (
+        lambda: F.conv3d(torch.randn(1, 2, 5, 5, 5), torch.randn(3, 2, 3, 3, 3)),
+        "aten.convolution (3-dimensional)",
     ),
     "columns": (
         lambda: F.softmax(torch.randn(2, 3, 4), 1),

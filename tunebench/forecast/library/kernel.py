@@ -233,6 +233,17 @@ def _reduction(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     )
 
 
+def _strided(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
+    """Yield the expression, with its reduction if there is one, as one launch with the same bytes."""
+    (out,) = workload.outputs()
+    cols = out.shape[-1]
+    traffic = workload.traffic()
+    figures = (out.size // cols, cols, traffic.read_bytes, traffic.write_bytes)
+    yield LibraryKernel(
+        "elementwise", "f32", figures, "operands of any layout predicted as contiguous with the same bytes"
+    )
+
+
 def _batchnorm_stats(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield statistics or sums over rows as one launch with the same bytes."""
     yield _rows(
@@ -308,4 +319,6 @@ _OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
     "reduction": _reduction,
     "rmsnorm": _norm,
     "softmax": _softmax,
+    "strided_elementwise": _strided,
+    "strided_reduction": _strided,
 }
