@@ -15,6 +15,8 @@ Arguments = Mapping[str, Any]
 """Arguments of a call by their names in the schema: operands and numbers as text, others unchanged."""
 
 ROOT_2_OVER_PI = 0.7978845608028654
+_TANH_OF_GELU = f"tanh({{0}}*({ROOT_2_OVER_PI}+0.0356774081363*square({{0}})))"
+"""Approximation of the error function in gelu: tanh of sqrt(2 / pi) (x + 0.044715 x**3)."""
 ROOT_HALF = 0.7071067811865476
 ROOT_2_PI_INVERSE = 0.3989422804014327
 
@@ -40,7 +42,7 @@ def _gelu(args: Arguments) -> str | None:
     x = args["self"]
     if args["approximate"] == "none":
         return f"gelu({x})"
-    return f"(0.5*{x}*(1+tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))))"
+    return f"(0.5*{x}*(1+{_TANH_OF_GELU.format(x)}))"
 
 
 def _gelu_backward(args: Arguments) -> str | None:
@@ -49,9 +51,8 @@ def _gelu_backward(args: Arguments) -> str | None:
         near = f"min(max({x},-13),13)"  # beyond, the density is 0 in f32, and the square may overflow
         density = f"{ROOT_2_PI_INVERSE}*exp(-0.5*square({near}))"
         return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{near}*{density}))"
-    t = f"tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))"
-    slope = f"{ROOT_2_OVER_PI}*(1+0.134145*{x}*{x})"
-    return f"({dy}*0.5*(1+{t}+{x}*(1-{t}*{t})*{slope}))"
+    t = _TANH_OF_GELU.format(x)
+    return f"({dy}*0.5*(1+{t}+{x}*(1-square({t}))*({ROOT_2_OVER_PI}+0.1070322244089*square({x}))))"
 
 
 def _power(args: Arguments) -> str | None:
