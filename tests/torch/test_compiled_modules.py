@@ -139,6 +139,11 @@ def shifted_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 4, c) * 2
 
 
+def one_and_all(x: Tensor) -> Tensor:
+    y = x.repeat(2)
+    return y[:1] * y + y
+
+
 def padded_sum(x: Tensor, y: Tensor) -> Tensor:
     return functional.gelu(functional.pad(x, (1, 2, 0, 1)) + y)
 
@@ -261,6 +266,11 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     ),
     "pixels from channels": lambda: (Function(lambda x: functional.pixel_shuffle(x, 2) + 1), [R(2, 8, 3, 3)]),
     "repeats": lambda: (Function(lambda x, y: x.repeat(1, 2, 3) * y), [R(2, 3, 4), R(2, 6, 12)]),
+    "an element of a fused tensor": lambda: (
+        Function(lambda x, p: (x + p).repeat(2)[:1] + (x + p).repeat(2), R(1)),
+        [R(1)],
+    ),
+    "a tensor and its element": lambda: (Function(one_and_all), [R(6)]),
     "a slice of an input with an offset": lambda: (
         Function(lambda x: x[1:, ::2] * 2 + x[:-1, ::2]),
         [R(5, 6)],

@@ -193,6 +193,11 @@ class Graph:
             frozenset(self.writer[name] for name in node.reads if name in self.writer) for node in self.nodes
         )
 
+    def is_view_of(self, value: str, nodes: Iterable[int]) -> bool:
+        """Return whether a value is a part of the memory of a value that one of the given nodes writes."""
+        owner = self.values[value].memory
+        return bool(owner) and self.writer.get(owner) in set(nodes)
+
     def is_internal(self, value: str, nodes: Iterable[int]) -> bool:
         """Return whether only the given nodes read a value, so that it need not be written to memory."""
         return value not in self.outputs and set(self.readers[value]) <= set(nodes)
