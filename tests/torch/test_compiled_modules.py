@@ -270,6 +270,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         Function(lambda x, p: (x + p).repeat(2)[:1] + (x + p).repeat(2), R(1)),
         [R(1)],
     ),
+    "a product and its first row": lambda: (
+        Function(lambda x, w: (lambda y: torch.relu(y + y[:1]))(x @ w), R(8, 6)),
+        [R(4, 8)],
+    ),
     "a tensor and its element": lambda: (Function(one_and_all), [R(6)]),
     "a slice of an input with an offset": lambda: (
         Function(lambda x: x[1:, ::2] * 2 + x[:-1, ::2]),

@@ -65,8 +65,6 @@ def chain_expression(graph: Graph, sink: int, members: frozenset[int]) -> ChainE
                 if inner is None:
                     return None
                 inputs[Name(name)] = inner
-            elif graph.is_view_of(operand.value, members):
-                return None  # the memory of a value that the chain does not write
             else:
                 called.setdefault(operand, f"x{len(called)}")
                 leaves[called[operand]] = operand

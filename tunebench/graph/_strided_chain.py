@@ -89,8 +89,6 @@ def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedCh
     for name, operand in node.operands.items():
         index = _index_map(graph, operand, result.elements, result.shape)
         writer = graph.writer.get(operand.value)
-        if graph.is_view_of(operand.value, members):
-            return None  # the memory of a value that the chain does not write
         if writer is None or writer not in members or writer == sink:
             inputs[Name(name)] = name_of(operand.value, index)
             continue

@@ -97,7 +97,12 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         for group in known
         if group.roles
     )
-    return (*known, *filter(None, wider))
+    return tuple(one for one in (*known, *filter(None, wider)) if not _reads_unwritten(graph, one))
+
+
+def _reads_unwritten(graph: Graph, group: FusedGroup) -> bool:
+    """Return whether kernels would read a part of the memory of a value that they do not write."""
+    return any(graph.is_view_of(value, group.nodes) for value in group.roles.values())
 
 
 def _alone(graph: Graph, index: int) -> FusedGroup:
