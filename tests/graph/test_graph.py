@@ -16,6 +16,7 @@ from tunebench.device import described
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph import FusedGroup, Graph, Node, NodeOperand, Value, groups, load_factory, plan, suite_of
 from tunebench.graph.price import Prices
+from tunebench.index_map import Guard, IndexMap
 from tunebench.workloads import parse
 
 pytest.importorskip("highspy", reason="the extra `torch` is not installed")
@@ -157,6 +158,37 @@ def test_vectors_of_different_lengths_are_strided_operands() -> None:
         ("a", "b"): "strided_elementwise:shape=32x2x32,dtype=f32,expression=(x0+x1)*x2,"
         "operands=x0.f32.64_32_1+x1.f32.0_0_1+x2.f32.0_32_1"
     }
+
+
+def shifted(name: str, of: str) -> Node:
+    """Return a node that reads all columns of a tensor but the first; the last one of its result is 0."""
+    index = IndexMap((64, 32), (32, 1), 1, (Guard((0, 1), 0, 31),))
+    return dataclasses.replace(
+        pointwise(name, "2*x0"), reads=(of,), operands={"x0": NodeOperand(of, "strided", index)}
+    )
+
+
+def test_chain_is_fused_into_a_padded_read_if_it_is_0_where_its_operands_are() -> None:
+    for expression, fused in (("silu(x0)", "2*silu(x0)"), ("exp(x0)", None)):
+        made = graph(pointwise("a", expression, x0="h/whole"), shifted("b", "a"), outputs=("b",))
+        operands = "x0.f32.32_1.at1.if0_1_0_31"
+        text = f"strided_elementwise:shape=64x32,dtype=f32,expression={fused},operands={operands}"
+        assert several(made) == ({("a", "b"): text} if fused else {})
+
+
+def test_group_does_not_read_a_part_of_a_value_that_it_does_not_write() -> None:
+    made = graph(
+        product(), pointwise("sum", "x0+x1", x0="mm/whole", x1="row/vector"), outputs=("sum",), **SHAPES
+    )
+    assert ("mm", "sum") in several(made)
+    row = dataclasses.replace(value("row", 32), memory="mm")
+    assert several(dataclasses.replace(made, values={**made.values, "row": row})) == {}
+
+
+def test_strided_operands_are_read_back_from_files(tmp_path: Path) -> None:
+    made = graph(shifted("b", "h"), outputs=("b",))
+    made.save(tmp_path / "graph.json")
+    assert Graph.load(tmp_path / "graph.json") == made
 
 
 def test_sum_with_other_readers_is_prologue_of_normalisation() -> None:
