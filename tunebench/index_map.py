@@ -80,10 +80,6 @@ class IndexMap:
         steps = zip(self.shape, self.strides, row_major(self.shape), strict=True)
         return not self.start and not self.guards and all(e == 1 or s == r for e, s, r in steps)
 
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        """Return the strides, and the coefficients of each guard."""
-        return (self.strides, *(guard.coefficients for guard in self.guards))
-
     def offsets(self) -> tuple[int, int]:
         """Return limits of the offsets that are read: at most the smallest one, and at least the largest."""
         low = high = self.start
@@ -183,7 +179,7 @@ class IndexMap:
                 limited = [(self.shape[axis], guard.coefficients[axis]) for axis in sorted(axes)]
                 dimensions.append((abs(step), *_count_within(limited, guard)))
         for group in _overlapping([(self.shape[axis], abs(self.strides[axis])) for axis in free]):
-            (step, *_), (count, span) = [stride for _, stride in group], _count(group)
+            (_, step), (count, span) = group[0], _count(group)
             dimensions.append((step, count, span // step))
         total, covered = 1, 0
         for step, count, span in sorted(dimensions):

@@ -11,7 +11,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, names, parse, write
-from tunebench.graph.node import Graph, NodeOperand
+from tunebench.graph.node import Graph, NodeOperand, Value
 from tunebench.index_map import IndexMap, common_shape
 from tunebench.workload import Workload
 from tunebench.workloads.operators._expression import evaluate
@@ -87,7 +87,7 @@ def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedCh
         return Name(name)
 
     for name, operand in node.operands.items():
-        index = _index_map(graph, operand, result.elements, result.shape)
+        index = _index_map(graph, operand, result)
         writer = graph.writer.get(operand.value)
         if writer is None or writer not in members or writer == sink:
             inputs[Name(name)] = name_of(operand.value, index)
@@ -103,8 +103,20 @@ def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedCh
     return StridedChain(substitute(parse(node.expression), inputs), leaves)
 
 
-def _index_map(graph: Graph, operand: NodeOperand, elements: int, shape: tuple[int, ...]) -> IndexMap:
-    return operand.index_map(elements, graph.values[operand.value].elements, shape[0] if shape else 1)
+def _index_map(graph: Graph, operand: NodeOperand, result: Value) -> IndexMap:
+    """Return where each element of a result, in memory order, is in the memory of an operand."""
+    if operand.index is not None:
+        return operand.index
+    elements, count = result.elements, graph.values[operand.value].elements
+    images = result.shape[0] if result.shape else 1
+    shape, strides = {
+        "whole": ((elements,), (1,)),
+        "scalar": ((elements,), (0,)),
+        "vector": ((elements // count, count), (0, 1)),
+        "row": ((count, elements // count), (1, 0)),
+        "channel": ((images, count, elements // (images * count)), (0, 1, 0)),
+    }[operand.place]
+    return IndexMap(shape, strides)
 
 
 def _is_zero_at_zeros(root: Node) -> bool:

@@ -99,25 +99,6 @@ class NodeOperand:
     place: Broadcast
     index: IndexMap | None = None
 
-    def index_map(self, elements: int, count: int, images: int) -> IndexMap:
-        """Return the place of each element of the result in the value's memory.
-
-        Args:
-            elements: Number of elements of the result.
-            count: Number of elements of the value.
-            images: First extent of the result, for one number per channel.
-        """
-        if self.index is not None:
-            return self.index
-        shape, strides = {
-            "whole": ((elements,), (1,)),
-            "scalar": ((elements,), (0,)),
-            "vector": ((elements // count, count), (0, 1)),
-            "row": ((count, elements // count), (1, 0)),
-            "channel": ((images, count, elements // (images * count)), (0, 1, 0)),
-        }[self.place]
-        return IndexMap(shape, strides)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

@@ -215,10 +215,10 @@ class Prices:
         written = sum(values[name].nbytes for name in node.writes)
         if node.target in GATHER_OPERATORS:
             return 2 * written
-        parts = [operand for operand in node.operands.values() if operand.index is not None]
-        read = sum(one.index.touched() * values[one.value].item_bytes for one in parts if one.index)
-        known = {operand.value for operand in parts}
-        return written + read + sum(values[name].nbytes for name in node.reads if name not in known)
+        maps = [(one.value, one.index) for one in node.operands.values() if one.index is not None]
+        read = sum(index.touched() * values[name].item_bytes for name, index in maps)
+        strided = {name for name, _ in maps}
+        return written + read + sum(values[name].nbytes for name in node.reads if name not in strided)
 
 
 def _copy_workload(nbytes: int) -> Workload:

@@ -78,9 +78,14 @@ def channel_broadcast(images: Any) -> Broadcast:
     return "vector" if images.movedim(1, -1).is_contiguous() else "channel"
 
 
+def _reduced_axes(tensor: Any, axes: Any) -> set[int]:
+    """Return the axes of a reduction, none of them negative; all axes if none are given."""
+    return {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+
+
 def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
     """Return whether axes are innermost in memory (``cols``) or outermost (``rows``); None if neither."""
-    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    chosen = _reduced_axes(tensor, axes)
     wide = (axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1)
     inside = [axis in chosen for axis in sorted(wide, key=tensor.stride, reverse=True)]
     if inside == sorted(inside):
@@ -90,7 +95,7 @@ def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
 
 def reduced_strides(tensor: Any, axes: Any, result: Any) -> tuple[int, ...]:
     """Return the strides of a reduction's result that keeps the order of the operand's axes in memory."""
-    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    chosen = _reduced_axes(tensor, axes)
     kept = [axis for axis in range(tensor.dim()) if result.dim() == tensor.dim() or axis not in chosen]
     order = sorted(range(len(kept)), key=lambda place: tensor.stride(kept[place]), reverse=True)
     return strides_in_order(result.shape, order)
@@ -129,7 +134,7 @@ def reduction_map(tensor: Any, axes: Any, result: Any) -> tuple[IndexMap, int]:
         axes: The reduced axes; all if there are none.
         result: The result, which may keep the reduced axes with one element.
     """
-    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    chosen = _reduced_axes(tensor, axes)
     kept = [axis for axis in range(tensor.dim()) if axis not in chosen]
     places = kept if result.dim() == tensor.dim() else range(len(kept))
     outer = [

@@ -13,7 +13,7 @@ from tunebench.torch._aten_workload import bound_arguments
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["arguments_of", "is_used", "number_of", "results_of"]
+__all__ = ["arguments_of", "is_used", "number_of", "results_of", "traced"]
 
 _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {
@@ -108,3 +108,8 @@ def number_of(value: Any) -> float | None:
     key = _CONSTANTS.get(value.target._schema.name)
     number = None if key is None else bound_arguments(value.target, value.args, value.kwargs)[key]
     return number if isinstance(number, (int, float)) else None
+
+
+def traced(node: Any) -> Any:
+    """Return the traced tensor or tensors of an FX node; other values as they are."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else node

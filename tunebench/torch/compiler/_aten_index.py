@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from tunebench.index_map import Guard, IndexMap
+from tunebench.torch.compiler._aten_argument import traced
 
 __all__ = ["broadcast_map", "in_memory_order", "moved_elements", "moves_elements"]
 
@@ -70,11 +71,6 @@ def in_memory_order(index: IndexMap, result: Tensor) -> IndexMap:
 # -- parts of results ----------------------------------------------------------------------------------------
 
 
-def _traced(node: fx.Node) -> Tensor:
-    tensor: Tensor = node.meta["val"]
-    return tensor
-
-
 def _only_within(index: IndexMap, axis: int, first: int, count: int) -> IndexMap:
     """Return a map whose operand is 0 outside of a range of the indices along an axis."""
     coefficients = tuple(int(other == axis) for other in range(len(index.shape)))
@@ -84,14 +80,14 @@ def _only_within(index: IndexMap, axis: int, first: int, count: int) -> IndexMap
 
 def _from(node: fx.Node, result: Tensor, axis: int, first: int) -> Part:
     """Return a tensor as the part of the result that begins at an index along an axis."""
-    strides = tuple(map(int, _traced(node).stride()))
+    strides = tuple(map(int, traced(node).stride()))
     index = IndexMap(tuple(map(int, result.shape)), strides, -first * strides[axis])
-    return node, _only_within(index, axis, first, int(_traced(node).shape[axis]))
+    return node, _only_within(index, axis, first, int(traced(node).shape[axis]))
 
 
 def _at(node: fx.Node, result: Tensor, axis: int, place: int) -> Part:
     """Return a tensor that lacks an axis of the result as the part at one index along this axis."""
-    strides = list(map(int, _traced(node).stride()))
+    strides = list(map(int, traced(node).stride()))
     strides.insert(axis, 0)
     index = IndexMap(tuple(map(int, result.shape)), tuple(strides))
     return node, _only_within(index, axis, place, 1)
@@ -99,7 +95,7 @@ def _at(node: fx.Node, result: Tensor, axis: int, place: int) -> Part:
 
 def _outside(node: fx.Node, result: Tensor, axis: int, first: int, end: int) -> list[Part]:
     """Return a tensor of the result's shape as the parts before and after a range of indices."""
-    whole, extent = broadcast_map(_traced(node), result.shape), int(result.shape[axis])
+    whole, extent = broadcast_map(traced(node), result.shape), int(result.shape[axis])
     ranges = ((0, first), (end, extent))
     return [(node, _only_within(whole, axis, low, high - low)) for low, high in ranges if low < high]
 
@@ -111,8 +107,8 @@ def _axis(args: Arguments, result: Tensor) -> int:
 
 def _cat(args: Arguments, result: Tensor) -> list[Part] | None:
     axis = _axis(args, result)
-    parts = [part for part in args["tensors"] if _traced(part).numel()]
-    firsts = itertools.accumulate((int(_traced(part).shape[axis]) for part in parts), initial=0)
+    parts = [part for part in args["tensors"] if traced(part).numel()]
+    firsts = itertools.accumulate((int(traced(part).shape[axis]) for part in parts), initial=0)
     return [_from(part, result, axis, first) for part, first in zip(parts, firsts, strict=False)]
 
 
@@ -125,7 +121,7 @@ def _pad(args: Arguments, result: Tensor) -> list[Part] | None:
     if args["value"] != 0:
         return None
     node, pads = args["self"], list(map(int, args["pad"]))
-    tensor = _traced(node)
+    tensor = traced(node)
     befores = [0] * (tensor.dim() - len(pads) // 2) + pads[::2][::-1]
     strides = tuple(map(int, tensor.stride()))
     start = -sum(before * stride for before, stride in zip(befores, strides, strict=True))
@@ -167,7 +163,7 @@ def _select_scatter(args: Arguments, result: Tensor) -> list[Part] | None:
 
 
 def _flip(args: Arguments, result: Tensor) -> list[Part] | None:
-    whole = broadcast_map(_traced(args["self"]), result.shape)
+    whole = broadcast_map(traced(args["self"]), result.shape)
     axes = {axis % result.dim() for axis in args["dims"]}
     start = sum((whole.shape[axis] - 1) * whole.strides[axis] for axis in axes)
     strides = tuple(-stride if axis in axes else stride for axis, stride in enumerate(whole.strides))
@@ -178,7 +174,7 @@ def _roll(args: Arguments, result: Tensor) -> list[Part] | None:
     """Return a tensor in two parts along each shifted axis."""
     if not args["dims"]:
         return None
-    maps = [broadcast_map(_traced(args["self"]), result.shape)]
+    maps = [broadcast_map(traced(args["self"]), result.shape)]
     for dim, shift in zip(args["dims"], args["shifts"], strict=True):
         axis, extent = dim % result.dim(), int(result.shape[dim])
         begin = shift % extent
@@ -198,7 +194,7 @@ def _shifted(index: IndexMap, axis: int, count: int) -> IndexMap:
 
 def _repeat(args: Arguments, result: Tensor) -> list[Part] | None:
     """Return a tensor whose axes are split into repeats, which broadcast, and its own indices."""
-    tensor, repeats = _traced(args["self"]), list(map(int, args["repeats"]))
+    tensor, repeats = traced(args["self"]), list(map(int, args["repeats"]))
     lead = len(repeats) - tensor.dim()
     extents = (*(1,) * lead, *map(int, tensor.shape))
     strides = (*(0,) * lead, *map(int, tensor.stride()))
@@ -208,7 +204,7 @@ def _repeat(args: Arguments, result: Tensor) -> list[Part] | None:
 
 def _upsample_nearest(args: Arguments, result: Tensor) -> list[Part] | None:
     """Return images whose last axes are split into their own indices and copies, which broadcast."""
-    tensor = _traced(args["self"])
+    tensor = traced(args["self"])
     shape, strides = list(map(int, tensor.shape[:2])), list(map(int, tensor.stride()[:2]))
     for axis in range(2, tensor.dim()):
         times, rest = divmod(int(result.shape[axis]), int(tensor.shape[axis]))

@@ -19,22 +19,17 @@ from tunebench.torch._layout import (
     operand_broadcast,
 )
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.compiler._aten_argument import arguments_of
+from tunebench.torch.compiler._aten_argument import arguments_of, traced
 from tunebench.torch.compiler._aten_index import broadcast_map, in_memory_order
 from tunebench.torch.compiler._derived_tensor import DerivedTensor, group_offsets
 from tunebench.workload import Workload
 
-__all__ = ["STORED", "GraphValues", "traced"]
+__all__ = ["STORED", "GraphValues"]
 
 STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
 """Types that kernels read and write in any layout."""
 
 TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
-
-
-def traced(node: Any) -> Any:
-    """Return the traced tensor or tensors of an FX node; other values as they are."""
-    return node.meta.get("val") if isinstance(node, fx.Node) else node
 
 
 class GraphValues:

@@ -26,7 +26,7 @@ from tunebench.torch._layout import (
     reduction_map,
 )
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.compiler._aten_argument import is_used, number_of, results_of
+from tunebench.torch.compiler._aten_argument import is_used, number_of, results_of, traced
 from tunebench.torch.compiler._aten_expression import expression_of, is_boolean, is_pointwise
 from tunebench.torch.compiler._aten_index import (
     in_memory_order,
@@ -41,7 +41,7 @@ from tunebench.torch.compiler._derived_tensor import (
     filter_slice,
     zero_bias,
 )
-from tunebench.torch.compiler._graph_values import STORED, GraphValues, traced
+from tunebench.torch.compiler._graph_values import STORED, GraphValues
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 from tunebench.workloads.operators._strided import StridedOperand
@@ -200,8 +200,8 @@ class _Translator:
     def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
         x, result = traced(given["self"]), traced(node)
-        if x.dtype not in STORED or result.dtype not in STORED or not is_dense(result) or not x.numel():
-            return {"reason": "a reduction of another type, or whose results are not contiguous"}
+        if x.dtype not in STORED or not x.numel() or not _is_written(result):
+            return NOT_WRITTEN
         axis = reduced_axis(x, given.get("dim")) if is_dense(x) and x.dtype in DTYPES else None
         if axis is None or result.dtype != x.dtype:
             return self._strided_reduction_fields(how, node, given)
@@ -313,8 +313,8 @@ class _Translator:
 
     def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         result = traced(node)
-        if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
-            return {"reason": "a result of another type, or whose elements are not contiguous"}
+        if not _is_written(result):
+            return NOT_WRITTEN
         operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
         for key, value in given.items():
@@ -340,8 +340,8 @@ class _Translator:
     def _moved_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a call that moves elements: a sum of operands that are 0 elsewhere."""
         result = traced(node)
-        if not isinstance(result, Tensor) or result.dtype not in STORED or not is_dense(result):
-            return {"reason": "a result of another type, or whose elements are not contiguous"}
+        if not _is_written(result):
+            return NOT_WRITTEN
         parts = moved_elements(name, given, result)
         if not parts or any(traced(part).dtype not in STORED for part, _ in parts):
             return {"reason": "elements that no index map describes, or of another type"}
@@ -379,6 +379,14 @@ _REDUCTIONS = {"aten::amax": "max", "aten::amin": "min", "aten::mean": "mean", "
 
 _NUMBERS = frozenset({"self", "other", "value"})
 """Arguments of elementwise operators that may be numbers instead of tensors."""
+
+
+NOT_WRITTEN = {"reason": "tensors of another type, without elements, or whose elements are not contiguous"}
+
+
+def _is_written(result: Any) -> bool:
+    """Return whether kernels can write a result."""
+    return isinstance(result, Tensor) and result.dtype in STORED and is_dense(result)
 
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
