@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -11,7 +13,7 @@ from tunebench._lazy import np
 from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, steps
-from tunebench.workload import Expression, Names, Reference, Size, Tensor, Workload
+from tunebench.workload import Expression, Names, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.operators._accumulation import row_blocks
 from tunebench.workloads.operators._expression import Range, evaluate, span
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array, Array64
 
-__all__ = ["DRAWN", "LARGEST_OUT", "ExpressionWorkload", "substitute"]
+__all__ = ["DRAWN", "LARGEST_OUT", "DrawnExpression", "ExpressionWorkload", "substitute"]
 
 DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 """Ranges from which inputs are drawn: the first one in which the expression always has a value is used.
@@ -33,8 +35,111 @@ ELEMENTS_AT_ONCE = 2**20
 """Elements evaluated at a time, approximately: temporaries of a whole workload may not fit in memory."""
 
 
+class DrawnExpression(Workload):
+    """An expression of its inputs in f32, rounded once, whose inputs are drawn where it always has a value.
+
+    Subclasses define the dimension `expression`, `inputs`, `outputs` and `evaluated`. By default each value
+    of the expression is an element of the output.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}
+    result: ClassVar[str] = "out"
+    """Name of the output; no input may have it."""
+    drawn_in: ClassVar[tuple[Range, ...]] = DRAWN
+
+    if TYPE_CHECKING:
+
+        @property
+        def expression(self) -> str: ...
+
+        @property
+        def result_type(self) -> DType:
+            """The type of the results."""
+
+        def evaluated(self, inputs: Mapping[str, Array64]) -> Iterator[tuple[slice, Array64, Array64]]:
+            """Yield the expression for parts of the first axis: indices, values, and error bounds of f32."""
+
+        def _ranges(self, drawn: Range) -> dict[str, Range]:
+            """Return the range of each input if values are drawn from a range."""
+
+    def check(self) -> None:
+        """Check that inputs can be drawn for which the expression has a value."""
+        if self._drawn_between is None:
+            raise InputError(
+                f"{self.operator}: {self._meaning} may divide by 0, leave the domain of log, sqrt or rsqrt, "
+                f"or overflow f32 or {self.result_type}, whether inputs are within "
+                f"{', '.join(map(str, self.drawn_in))}: "
+                "nothing could be checked. Keep arguments positive (abs(x)+0.01), or limit them (min, max)"
+            )
+
+    @property
+    def tree(self) -> Node:
+        """The expression, parsed."""
+        return parse(self.expression)
+
+    @property
+    def _meaning(self) -> str:
+        """The computed expression, for messages."""
+        return self.expression
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Evaluate a part of the first axis at a time, with a running error analysis as scale."""
+        (out,) = self.outputs()
+        value, error = np.empty((2, *out.shape))
+        for part, value_there, error_there in self.evaluated(inputs):
+            value[part], error[part] = value_there, error_there
+        return {"out": self.rounded(value, error)}
+
+    def rounded(self, value: Array64, error: Array64) -> Reference:
+        """Return the reference for results in f32 that are then rounded to `result_type`.
+
+        Args:
+            value: Results in float64; for bool, every value except 0 is true.
+            error: Error bounds of the results in f32.
+        """
+        if self.result_type == "bool":  # either truth value is right where the error includes 0
+            unclear = (error > 0) & (np.abs(value) <= error)
+            scale = np.where(unclear, 1 / self.tolerance().eps_acc, 0.0)
+            return Reference(value=(value != 0).astype(np.float64), scale=scale)
+        # The final rounding applies to the value including its error; near zero f16 rounds by a constant.
+        scale = error * ((1 + unit_roundoff(self.result_type)) / self.tolerance().eps_acc)
+        return Reference(value=value, scale=scale + underflow(self.result_type) / self.tolerance().eps_acc)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and the error bound of the running error analysis."""
+        return Tolerance(
+            eps_out=unit_roundoff(self.result_type),
+            eps_acc=unit_roundoff("f32"),
+            reason=f"one rounding to {self.result_type}; f32 errors are bounded element by element, "
+            "operation by operation, with functions accurate to a few units in the last place",
+        )
+
+    @functools.cached_property
+    def _drawn_between(self) -> Range | None:
+        """The first of `drawn_in` in which the result is finite for all inputs."""
+        for drawn in self.drawn_in:
+            image = span(self.tree, self._ranges(drawn))
+            if image is not None and self._holds(image):
+                return drawn
+        return None
+
+    def _holds(self, image: Range) -> bool:
+        """Return whether the result's type can represent the results of all values in a range."""
+        return max(map(abs, image)) <= LARGEST_OUT.get(self.result_type, math.inf)
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw uniformly from a range in which the expression always has a value, if not everywhere."""
+        drawn = self._drawn_between
+        if drawn is None or drawn == DRAWN[0] or tensor.dtype == "bool":
+            return None
+        if not tensor.shape and drawn[0] <= 0:
+            return None
+        array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
+        return array
+
+
 @dataclass(frozen=True, kw_only=True)
-class ExpressionWorkload(Workload):
+class ExpressionWorkload(DrawnExpression):
     """An expression of the elements of a matrix, computed in f32; subclasses define the use of its values.
 
     Tensors: each name of the expression is an input, in the order of first use. Names in `vectors` are
@@ -45,11 +150,6 @@ class ExpressionWorkload(Workload):
     step (1 where its argument is positive, else 0), tanh; eq, le, lt, ne (1 where they hold, else 0);
     where(c, x, y) (x where c is not 0, else y).
     """
-
-    aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}
-    result: ClassVar[str] = "out"
-    """Name of the output; no input may have it."""
-    drawn_in: ClassVar[tuple[Range, ...]] = DRAWN
 
     rows: Size
     cols: Size
@@ -85,23 +185,12 @@ class ExpressionWorkload(Workload):
             raise InputError(
                 f"{self.operator}: at least one input must be in none of vectors, scalars and columns"
             )
-        if self._drawn_between is None:
-            raise InputError(
-                f"{self.operator}: {self._meaning} may divide by 0, leave the domain of log, sqrt or rsqrt, "
-                f"or overflow f32 or {self.out}, whether inputs are within "
-                f"{', '.join(map(str, self.drawn_in))}: "
-                "nothing could be checked. Keep arguments positive (abs(x)+0.01), or limit them (min, max)"
-            )
+        super().check()
 
     @property
-    def tree(self) -> Node:
-        """The expression, parsed."""
-        return parse(self.expression)
-
-    @property
-    def _meaning(self) -> str:
-        """The computed expression, for messages."""
-        return self.expression
+    def result_type(self) -> DType:
+        """The type of the results."""
+        return self.out
 
     @property
     def _lists(self) -> dict[str, tuple[str, ...]]:
@@ -160,17 +249,6 @@ class ExpressionWorkload(Workload):
             value, error = evaluate(self.tree, given)
             yield part, value, np.broadcast_to(error, value.shape)
 
-    def rounded(self, value: Array64, error: Array64) -> Reference:
-        """Return the reference for results in f32 that are then rounded to `out`.
-
-        Args:
-            value: Results in float64.
-            error: Error bounds of the results in f32.
-        """
-        # The final rounding applies to the value including its error; near zero f16 rounds by a constant.
-        scale = error * ((1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
-        return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
-
     def apart(self) -> tuple[tuple[Node, Node], ...]:
         """Return each operation as a separate step with the subexpression that it computes, in order.
 
@@ -200,30 +278,10 @@ class ExpressionWorkload(Workload):
         used = names(tree)
         return {key: "+".join(name for name in used if name in all_) for key, all_ in self._lists.items()}
 
-    @property
-    def _drawn_between(self) -> Range | None:
-        """The first of `drawn_in` in which the result is finite for all inputs."""
-        for drawn in self.drawn_in:
-            scalar = drawn if drawn[0] > 0 else (0.5, 1.5)  # as `Workload.draw` draws them
-            ranges = {name: scalar if name in self.scalar_names else drawn for name in names(self.tree)}
-            image = span(self.tree, ranges)
-            if image is not None and self._holds(image):
-                return drawn
-        return None
-
-    def _holds(self, image: Range) -> bool:
-        """Return whether `out` can represent the results of all values in a range."""
-        return max(map(abs, image)) <= LARGEST_OUT.get(self.out, float("inf"))
-
-    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw uniformly from a range in which the expression always has a value, if not everywhere."""
-        drawn = self._drawn_between
-        if drawn is None or drawn == DRAWN[0]:
-            return None
-        if not tensor.shape and drawn[0] <= 0:
-            return None
-        array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
-        return array
+    def _ranges(self, drawn: Range) -> dict[str, Range]:
+        """Return the range of each input if values are drawn from a range."""
+        scalar = drawn if drawn[0] > 0 else (0.5, 1.5)  # as `Workload.draw` draws them
+        return {name: scalar if name in self.scalar_names else drawn for name in names(self.tree)}
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import DType, unit_roundoff
+from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, names, parse, write
-from tunebench.workload import Expression, Tolerance, Workload
+from tunebench.workload import Expression, Tolerance
 from tunebench.workloads.operators._accumulation import F32, sum_error
 from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, span
-from tunebench.workloads.operators._expression_workload import DRAWN, LARGEST_OUT, substitute
+from tunebench.workloads.operators._expression_workload import DRAWN, LARGEST_OUT, DrawnExpression, substitute
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -32,7 +32,7 @@ NARROW: tuple[Range, ...] = ((-(2.0**-2), 2.0**-2), (-(2.0**-6), 2.0**-6))
 """Additional narrower ranges, for sums that would overflow the result."""
 
 
-class ReducedExpression(Workload):
+class ReducedExpression(DrawnExpression):
     """A workload that reduces the values of an expression, then applies `then` to each result.
 
     Its subclasses have the dimensions `reduce` and `then`.
@@ -45,15 +45,8 @@ class ReducedExpression(Workload):
         then: Expression
 
         @property
-        def expression(self) -> str: ...
-
-        @property
         def terms(self) -> int:
             """Number of elements that are reduced to one result."""
-
-        @property
-        def result_type(self) -> DType:
-            """The type of the results."""
 
     def check(self) -> None:
         """Check that `then` has one name, and rename it to x."""

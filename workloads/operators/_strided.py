@@ -7,23 +7,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
 from tunebench.dimension import MAX_SIZE, Expression, Operands, Shape
-from tunebench.dtype import DType, itemsize, numpy_dtype, underflow, unit_roundoff
+from tunebench.dtype import DType, itemsize
 from tunebench.errors import InputError
-from tunebench.expression import Node, names, parse
+from tunebench.expression import names
 from tunebench.index_map import Guard, IndexMap, row_major, simplified
-from tunebench.workload import Reference, Tensor, Traffic, Workload
+from tunebench.workload import Tensor, Traffic
 from tunebench.workloads.operators._accumulation import row_blocks
-from tunebench.workloads.operators._expression import Range, evaluate, span
-from tunebench.workloads.operators._expression_workload import DRAWN, LARGEST_OUT
+from tunebench.workloads.operators._expression import Range, evaluate
+from tunebench.workloads.operators._expression_workload import DrawnExpression
 
 if TYPE_CHECKING:
-    import numpy
-
-    from tunebench.workload import Array, Array64
+    from tunebench.workload import Array64
 
 __all__ = ["StridedOperand", "StridedWorkload", "operands_text"]
 
@@ -71,7 +69,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StridedWorkload(Workload):
+class StridedWorkload(DrawnExpression):
     """An expression over an N-dimensional index space, in f32; subclasses define the use of its values.
 
     `shape` is the index space, such as ``8x12x512x64``. `operands` has a part for each name of the
@@ -87,11 +85,6 @@ class StridedWorkload(Workload):
     permit it, so that equal computations have one text. The functions are those of elementwise.
     """
 
-    aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}
-    result: ClassVar[str] = "out"
-    """Name of the output; no operand may have it."""
-    drawn_in: ClassVar[tuple[Range, ...]] = DRAWN
-
     shape: Shape
     dtype: Literal["f32", "f16", "bf16", "bool"]
     expression: Expression
@@ -104,15 +97,10 @@ class StridedWorkload(Workload):
         (*maps, _), inner = simplified([*maps, self._result_map()], self._reduced_axes())
         self._store(maps[0].shape, inner)
         types = [operand.dtype for operand in operands.values()]
-        merged = map(StridedOperand, types, maps)
-        object.__setattr__(self, "operands", operands_text(dict(zip(operands, merged, strict=True))))
-        if self._drawn_between is None:
-            raise InputError(
-                f"{self.operator}: {self._meaning} may divide by 0, leave the domain of log, sqrt or rsqrt, "
-                f"or overflow f32 or {self.dtype}, whether operands are within "
-                f"{', '.join(map(str, self.drawn_in))}: "
-                "nothing could be checked. Keep arguments positive (abs(x)+0.01), or limit them (min, max)"
-            )
+        merged = dict(zip(operands, map(StridedOperand, types, maps), strict=True))
+        object.__setattr__(self, "operands", operands_text(merged))
+        object.__setattr__(self, "maps", merged)  # else `maps` would parse the text again
+        super().check()
 
     def _parsed(self) -> dict[str, StridedOperand]:
         """Return the operands as given, in the order in which the expression first uses them."""
@@ -171,14 +159,9 @@ class StridedWorkload(Workload):
     # -- parts -----------------------------------------------------------------------------------------------
 
     @property
-    def tree(self) -> Node:
-        """The expression, parsed."""
-        return parse(self.expression)
-
-    @property
-    def _meaning(self) -> str:
-        """The computed expression, for messages."""
-        return self.expression
+    def result_type(self) -> DType:
+        """The type of the results."""
+        return self.dtype
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -232,41 +215,9 @@ class StridedWorkload(Workload):
             exists = exists & (limited >= 0) & (limited < guard.extent)
         return np.where(exists, memory[np.where(exists, places, 0)], 0.0)
 
-    def rounded(self, value: Array64, error: Array64) -> Reference:
-        """Return the reference for results in f32 that are then rounded to `dtype`.
-
-        Args:
-            value: Results in float64; other than 0 is true.
-            error: Error bounds of the results in f32.
-        """
-        if self.dtype == "bool":  # either truth value is right where the error includes 0
-            unclear = (error > 0) & (np.abs(value) <= error)
-            scale = np.where(unclear, 1 / self.tolerance().eps_acc, 0.0)
-            return Reference(value=(value != 0).astype(np.float64), scale=scale)
-        scale = error * ((1 + unit_roundoff(self.dtype)) / self.tolerance().eps_acc)
-        return Reference(value=value, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)
-
-    @functools.cached_property
-    def _drawn_between(self) -> Range | None:
-        """The first of `drawn_in` in which the result is finite for all operands."""
-        for drawn in self.drawn_in:
-            ranges = {name: _range(operand, drawn) for name, operand in self.maps.items()}
-            image = span(self.tree, ranges)
-            if image is not None and self._holds(image):
-                return drawn
-        return None
-
-    def _holds(self, image: Range) -> bool:
-        """Return whether the result's type can represent the results of all values in a range."""
-        return max(map(abs, image)) <= LARGEST_OUT.get(self.dtype, math.inf)
-
-    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Draw uniformly from a range in which the expression always has a value, if not everywhere."""
-        drawn = self._drawn_between
-        if drawn is None or drawn == DRAWN[0] or tensor.dtype == "bool":
-            return None
-        array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
-        return array
+    def _ranges(self, drawn: Range) -> dict[str, Range]:
+        """Return the range of each operand if values are drawn from a range."""
+        return {name: _range(operand, drawn) for name, operand in self.maps.items()}
 
 
 def _range(operand: StridedOperand, drawn: Range) -> Range:

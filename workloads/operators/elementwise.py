@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tunebench._lazy import np
-from tunebench.dtype import DType, unit_roundoff
+from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, parse, write
-from tunebench.workload import AllowedChanges, Category, Reference, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import AllowedChanges, Category, Tensor, Workload, defaults_to
 from tunebench.workloads.operators._expression import flops
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload, substitute
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    pass
 
 __all__ = ["Elementwise", "neighbour"]
 
@@ -54,13 +52,6 @@ class Elementwise(ExpressionWorkload):
         """Count every distinct operation once per element; a copy counts as one."""
         return self.rows * self.cols * max(1, flops(self.tree))
 
-    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Evaluate some rows at a time, with a running error analysis as scale."""
-        value, error = np.empty((2, self.rows, self.cols))
-        for part, value_there, error_there in self.evaluated(inputs):
-            value[part], error[part] = value_there, error_there
-        return {"out": self.rounded(value, error)}
-
     def unfused(self) -> tuple[Workload, ...]:
         """Return each operation separately, if there are two or more (see `ExpressionWorkload.apart`).
 
@@ -77,15 +68,6 @@ class Elementwise(ExpressionWorkload):
             except InputError:
                 return ()
         return tuple(parts)
-
-    def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and the error bound of the running error analysis."""
-        return Tolerance(
-            eps_out=unit_roundoff(self.out),
-            eps_acc=unit_roundoff("f32"),
-            reason=f"one rounding to {self.out}; f32 errors are bounded element by element, operation by "
-            "operation, with functions accurate to a few units in the last place",
-        )
 
 
 def neighbour(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, write
 from tunebench.workload import (
@@ -64,11 +63,6 @@ class Reduction(ReducedExpression, ExpressionWorkload):
     def results(self) -> int:
         """Number of elements of out."""
         return self.rows if self.axis == "cols" else self.cols
-
-    @property
-    def result_type(self) -> DType:
-        """The type of the results."""
-        return self.out
 
     def may_change(self) -> AllowedChanges:
         """Return rows as independent items, unless the reduction is over rows."""

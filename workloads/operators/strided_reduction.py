@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.workload import Category, Expression, Reference, Size, Tensor
 from tunebench.workloads.operators._expression import flops
@@ -35,11 +34,6 @@ class StridedReduction(ReducedExpression, StridedWorkload):
     reduce: Reduce
     axes: Size = 1
     then: Expression = "x"
-
-    @property
-    def result_type(self) -> DType:
-        """The type of the results."""
-        return self.dtype
 
     @property
     def kept(self) -> tuple[int, ...]:
