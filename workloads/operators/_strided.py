@@ -23,7 +23,7 @@ from tunebench.workloads.operators._expression_workload import DrawnExpression
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
-__all__ = ["StridedOperand", "StridedWorkload", "operands_text"]
+__all__ = ["StridedOperand", "StridedWorkload", "operands_text", "places_of"]
 
 TYPES = ("f32", "f16", "bf16", "bool")
 """Types of operands."""
@@ -204,20 +204,28 @@ class StridedWorkload(DrawnExpression):
     def _elements(self, name: str, memory: Array64, part: slice) -> Array64:
         """Return the elements of an operand for some indices of the first axis."""
         index = self.maps[name].index
-        ranges = [range(part.start, part.stop), *map(range, index.shape[1:])]
-        places = _sum_over(ranges, index.strides, index.start)
-        if not index.guards:
-            found: Array64 = memory[places]
-            return found
-        exists = np.ones((), dtype=bool)
-        for guard in index.guards:
-            limited = _sum_over(ranges, guard.coefficients, guard.start)
-            exists = exists & (limited >= 0) & (limited < guard.extent)
-        return np.where(exists, memory[np.where(exists, places, 0)], 0.0)
+        places, exists = places_of(index, range(part.start, part.stop))
+        return np.where(exists, memory[places], 0.0) if index.guards else memory[places]
 
     def _ranges(self, drawn: Range) -> dict[str, Range]:
         """Return the range of each operand if values are drawn from a range."""
         return {name: _range(operand, drawn) for name, operand in self.maps.items()}
+
+
+def places_of(index: IndexMap, first: range) -> tuple[Array64, Array64]:
+    """Return the offset of each element, 0 where it does not exist, and whether it exists.
+
+    Args:
+        index: Map of the elements.
+        first: Indices along the first axis; all along the others.
+    """
+    ranges = [first, *map(range, index.shape[1:])]
+    places = _sum_over(ranges, index.strides, index.start)
+    exists = np.ones(places.shape, dtype=bool)
+    for guard in index.guards:
+        limited = _sum_over(ranges, guard.coefficients, guard.start)
+        exists &= (limited >= 0) & (limited < guard.extent)
+    return np.where(exists, places, 0), exists
 
 
 def _range(operand: StridedOperand, drawn: Range) -> Range:

@@ -10,7 +10,7 @@ from tunebench.expression import Apply, Name, Node, names
 from tunebench.index_map import Guard, IndexMap
 from tunebench.measure.baselines import Tensors
 from tunebench.measure.baselines._expression import Library
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.operators._strided import StridedWorkload, places_of
 
 __all__ = ["Arrays", "of_numpy", "of_torch", "program", "torch_memory"]
 
@@ -104,7 +104,7 @@ def _reader(index: IndexMap, box: Box | None, memory: Any, arrays: Arrays) -> Ca
     if not index.guards:
         return arrays.view(memory, index)
     if box is None:
-        return arrays.indexed(memory, *_places(index))
+        return arrays.indexed(memory, *places_of(index, range(index.shape[0])))
     inside = arrays.view(memory, _within(index, box))
 
     def padded() -> Any:
@@ -176,17 +176,3 @@ def _within(index: IndexMap, box: Box) -> IndexMap:
     """Return the map of the elements in a box, all of which exist."""
     start = index.start + sum(part.start * step for part, step in zip(box, index.strides, strict=True))
     return IndexMap(tuple(part.stop - part.start for part in box), index.strides, start)
-
-
-def _places(index: IndexMap) -> tuple[Any, Any]:
-    """Return the offset of each element, 0 if it does not exist, and whether it exists."""
-    grid = np.indices(index.shape, sparse=True)
-
-    def total(row: Sequence[int], start: int) -> Any:
-        return start + sum(axis * step for axis, step in zip(grid, row, strict=True))
-
-    exists = np.ones(index.shape, bool)
-    for guard in index.guards:
-        limited = total(guard.coefficients, guard.start)
-        exists &= (limited >= 0) & (limited < guard.extent)
-    return np.where(exists, total(index.strides, index.start), 0), exists

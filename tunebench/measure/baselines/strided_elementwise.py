@@ -18,7 +18,7 @@ def numpy_call(workload: StridedElementwise, inputs: Tensors) -> BaselineCall | 
     if library is None:
         return None
     compute = program(workload, single(inputs), library, of_numpy())
-    stored = bool if workload.dtype == "bool" else numpy_dtype(workload.dtype)
+    stored = numpy_dtype(workload.dtype)
     return lambda: np.array(np.broadcast_to(compute(), workload.extents), stored, order="C")
 
 

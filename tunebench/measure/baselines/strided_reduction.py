@@ -1,4 +1,4 @@
-"""strided_reduction by NumPy and by torch: the expression of views, the reduction, then its end, in turn."""
+"""strided_reduction by NumPy and by torch: the expression, the reduction and `then`, one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numpy_call(workload: StridedReduction, inputs: Tensors) -> BaselineCall | No
         return None
     compute = program(workload, single(inputs), library, of_numpy())
     finish, reduce, axes = library.function(workload.end, {}), getattr(np, workload.reduce), _axes(workload)
-    stored = bool if workload.dtype == "bool" else numpy_dtype(workload.dtype)
+    stored = numpy_dtype(workload.dtype)
 
     def call() -> np.ndarray:
         elements = np.broadcast_to(compute(), workload.extents)
