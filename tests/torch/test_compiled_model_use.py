@@ -27,7 +27,7 @@ from torch.nn import functional  # noqa: E402
 import tunebench.torch as served  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.errors import InputError, UnknownName  # noqa: E402
-from tunebench.torch.compiler import backend  # noqa: E402
+from tunebench.torch.compiler import _compiled_graph  # noqa: E402
 from tunebench.torch.compiler.backend import backend_of  # noqa: E402
 from tunebench.workload import Workload  # noqa: E402
 
@@ -218,7 +218,7 @@ def test_graph_breaks_are_those_of_torch_compile(ran: set[Workload]) -> None:
 def test_torch_traces_two_graphs_for_any_number_of_sizes_and_warns_of_too_many(
     ran: set[Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "MOST_SIZES", 3)
+    monkeypatch.setattr(_compiled_graph, "MOST_SIZES", 3)
     module = Perceptron()
     model, before = served.compile(module), torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
@@ -324,8 +324,9 @@ def test_workers_of_a_data_loader_run_a_compiled_model(ran: set[Workload]) -> No
     model = served.compile(Perceptron())
     rows = [Rows(model)[place] for place in range(4)]
     loaded = torch.utils.data.DataLoader(Rows(model), num_workers=2, batch_size=None)
-    for ours, theirs in zip(loaded, rows, strict=True):
-        close(ours, theirs)
+    results = list(loaded)
+    assert len(results) == len(rows)
+    close(results, rows)
 
 
 def parallel_step(rank: int, address: str, inputs: Tensor, gradients: Any) -> None:

@@ -1,0 +1,102 @@
+"""Graph that is compiled anew for each preference and each set of sizes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tunebench.dispatch import preference
+from tunebench.dispatch.cpu import forked
+from tunebench.torch._aten_workload import signature
+
+__all__ = ["Compiled", "CompiledGraph", "is_static"]
+
+Compiled = Callable[..., Any]
+"""Runs a graph that Dynamo traced."""
+
+MOST_SIZES = 64
+"""Sets of sizes of one graph that are compiled; torch runs the graph for all further sizes."""
+
+
+class CompiledGraph:
+    """A graph that Dynamo traced, compiled for each preference, and for each set of sizes if they change.
+
+    Args:
+        module: The graph.
+        inputs: Its inputs while Dynamo traces; sizes may be symbolic.
+        compiler: Compiles the graph for constant sizes.
+        by_inductor: Compiles a graph by inductor alone.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        compiler: Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled],
+        by_inductor: Callable[[fx.GraphModule, Sequence[Any]], Compiled],
+    ) -> None:
+        self._module, self._compiler, self._by_inductor = module, compiler, by_inductor
+        self._places = _dynamic_places(module)
+        self._known: dict[tuple[Any, ...], Compiled] = {}
+        self._by_torch: Compiled | None = None
+        self._is_full = False
+        self._lock = threading.RLock()
+        self._is_on_cpu = any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in inputs)
+        if self._places:
+            self._by_torch = by_inductor(module, inputs)
+        else:
+            self._known[preference(),] = self._compiled(inputs)
+
+    def __call__(self, *given: Any) -> Any:
+        if forked() and self._is_on_cpu:  # kernels use threads, which a forked process lacks
+            return self._module(*given)
+        key = (preference(), *(signature(given[place]) for place in self._places))
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                known = self._known.get(key) or self._new(key, given)
+        return known(*given)
+
+    def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
+        """Compile the graph for new sizes, or return the graph by torch if there are too many."""
+        if len(self._known) < MOST_SIZES:
+            return self._known.setdefault(key, self._compiled(inputs))
+        if not self._is_full:
+            self._is_full = True
+            warnings.warn(
+                f"torch runs a graph for further sizes of its inputs: it is compiled for {MOST_SIZES}; "
+                "pad inputs to fewer sizes to run them by kernels",
+                stacklevel=3,
+            )
+        return self._torch(inputs)
+
+    def _compiled(self, inputs: Sequence[Any]) -> Compiled:
+        return self._compiler(self._module, inputs, functools.partial(self._torch, inputs))
+
+    def _torch(self, inputs: Sequence[Any]) -> Compiled:
+        """Return the graph compiled by inductor alone."""
+        if self._by_torch is None:
+            self._by_torch = self._by_inductor(self._module, inputs)
+        return self._by_torch
+
+
+def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
+    """Return the places of a graph's inputs whose sizes change between calls."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in inputs]
+    return tuple(
+        place
+        for place, value in enumerate(values)
+        if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not is_static(value))
+    )
+
+
+def is_static(tensor: torch.Tensor) -> bool:
+    """Return whether a traced tensor has constant sizes and strides."""
+    return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
