@@ -16,6 +16,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 from torch.utils._triton import has_triton
 
 from tunebench.errors import InputError
@@ -164,11 +165,16 @@ def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
     (output,) = copied.graph.find_nodes(op="output")
     if is_inference(module):
         return {"inference": _without_mutation(copied)}
-    descriptions = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
+    descriptions = _descriptions(output)
     count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())
     output.meta["desc"] = descriptions
     forward, backward = default_partition(copied, (), num_fwd_outputs=count)
     return {"forward": _without_mutation(forward), "backward": _without_mutation(backward)}
+
+
+def _descriptions(output: fx.Node) -> list[Any]:
+    """Return AOTAutograd's description of each result of a graph; None for a result that is None."""
+    return tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)  # type: ignore[no-any-return]
 
 
 def _without_mutation(module: fx.GraphModule) -> fx.GraphModule:
@@ -186,8 +192,7 @@ def mutated_inputs(module: fx.GraphModule) -> frozenset[int]:
         node.args[0].meta["desc"] for node in module.graph.find_nodes(op="call_function", target=_COPY)
     }
     (output,) = module.graph.find_nodes(op="output")
-    returned = torch.utils._pytree.tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)
-    changed |= {one.mutated_input for one in returned if hasattr(one, "mutated_input")}
+    changed |= {one.mutated_input for one in _descriptions(output) if hasattr(one, "mutated_input")}
     return frozenset(one.idx for one in changed if hasattr(one, "idx"))
 
 

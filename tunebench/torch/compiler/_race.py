@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import threading
 import time
@@ -18,7 +17,7 @@ __all__ = ["Race", "Raced", "time_in_turn", "timed"]
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 9
 LONGEST_S = 5.0
-"""A race ends after the most rounds, or after the fewest and this time."""
+"""A race ends after `MOST_ROUNDS`, or after this time and `FEWEST_ROUNDS`."""
 
 Way = Literal["tunebench", "torch"]
 
@@ -127,20 +126,19 @@ def time_in_turn(
         calls: The calls by name.
         device: Their device.
         rounds: Fewest and most timed runs of each call.
-        longest_s: No round starts after this time and the fewest rounds.
+        longest_s: Seconds after which no round starts, except the fewest rounds.
         warm_up: Untimed runs of each call.
     """
     for call in calls.values():
         for _ in range(warm_up):
             call()
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    began, (fewest, most) = time.monotonic(), rounds
-    for done in itertools.count():
-        if done >= most or (done >= fewest and time.monotonic() - began > longest_s):
-            return times
+    began, done, (fewest, most) = time.monotonic(), 0, rounds
+    while done < fewest or (done < most and time.monotonic() - began <= longest_s):
         for name, call in calls.items():
             times[name].append(timed(device, call))
-    raise AssertionError
+        done += 1
+    return times
 
 
 def timed(device: torch.device, call: Callable[[], Any]) -> float:
