@@ -113,7 +113,7 @@ class LookupQuery:
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():
-            return self._exact() or self._right(self._near(here=True))
+            return self._exact() or self._unless_wrong(self._near(here=True))
 
     def _near(self, *, here: bool) -> Answer | None:
         from tunebench.answer import _estimate
@@ -122,27 +122,26 @@ class LookupQuery:
         workload = parse(self.text)
         return _estimate.best_neighbour(workload, self.device, self.target, views, self.variant, here=here)
 
-    def _inferred(self) -> Answer | None:
+    def _default(self) -> Answer | None:
         from tunebench.answer import _estimate
 
-        found = (
-            self._right(self._near(here=True))
-            or self._right(self._near(here=False))
-            or self._right(self._predicted())
-        )
-        if found is not None:
-            return found
         try:
-            default = _estimate.default_answer(
-                parse(self.text), self.device, self.variant, str(self.location)
-            )
+            return _estimate.default_answer(parse(self.text), self.device, self.variant, str(self.location))
         except InputError as error:
             self._refused["by default"] = str(error)
             return None
-        return self._right(default)
 
-    def _right(self, found: Answer | None) -> Answer | None:
-        """Return an answer of another workload or device unless its configuration had a wrong result here."""
+    def _inferred(self) -> Answer | None:
+        """Return the best answer that was not measured for this workload on this architecture."""
+        return (
+            self._unless_wrong(self._near(here=True))
+            or self._unless_wrong(self._near(here=False))
+            or self._unless_wrong(self._predicted())
+            or self._unless_wrong(self._default())
+        )
+
+    def _unless_wrong(self, found: Answer | None) -> Answer | None:
+        """Return an answer unless its configuration had a wrong result for this workload on this device."""
         if found is None:
             return None
         key = self.target.key
