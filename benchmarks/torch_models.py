@@ -1,9 +1,12 @@
-"""ResNet, MobileNetV2, U-Net, BERT and GPT-2 in torch, as published; of any size, with random weights.
+"""Published models in torch, of any size, with random weights.
 
 Sources: He et al., "Deep residual learning for image recognition", 2015 (with the stride in the 3 x 3
     convolution, as in torchvision); Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks",
     2018; Ronneberger et al., "U-Net", 2015 (padded, with normalisation); Devlin et al., "BERT", 2018; Radford
-    et al., "Language models are unsupervised multitask learners", 2019.
+    et al., "Language models are unsupervised multitask learners", 2019; Rombach et al., "High-resolution
+    image synthesis with latent diffusion models", 2022 (sizes of Stable Diffusion 1.5); Gilmer et al.,
+    "Neural message passing for quantum chemistry", 2017; van den Oord et al., "WaveNet", 2016 (without the
+    causal mask).
 """
 
 from __future__ import annotations
@@ -15,7 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Bert", "Gpt2", "MobileNetV2", "Resnet", "Size", "UNet"]
+__all__ = [
+    "Bert",
+    "DiffusionUNet",
+    "Gpt2",
+    "GraphNetwork",
+    "MobileNetV2",
+    "Recurrent",
+    "Resnet",
+    "Size",
+    "UNet",
+    "WaveNet",
+]
 
 
 class Bottleneck(nn.Module):
@@ -268,3 +282,176 @@ def _draw(module: nn.Module) -> None:
     """Initialise weights as in both papers: normal with standard deviation 0.02."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions behind group normalisation and SiLU; the time is added between them."""
+
+    def __init__(self, channels: int, out: int, time: int) -> None:
+        super().__init__()
+        groups = min(32, channels // 4)
+        self.norm1, self.norm2 = nn.GroupNorm(groups, channels), nn.GroupNorm(min(32, out // 4), out)
+        self.conv1, self.conv2 = (nn.Conv2d(wide, out, 3, padding=1) for wide in (channels, out))
+        self.time = nn.Linear(time, out)
+        self.skip = nn.Conv2d(channels, out, 1) if channels != out else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """Return images of `out` channels."""
+        y = self.conv1(functional.silu(self.norm1(x))) + self.time(functional.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(functional.silu(self.norm2(y)))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of pixels to pixels, or to a text."""
+
+    def __init__(self, width: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.q, self.out = heads, nn.Linear(width, width, bias=False), nn.Linear(width, width)
+        self.k, self.v = (nn.Linear(text, width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Return (batch, pixels, width)."""
+        read = (self.q(x), self.k(text), self.v(text))
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in read)
+        return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, attention to a text, and a GEGLU layer on the pixels of images."""
+
+    def __init__(self, width: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.norm, self.inward, self.outward = (
+            nn.GroupNorm(min(32, width // 4), width, eps=1e-6),
+            nn.Conv2d(width, width, 1),
+            nn.Conv2d(width, width, 1),
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own, self.cross = CrossAttention(width, width, heads), CrossAttention(width, text, heads)
+        self.gate, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Return images of the same shape."""
+        y = self.inward(self.norm(x)).flatten(2).transpose(1, 2)
+        own = self.norms[0](y)
+        y = y + self.own(own, own)
+        y = y + self.cross(self.norms[1](y), text)
+        wide, gate = self.gate(self.norms[2](y)).chunk(2, dim=-1)
+        y = y + self.down(wide * functional.gelu(gate))
+        return x + self.outward(y.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+class DiffusionUNet(nn.Module):
+    """The U-Net of latent diffusion: residual blocks and transformer blocks at several resolutions."""
+
+    def __init__(
+        self, width: int = 320, scales: Sequence[int] = (1, 2, 4, 4), text: int = 768, heads: int = 8
+    ) -> None:
+        super().__init__()
+        time, last = 4 * width, len(scales) - 1
+        self.width, self.time = width, nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.first, channels, kept = nn.Conv2d(4, width, 3, padding=1), width, [width]
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        for level, scale in enumerate(scales):
+            for _ in range(2):
+                self.down.append(self._level(channels, scale * width, time, text, heads, level < last))
+                channels = scale * width
+                kept.append(channels)
+            if level < last:
+                self.down.append(nn.Conv2d(channels, channels, 3, 2, 1))
+                kept.append(channels)
+        self.middle = self._level(channels, channels, time, text, heads, True)
+        self.end = ResidualBlock(channels, channels, time)
+        for level, scale in reversed(list(enumerate(scales))):
+            for place in range(3):
+                wide = channels + kept.pop()
+                self.up.append(self._level(wide, scale * width, time, text, heads, level < last))
+                channels = scale * width
+                if place == 2 and level:
+                    self.up.append(nn.Conv2d(channels, channels, 3, padding=1))
+        self.norm, self.last = nn.GroupNorm(min(32, width // 4), width), nn.Conv2d(width, 4, 3, padding=1)
+
+    @staticmethod
+    def _level(channels: int, out: int, time: int, text: int, heads: int, attends: bool) -> nn.ModuleList:
+        blocks: list[nn.Module] = [ResidualBlock(channels, out, time)]
+        return nn.ModuleList([*blocks, TransformerBlock(out, text, heads)] if attends else blocks)
+
+    @staticmethod
+    def _run(blocks: nn.ModuleList, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        for block in blocks:
+            x = block(x, time if isinstance(block, ResidualBlock) else text)
+        return x
+
+    def forward(self, x: Tensor, step: Tensor, text: Tensor) -> Tensor:
+        """Return (n, 4, h, w) noise of (n, 4, h, w) latents, (n, width) steps and (n, words, text) texts."""
+        time, kept = self.time(step), [self.first(x)]
+        for stage in self.down:
+            is_level = isinstance(stage, nn.ModuleList)
+            kept.append(self._run(stage, kept[-1], time, text) if is_level else stage(kept[-1]))
+        y = self.end(self._run(self.middle, kept[-1], time, text), time)
+        for stage in self.up:
+            if isinstance(stage, nn.ModuleList):
+                y = self._run(stage, torch.cat([y, kept.pop()], dim=1), time, text)
+            else:
+                y = stage(functional.interpolate(y, scale_factor=2.0, mode="nearest"))
+        return self.last(functional.silu(self.norm(y)))
+
+
+class GraphNetwork(nn.Module):
+    """Message passing: a message for each edge from both its ends, added up at the edge's target."""
+
+    def __init__(self, width: int = 128, layers: int = 4, kinds: int = 50) -> None:
+        super().__init__()
+        self.nodes = nn.Embedding(kinds, width)
+        self.message, self.update = (
+            nn.ModuleList(
+                nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
+                for _ in range(layers)
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, kinds: Tensor, edges: Tensor) -> Tensor:
+        """Return (nodes, width) of the kind of each node and the (2, edges) sources and targets of edges."""
+        x, (source, target) = self.nodes(kinds), edges
+        for message, update, norm in zip(self.message, self.update, self.norms, strict=True):
+            sent = message(torch.cat([x[source], x[target]], dim=-1))
+            received = torch.zeros_like(x).index_add(0, target, sent.to(x.dtype))
+            x = norm(x + update(torch.cat([x, received], dim=-1)))
+        return x
+
+
+class WaveNet(nn.Module):
+    """Gated convolutions over time with growing dilation; all layers add to the result."""
+
+    def __init__(self, width: int = 128, layers: int = 20, channels: int = 80) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(channels, width, 1)
+        self.dilated = nn.ModuleList(
+            nn.Conv1d(width, 2 * width, 3, padding=2 ** (layer % 10), dilation=2 ** (layer % 10))
+            for layer in range(layers)
+        )
+        self.mixed = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in range(layers))
+        self.last = nn.Sequential(nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, 256, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, 256, time) of (n, channels, time)."""
+        x, total = self.first(x), 0
+        for dilated, mixed in zip(self.dilated, self.mixed, strict=True):
+            wide, gate = dilated(x).chunk(2, dim=1)
+            more, skipped = mixed(torch.tanh(wide) * torch.sigmoid(gate)).chunk(2, dim=1)
+            x, total = x + more, total + skipped
+        return self.last(total)
+
+
+class Recurrent(nn.Module):
+    """A recurrent network and a linear layer."""
+
+    def __init__(self, cell: type[nn.RNNBase], inputs: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.cells, self.head = cell(inputs, width, layers, batch_first=True), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, time, classes) of (n, time, inputs)."""
+        return self.head(self.cells(x)[0])
