@@ -1,4 +1,4 @@
-"""Many architectures as fused groups: whether results are right, and how much of the time groups cover.
+"""Correctness and coverage of fused groups on many architectures.
 
     python -m benchmarks.architectures right [--model "timm dla34"]
     python -m benchmarks.architectures coverage [--model LSTM] [--device h100-sxm]
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 import tunebench.torch as served
 from benchmarks.architecture_models import PUBLISHED, SMALL, Architecture
+from benchmarks.models import without_chance, write_table
 from tests.torch.reference_kernels import reference_kernels
 from tunebench.device import described
 from tunebench.errors import InputError
@@ -88,7 +89,7 @@ def _persistent_verdict(case: Architecture, *, training: bool) -> Verdict:
     """
     for seed in range(SEED, SEED + SEEDS):
         torch.manual_seed(seed)
-        found = _verdict(_without_chance(case.make()).train(training), case.data())
+        found = _verdict(without_chance(case.make()).train(training), case.data())
         if found.text != "wrong":
             break
     return found
@@ -159,16 +160,6 @@ def _as_double(model: nn.Module) -> nn.Module:
     return model
 
 
-def _without_chance(model: nn.Module) -> nn.Module:
-    """Disable dropout, of elements, attention and layers, so that runs are reproducible."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            is_rate = "drop" in name or (name == "p" and "Drop" in type(module).__name__)
-            if is_rate and isinstance(value, float):
-                setattr(module, name, 0.0)
-    return model
-
-
 # -- coverage ------------------------------------------------------------------------------------------------
 
 COVERAGE = (
@@ -192,13 +183,13 @@ def _plans(
 
 
 def coverage(name: str, case: Architecture, options: argparse.Namespace) -> Iterator[str]:
-    """Yield a row for each step and device, and keep what is left to torch."""
+    """Yield a row for each step and device, and keep the fractions of the time that are left to torch."""
     for step in ("inference", "training"):
         try:
             for device, plans in _plans(case, step == "training", options.device or DEVICES):
-                yield f"| {name} | {step} | {device} | {' | '.join(_cells(plans))} |"
                 if device == (options.device or DEVICES)[0]:
                     _left[step][name] = _left_of(plans)
+                yield f"| {name} | {step} | {device} | {' | '.join(_cells(plans))} |"
         except InputError as error:
             yield f"| {name} | {step} | - | {error} |"
 
@@ -228,8 +219,9 @@ def _left_of(plans: Sequence[PartitionPlan]) -> Mapping[tuple[str, str], float]:
     return found
 
 
-def left_rows() -> Iterator[str]:
-    """Yield what `coverage` left to torch so far, largest first."""
+def left_table() -> Iterator[str]:
+    """Yield the table of what `coverage` left to torch so far, largest first."""
+    yield from ("", LEFT)
     for step, models in _left.items():
         shares = defaultdict[tuple[str, str], dict[str, float]](dict)
         for name, found in models.items():
@@ -269,17 +261,8 @@ def main(arguments: list[str] | None = None) -> None:
     header, cases, run = PARTS[options.part]
     if unknown := set(options.model or ()) - cases.keys():
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
-    lines = [header]
-    print(header, flush=True)
-    for name in options.model or cases:
-        for row in run(name, cases[name], options):
-            print(row, flush=True)
-            lines.append(row)
-        if options.out is not None:
-            rest = ["", LEFT, *left_rows()] if options.part == "coverage" else []
-            options.out.write_text("\n".join([*lines, *rest]) + "\n", encoding="utf-8")
-    if options.part == "coverage":
-        print("", LEFT, *left_rows(), sep="\n")
+    rows = (row for name in options.model or cases for row in run(name, cases[name], options))
+    write_table(header, rows, options.out, left_table if options.part == "coverage" else tuple)
 
 
 if __name__ == "__main__":

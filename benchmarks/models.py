@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,7 +152,7 @@ RIGHT = (
 def right(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
     """Yield a row for each step and implementation; exit if an error exceeds what rounding explains."""
     for training in (False, True):
-        model, inputs = _without_chance(case.model()).train(training), case.inputs()
+        model, inputs = without_chance(case.model()).train(training), case.inputs()
         if not training:
             _settle(model, inputs, case)
         targets = torch.randint(0, 2, _targets(model, inputs))
@@ -169,11 +169,13 @@ def right(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
             raise SystemExit(f"{name}: wrong: {output:.2e}, {gradient:.2e} ({worst})")
 
 
-def _without_chance(model: nn.Module) -> nn.Module:
-    """Disable dropout, so that runs are reproducible."""
+def without_chance(model: nn.Module) -> nn.Module:
+    """Disable dropout, of elements, attention and layers, so that runs are reproducible."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+        for name, value in vars(module).items():
+            is_rate = "drop" in name or (name == "p" and "Drop" in type(module).__name__)
+            if is_rate and isinstance(value, float):
+                setattr(module, name, 0.0)
     return model
 
 
@@ -207,7 +209,7 @@ def measured(name: str, case: ModelCase, options: argparse.Namespace) -> Iterato
     torch._dynamo.reset()
     model, inputs = case.on_gpu() if options.device == "cuda" else (case.model(), case.inputs())
     times = served.time_model(
-        _without_chance(model), inputs, rounds=options.rounds, training=options.training, benchmark=True
+        without_chance(model), inputs, rounds=options.rounds, training=options.training, benchmark=True
     )
     cells = (
         name,
@@ -227,6 +229,28 @@ PARTS: dict[str, tuple[str, Callable[[str, ModelCase, argparse.Namespace], Itera
 }
 
 
+def write_table(
+    header: str, rows: Iterable[str], out: Path | None, footer: Callable[[], Iterable[str]] = tuple
+) -> None:
+    """Print a table row by row, and keep a file up to date, so that an interrupted run loses no rows.
+
+    Args:
+        header: First lines of the table.
+        rows: The other lines.
+        out: File for the table, if any.
+        footer: Returns the lines after the table, for the rows so far.
+    """
+    lines = [header]
+    print(header, flush=True)
+    for row in rows:
+        print(row, flush=True)
+        lines.append(row)
+        if out is not None:
+            out.write_text("\n".join([*lines, *footer()]) + "\n", encoding="utf-8")
+    for line in footer():
+        print(line, flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a part of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -240,14 +264,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="file for the table")
     options = parser.parse_args(arguments)
     header, run = PARTS[options.part]
-    lines = [header]
-    print(header, flush=True)
-    for name in options.model or CASES:
-        for row in run(name, CASES[name], options):
-            print(row, flush=True)
-            lines.append(row)
-            if options.out is not None:
-                options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = (row for name in options.model or CASES for row in run(name, CASES[name], options))
+    write_table(header, rows, options.out)
 
 
 if __name__ == "__main__":

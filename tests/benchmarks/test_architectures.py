@@ -17,7 +17,6 @@ from benchmarks.architecture_models import PUBLISHED, SMALL, Architecture
 
 def test_covered_and_left_fractions_of_the_time_sum_to_one() -> None:
     toy = Architecture(
-        library="torch",
         make=lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Softplus()),
         inputs=("16x32:f16",),
     )
@@ -27,7 +26,7 @@ def test_covered_and_left_fractions_of_the_time_sum_to_one() -> None:
         covered = float(row.split("|")[6].strip().removesuffix("%")) / 100
         left = architectures._left[step]["toy"]
         assert covered + sum(left.values()) == pytest.approx(1, abs=1e-3)
-    assert any("softplus" in row for row in architectures.left_rows())
+    assert any("softplus" in row for row in architectures.left_table())
 
 
 def test_each_architecture_has_inputs_that_can_be_read() -> None:
