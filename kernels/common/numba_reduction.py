@@ -1,14 +1,18 @@
-"""Reductions of an expression by Numba: the neutral element, joins of results, and exact functions."""
+"""Reductions of an expression by Numba: the neutral element, joins of results, and Numba-CUDA kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from tunebench.kernels.common.expression import compiled, function_text
 from tunebench.kernels.common.numba_cpu import inlined
+from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
+from tunebench.space import Config
+from tunebench.variant import Launch, Scalar, ceil_div
 from tunebench.workloads.operators._reduced import ReducedExpression
 
-__all__ = ["TAKEN", "exact", "join_of", "neutral_of"]
+__all__ = ["TAKEN", "cuda_kernel", "cuda_launches", "exact", "join_of", "neutral_of"]
 
 TAKEN = {
     "sum": "total = total + each",
@@ -56,3 +60,45 @@ def exact(function: Callable[..., Any]) -> Callable[..., Any]:
         fastmath={"contract", "nsz"}, error_model="numpy", forceinline=True, no_cpython_wrapper=True
     )(function)
     return made
+
+
+def cuda_kernel(workload: ReducedExpression, config: Config, text: str) -> Callable[..., None]:
+    """Return the Numba-CUDA kernel `reduction` of generated code, which also defines its function `join`.
+
+    Args:
+        workload: The workload.
+        config: The configuration: `threads` of a result, and `others`, the results of a block.
+        text: The generated code.
+    """
+    import math
+
+    import numpy as np
+    from numba import cuda, float32
+
+    scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
+    scope |= {"float32": float32, "neutral": float(neutral_of(workload))}
+    scope |= {name: config[name] for name in ("threads", "others")}
+    join = device_function(compiled(function_text(text, "join"), "join", dict(scope)))
+    scope["reduce"] = block_reduction(config["threads"], join)
+    return compiled(function_text(text, "reduction"), "reduction", scope)
+
+
+def cuda_launches(
+    workload: ReducedExpression, config: Config, inputs: Iterable[str], *, reduced_lanes: bool
+) -> tuple[Launch, ...]:
+    """Return the launch of one block for every `others` results.
+
+    Args:
+        workload: The workload.
+        config: The configuration: `threads` of a result, and `others`, the results of a block.
+        inputs: Names of the inputs, in the order of the kernel's parameters.
+        reduced_lanes: Whether adjacent threads share a result; otherwise they have adjacent results.
+    """
+    threads, others = config["threads"], config["others"]
+    return (
+        Launch(
+            grid=(ceil_div(workload.results, others), 1, 1),
+            block=(threads, others, 1) if reduced_lanes else (others, threads, 1),
+            arguments=(*inputs, "out", Scalar("float", workload.factor)),
+        ),
+    )

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.expression import compiled, filled, function_text, least_operations
+from tunebench.kernels.common.expression import filled, least_operations
 from tunebench.kernels.common.numba_cuda_results import NumbaCudaResults, result_space
-from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array, cuda_load, cuda_parameters
-from tunebench.kernels.common.numba_reduction import TAKEN
+from tunebench.kernels.common.numba_reduction import TAKEN, cuda_kernel, cuda_launches
 from tunebench.space import Config, Table
-from tunebench.variant import Costs, Launch, Scalar, ceil_div
+from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.reduction import Reduction
 
 KERNEL = """
@@ -110,32 +108,12 @@ class NumbaCudaReduction(NumbaCudaResults[Reduction]):
 
     def kernel(self, workload: Reduction, config: Config) -> Callable[..., None]:
         """Return the kernel of this expression; it takes the inputs in order, out, and the factor of sums."""
-        import math
-
-        import numpy as np
-        from numba import cuda, float32
-
-        neutral, text = (
-            {"max": -math.inf, "min": math.inf}.get(workload.reduce, 0.0),
-            self.generated(workload, config),
-        )
-        scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
-        scope |= {"float32": float32, "neutral": neutral, **{name: config[name] for name in self.space.names}}
-        join = device_function(compiled(function_text(text, "join"), "join", dict(scope)))
-        scope["reduce"] = block_reduction(config["threads"], join)
-        return compiled(function_text(text, "reduction"), "reduction", scope)
+        return cuda_kernel(workload, config, self.generated(workload, config))
 
     def launches(self, workload: Reduction, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `others` results."""
-        threads, others = config["threads"], config["others"]
         names = (tensor.name for tensor in workload.inputs())
-        return (
-            Launch(
-                grid=(ceil_div(workload.results, others), 1, 1),
-                block=(threads, others, 1) if workload.axis == "cols" else (others, threads, 1),
-                arguments=(*names, "out", Scalar("float", workload.factor)),
-            ),
-        )
+        return cuda_launches(workload, config, names, reduced_lanes=workload.axis == "cols")
 
     def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
         """Return a full and a partial block of results, of up to three elements per thread and one more."""

@@ -8,15 +8,13 @@ the results (`lanes=kept`), in each case the one along which operands are contig
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.expression import compiled, filled, function_text
-from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
+from tunebench.kernels.common.expression import filled
 from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array
-from tunebench.kernels.common.numba_reduction import TAKEN
+from tunebench.kernels.common.numba_reduction import TAKEN, cuda_kernel, cuda_launches
 from tunebench.kernels.common.numba_strided import decoded, indented
 from tunebench.kernels.common.strided import (
     capped,
@@ -27,7 +25,7 @@ from tunebench.kernels.common.strided import (
     shrunk,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
 SPACE = Space(
@@ -164,32 +162,11 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
 
     def kernel(self, workload: StridedReduction, config: Config) -> Callable[..., None]:
         """Return the kernel of this workload; it takes the operands in order, out, and the factor of sums."""
-        import math
-
-        import numpy as np
-        from numba import cuda, float32
-
-        neutral, text = (
-            {"max": -math.inf, "min": math.inf}.get(workload.reduce, 0.0),
-            self.generated(workload, config),
-        )
-        scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
-        scope |= {"float32": float32, "neutral": neutral}
-        scope |= {name: config[name] for name in ("threads", "others")}
-        join = device_function(compiled(function_text(text, "join"), "join", dict(scope)))
-        scope["reduce"] = block_reduction(config["threads"], join)
-        return compiled(function_text(text, "reduction"), "reduction", scope)
+        return cuda_kernel(workload, config, self.generated(workload, config))
 
     def launches(self, workload: StridedReduction, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `others` results."""
-        threads, others = config["threads"], config["others"]
-        return (
-            Launch(
-                grid=(ceil_div(workload.results, others), 1, 1),
-                block=(threads, others, 1) if config["lanes"] == "reduced" else (others, threads, 1),
-                arguments=(*workload.maps, "out", Scalar("float", workload.factor)),
-            ),
-        )
+        return cuda_launches(workload, config, workload.maps, reduced_lanes=config["lanes"] == "reduced")
 
     def emulation_workload(self, workload: StridedReduction, config: Config) -> StridedReduction:
         """Return a full and a partial block of results, of up to three elements per thread; strides stay."""

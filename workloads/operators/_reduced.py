@@ -48,6 +48,10 @@ class ReducedExpression(DrawnExpression):
         def terms(self) -> int:
             """Number of elements that are reduced to one result."""
 
+        @property
+        def results(self) -> int:
+            """Number of elements of out."""
+
     def check(self) -> None:
         """Check that `then` has one name, and rename it to x."""
         given = names(parse(self.then))
