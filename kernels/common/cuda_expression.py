@@ -12,6 +12,7 @@ from tunebench.workloads.operators._expression_workload import ExpressionWorkloa
 __all__ = [
     "INJECTED",
     "PRINTER",
+    "claimed",
     "column_loads",
     "filled",
     "function",
@@ -170,6 +171,15 @@ def special(functions: dict[str, int]) -> int:
     """
     each = {"exp": 1, "rsqrt": 1, "sigmoid": 2, "silu": 2}
     return sum(count * functions.get(name, 0) for name, count in each.items())
+
+
+def claimed(tree: Node) -> tuple[str, ...]:
+    """Return the instructions that the machine code of an expression must contain.
+
+    These are loads and stores, and those of the special-function unit if a function should use it.
+    """
+    takes_special = special({step.operation: 1 for step in steps(tree)})
+    return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
 
 
 def threads_along(vectors: int) -> int:

@@ -10,14 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.dtype import itemsize
-from tunebench.expression import steps
-from tunebench.index_map import Guard, IndexMap
-from tunebench.kernels.common.cuda import ctype
-from tunebench.kernels.common.cuda_expression import special
+from tunebench.index_map import Guard, IndexMap, row_major
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.cuda_expression import function_of
 from tunebench.kernels.common.expression import filled, variable
+from tunebench.variant import ceil_div
 from tunebench.workloads.operators._strided import StridedOperand, StridedWorkload
 
-__all__ = ["Load", "arguments", "claimed", "decoded", "loads_of", "parameters", "widest"]
+__all__ = [
+    "Load",
+    "arguments",
+    "decoded",
+    "held_registers",
+    "loads_of",
+    "parameters",
+    "place_of",
+    "prelude",
+    "spaced",
+    "widest",
+]
 
 LARGEST = 2**31
 """Sums below this are computed in 32 bits."""
@@ -118,13 +129,25 @@ def _is_aligned(index: IndexMap, axis: int, vector: int) -> bool:
     return index.strides[axis] == 1 and only_unit and all(step % vector == 0 for step in steps)
 
 
-def widest(workload: StridedWorkload, axis: int, *, stored: bool) -> int:
-    """Return the most bytes of an element that several of are loaded, or stored, by one access.
+def held_registers(workload: StridedWorkload, vector: Any, unroll: Any) -> Any:
+    """Return the registers for loaded elements of all operands; arguments are numbers or columns.
 
     Args:
         workload: The workload.
-        axis: Axis of the elements.
-        stored: Whether results are stored so.
+        vector: Elements of a vector.
+        unroll: Vectors of each operand.
+    """
+    each = (ceil_div(vector * itemsize(operand.dtype), 4) for operand in workload.maps.values())
+    return sum(each) * unroll
+
+
+def widest(workload: StridedWorkload, axis: int, *, stored: bool) -> int:
+    """Return the largest element, in bytes, among the tensors that one access reads or writes as a vector.
+
+    Args:
+        workload: The workload.
+        axis: Axis along which vectors are.
+        stored: Whether results are also stored as vectors.
     """
     sizes = [
         itemsize(operand.dtype) for operand in workload.maps.values() if operand.index.strides[axis] == 1
@@ -141,7 +164,7 @@ def decoded(
         flat: Text of the flat index.
         axes: Axes to decode, outermost first.
         extents: Extents by axis.
-        scale: Factors of indices along some axes; the extents count multiples of these.
+        scale: Step between indices along some axes, such as the length of vectors; others have steps of 1.
     """
     statements, step = [], 1
     for axis in reversed(axes):
@@ -152,6 +175,12 @@ def decoded(
         statements.append(f"const int at_{axis} = int({digit}){factor};")
         step *= count
     return statements
+
+
+def place_of(extents: Sequence[int]) -> str:
+    """Return the text of the row-major offset of the element at the indices ``at_0``, ``at_1`` and so on."""
+    steps = list(enumerate(row_major(extents)))
+    return " + ".join(f"size_t(at_{axis}) * {step}" for axis, step in reversed(steps)) or "0"
 
 
 def summed(row: Sequence[int], index: Mapping[int, str], start: int, shape: Sequence[int]) -> str:
@@ -174,6 +203,12 @@ def condition(guard: Guard, index: Mapping[int, str], shape: Sequence[int]) -> s
     return f"{'u64' if 'i64' in total else 'u32'}({total}) < {max(0, guard.extent)}u"
 
 
+def prelude(workload: StridedWorkload) -> str:
+    """Return the headers of the kernels, and the device function `chain` of the expression."""
+    chain = function_of(workload.tree, tuple(workload.maps))
+    return helpers("types", "reduce", "row_block", "epilogue", "strided") + chain
+
+
 def parameters(workload: StridedWorkload) -> str:
     """Return the kernel parameters for the operands."""
     return ", ".join(
@@ -190,12 +225,6 @@ def arguments(loads: Sequence[Load], suffix: str = "[n]") -> str:
         suffix: Suffix of the names of held elements.
     """
     return ", ".join(load.element(f"held_{load.name}{suffix}") for load in loads)
-
-
-def claimed(workload: Any) -> tuple[str, ...]:
-    """Return loads and stores, and the special-function unit if a function should use it."""
-    takes_special = special({step.operation: 1 for step in steps(workload.tree)})
-    return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
 
 
 def spaced(template: str, **pieces: Sequence[str]) -> str:

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.expression import steps
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import function, function_of, special
+from tunebench.kernels.common.cuda_expression import claimed, function, function_of, special
 from tunebench.kernels.common.expression import least_operations
 from tunebench.space import Config
 from tunebench.variant import Argument, CudaVariant, Launch, Scalar, ceil_div
@@ -107,8 +106,7 @@ class CudaReduction(CudaVariant[Reduction]):
 
     def claims(self, workload: Reduction, config: Config) -> tuple[str, ...]:
         """Return loads and stores, and the special-function unit if a function should use it."""
-        takes_special = special({step.operation: 1 for step in steps(workload.tree)})
-        return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
+        return claimed(workload.tree)
 
     def launches(self, workload: Reduction, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of some results, and a second kernel if there are parts."""

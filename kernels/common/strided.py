@@ -1,11 +1,11 @@
-"""Properties of strided operands from which kernels choose axes, and the least operations of an element."""
+"""Choice of axes for kernels by the strides of operands, and the least operations of an element."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expression import least_of_tree
@@ -13,8 +13,9 @@ from tunebench.workloads.operators._strided import StridedOperand, StridedWorklo
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
 __all__ = [
+    "best_lanes",
     "capped",
-    "is_distinct",
+    "is_loaded_everywhere",
     "lane_axis",
     "lane_cost",
     "least_of_element",
@@ -27,11 +28,13 @@ __all__ = [
 S = TypeVar("S", bound=StridedWorkload)
 
 FAR = 16
-"""Elements between two loads beyond which a larger distance makes no difference."""
+"""Distance of two loads, in elements, from which they are taken to be in different sectors."""
 
 
 def transposed_axis(workload: StridedWorkload, lane: int) -> int | None:
-    """Return the axis of adjacent elements of the largest operand in another layout; None if there is none.
+    """Return the axis along which most bytes of transposed operands are contiguous; None if there are none.
+
+    An operand is transposed if its stride along another axis is smaller than that along the lane axis.
 
     Args:
         workload: The workload.
@@ -62,34 +65,42 @@ def second_axis(workload: StridedWorkload) -> int | None:
 def least_of_element(workload: StridedWorkload, *, may_be_0: bool) -> tuple[float, dict[str, int]]:
     """Return the least multiply-adds of an element, and the least calls of each function by name.
 
-    Steps that depend on no operand of a different value at each index may be computed once for many.
+    Steps whose operands are all broadcast may be computed once for many elements.
 
     Args:
         workload: The workload.
-        may_be_0: Whether to include operations on operands that are 0 where they do not exist; a kernel may
-            leave them out there.
+        may_be_0: Whether to include operations on operands with guards. A kernel may leave them out where
+            the operand does not exist and is 0.
     """
-    distinct = {name for name, operand in workload.maps.items() if is_distinct(operand)}
+    distinct = {name for name, operand in workload.maps.items() if _is_distinct(operand)}
     left_out = {name for name, operand in workload.maps.items() if operand.index.guards and not may_be_0}
     return least_of_tree(workload.tree, distinct, left_out)
 
 
 def lane_axis(workload: StridedReduction, *, reduced: bool) -> int | None:
-    """Return the best axis for adjacent lanes among the reduced axes or the others; None without any.
+    """Return the axis of least `lane_cost` among the reduced axes or the others; None if there are none.
 
     Args:
         workload: The workload.
-        reduced: Whether lanes have elements of one result.
+        reduced: Whether to choose among the reduced axes.
     """
     kept = len(workload.extents) - workload.axes
     axes = range(kept, len(workload.extents)) if reduced else range(kept)
     return min(axes, key=lambda axis: (lane_cost(workload, axis), -axis), default=None)
 
 
+def best_lanes(workload: StridedReduction) -> Literal["reduced", "kept"]:
+    """Return whether adjacent lanes should be along a reduced axis, or along an axis of the results."""
+    along, across = (lane_axis(workload, reduced=reduced) for reduced in (True, False))
+    assert along is not None
+    cheaper = across is not None and lane_cost(workload, across) < lane_cost(workload, along)
+    return "kept" if cheaper else "reduced"
+
+
 def lane_cost(workload: StridedReduction, axis: int) -> float:
     """Return the approximate bytes that are read for an element if adjacent lanes are along an axis.
 
-    Short axes use a part of the lanes only. Elements that are `FAR` or more apart are in different sectors.
+    A short axis fills only a part of the lanes. Elements `FAR` or more apart are in different sectors.
     """
     each = sum(
         itemsize(operand.dtype) * (min(abs(operand.index.strides[axis]), FAR) or 0.25)
@@ -98,16 +109,20 @@ def lane_cost(workload: StridedReduction, axis: int) -> float:
     return each * (1 + FAR / workload.extents[axis])
 
 
-def is_distinct(operand: StridedOperand) -> bool:
-    """Return whether an operand has a stride along every axis: none of its values is known to be shared."""
+def _is_distinct(operand: StridedOperand) -> bool:
+    """Return whether an operand is not broadcast: its stride along every axis differs from 0."""
     steps = zip(operand.index.strides, operand.index.shape, strict=True)
     return all(step for step, extent in steps if extent > 1)
 
 
+def is_loaded_everywhere(operand: StridedOperand) -> bool:
+    """Return whether a kernel loads an operand for each index: it is not broadcast and has no guards."""
+    return not operand.index.guards and _is_distinct(operand)
+
+
 def own_elements(operand: StridedOperand) -> bool:
-    """Return whether all elements exist, and each is at an offset of its own."""
-    index = operand.index
-    return not index.guards and is_distinct(operand) and index.touched() == index.elements
+    """Return whether all elements exist, each at a different offset."""
+    return is_loaded_everywhere(operand) and operand.index.touched() == operand.index.elements
 
 
 def shrunk(workload: S, most: Mapping[int, int], multiple: int = 1) -> S:

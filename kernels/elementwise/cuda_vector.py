@@ -17,9 +17,15 @@ import dataclasses
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.expression import steps
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import column_loads, filled, function, special, threads_along
+from tunebench.kernels.common.cuda_expression import (
+    claimed,
+    column_loads,
+    filled,
+    function,
+    special,
+    threads_along,
+)
 from tunebench.kernels.common.expression import least_operations, lines
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -176,8 +182,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
 
     def claims(self, workload: Elementwise, config: Config) -> tuple[str, ...]:
         """Return loads and stores, and the special-function unit if a function should use it."""
-        takes_special = special({step.operation: 1 for step in steps(workload.tree)})
-        return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
+        return claimed(workload.tree)
 
     def launches(self, workload: Elementwise, config: Config) -> tuple[Launch, ...]:
         """Launch tiles of rows along x and of columns along y."""

@@ -15,26 +15,27 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import function_of, special
+from tunebench.kernels.common.cuda import ctype
+from tunebench.kernels.common.cuda_expression import claimed, special
 from tunebench.kernels.common.cuda_strided import (
     arguments,
-    claimed,
     decoded,
+    held_registers,
     loads_of,
     parameters,
+    prelude,
     spaced,
     widest,
 )
 from tunebench.kernels.common.strided import (
     capped,
-    is_distinct,
+    is_loaded_everywhere,
     least_of_element,
     own_elements,
     shrunk,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 
 OTHER_REGISTERS = 40
@@ -43,8 +44,7 @@ OTHER_REGISTERS = 40
 
 def _registers(workload: StridedElementwise, vector: Any, unroll: Any) -> Any:
     """Return the registers that a thread needs, approximately."""
-    held = sum(ceil_div(vector * itemsize(operand.dtype), 4) for operand in workload.maps.values()) * unroll
-    return held + vector * 2 + OTHER_REGISTERS
+    return held_registers(workload, vector, unroll) + vector * 2 + OTHER_REGISTERS
 
 
 SPACE = Space(
@@ -132,7 +132,7 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
         for vector in np.unique(table["vector"]):
             here = table["vector"] == vector
             for load in loads_of(workload, len(workload.extents) - 1, int(vector)):
-                if is_distinct(load.operand) and not load.operand.index.guards:
+                if is_loaded_everywhere(load.operand):
                     accesses[here] += load.accesses
         return Costs(
             blocks=workload.elements / elements,
@@ -159,12 +159,11 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
             LOADS=[load.text(f"held_{load.name}[n]", index) for load in loads],
             ARGUMENTS=[arguments(loads)],
         )
-        chain = function_of(workload.tree, tuple(workload.maps))
-        return helpers("types", "reduce", "row_block", "epilogue", "strided") + chain + text
+        return prelude(workload) + text
 
     def claims(self, workload: StridedElementwise, config: Config) -> tuple[str, ...]:
         """Return loads and stores, and the special-function unit if a function should use it."""
-        return claimed(workload)
+        return claimed(workload.tree)
 
     def launches(self, workload: StridedElementwise, config: Config) -> tuple[Launch, ...]:
         """Launch one block for each tile of results."""

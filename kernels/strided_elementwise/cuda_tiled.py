@@ -17,12 +17,20 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import function_of, special
-from tunebench.kernels.common.cuda_strided import Load, claimed, decoded, loads_of, parameters, spaced
+from tunebench.kernels.common.cuda import ctype
+from tunebench.kernels.common.cuda_expression import claimed, special
+from tunebench.kernels.common.cuda_strided import (
+    Load,
+    decoded,
+    loads_of,
+    parameters,
+    place_of,
+    prelude,
+    spaced,
+)
 from tunebench.kernels.common.strided import (
     capped,
-    is_distinct,
+    is_loaded_everywhere,
     least_of_element,
     own_elements,
     shrunk,
@@ -140,7 +148,7 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
             index, size, tiled = load.operand.index, itemsize(load.operand.dtype), _is_tiled(workload, load)
             if tiled:
                 accesses, traffic = accesses + 2, traffic + 2.0 * size  # stored to shared memory, and loaded
-            if index.guards or not is_distinct(load.operand):
+            if not is_loaded_everywhere(load.operand):
                 continue
             accesses += 1
             # One sector at either end of each run may be shared with another block.
@@ -164,20 +172,13 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
 
     def source(self, workload: StridedElementwise, config: Config) -> str:
         """Return the kernel of this workload."""
-        extents, last, second = (
-            dict(enumerate(workload.extents)),
-            len(workload.extents) - 1,
-            _second(workload),
-        )
+        extents, second = dict(enumerate(workload.extents)), _second(workload)
+        last = len(extents) - 1
         loads = loads_of(workload, last, 1)
         tiled = [load for load in loads if _is_tiled(workload, load)]
         others = [axis for axis in extents if axis not in (last, second)]
         index = {axis: f"at_{axis}" for axis in extents}
         of_last, of_second, _ = self.tiles(workload, config)
-        place, step = [], 1
-        for axis in reversed(extents):
-            place.append(f"size_t(at_{axis}) * {step}")
-            step *= extents[axis]
         values = {
             load.name: f"to_float(tile_{load.name}[along][across])"
             if load in tiled
@@ -201,15 +202,14 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
                 for load in loads
                 if load not in tiled
             ],
-            PLACE=[" + ".join(place)],
+            PLACE=[place_of(workload.extents)],
             ARGUMENTS=[", ".join(values.values())],
         )
-        chain = function_of(workload.tree, tuple(workload.maps))
-        return helpers("types", "reduce", "row_block", "epilogue", "strided") + chain + text
+        return prelude(workload) + text
 
     def claims(self, workload: StridedElementwise, config: Config) -> tuple[str, ...]:
         """Return accesses of global and shared memory, and the special-function unit if it should be used."""
-        return (*claimed(workload), "LDS", "STS")
+        return (*claimed(workload.tree), "LDS", "STS")
 
     def launches(self, workload: StridedElementwise, config: Config) -> tuple[Launch, ...]:
         """Launch one block for each tile."""

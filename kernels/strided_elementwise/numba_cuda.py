@@ -15,7 +15,7 @@ from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_strided import decoded, indented
-from tunebench.kernels.common.strided import capped, is_distinct, least_of_element, shrunk
+from tunebench.kernels.common.strided import capped, is_loaded_everywhere, least_of_element, shrunk
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
@@ -69,7 +69,7 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
     def costs(self, workload: StridedElementwise, table: Table, device: Device) -> Costs:
         """Count operations, loads and stores; functions are not counted."""
         elements = 1.0 * table["threads"] * table["turns"]
-        read = sum(is_distinct(o) and not o.index.guards for o in workload.maps.values())
+        read = sum(map(is_loaded_everywhere, workload.maps.values()))
         return Costs(
             blocks=workload.elements / elements,
             full_blocks=workload.elements // elements,

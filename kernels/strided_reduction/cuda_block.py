@@ -20,13 +20,15 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.cuda_expression import function_of, special
+from tunebench.kernels.common.cuda_expression import claimed, function_of, special
 from tunebench.kernels.common.cuda_strided import (
     arguments,
-    claimed,
     decoded,
+    held_registers,
     loads_of,
     parameters,
+    place_of,
+    prelude,
     spaced,
     widest,
 )
@@ -40,10 +42,10 @@ from tunebench.kernels.common.reduction import (
     SPLITS,
 )
 from tunebench.kernels.common.strided import (
+    best_lanes,
     capped,
-    is_distinct,
+    is_loaded_everywhere,
     lane_axis,
-    lane_cost,
     least_of_element,
     own_elements,
     shrunk,
@@ -66,8 +68,7 @@ def _lane(workload: StridedReduction, *, reduced: bool) -> int:
 
 def _registers(workload: StridedReduction, vector: Any, unroll: Any) -> Any:
     """Return the registers that a thread needs, approximately."""
-    held = sum(ceil_div(vector * itemsize(operand.dtype), 4) for operand in workload.maps.values()) * unroll
-    return held + vector + unroll + OTHER_REGISTERS
+    return held_registers(workload, vector, unroll) + vector + unroll + OTHER_REGISTERS
 
 
 SPACE = Space(
@@ -191,15 +192,13 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
 
     def default(self, workload: StridedReduction, device: Device) -> Config:
         """Return lanes along which operands are contiguous, and parts if results are few."""
-        along, across = (_lane(workload, reduced=reduced) for reduced in (True, False))
-        kept = across >= 0 and lane_cost(workload, across) < lane_cost(workload, along)
-        if kept:
+        lanes = best_lanes(workload)
+        if lanes == "kept":
             shapes = [(t, r) for r in (32, 64, 16, 8) for t in (8, 4, 16, 2, 32, 1)]
         else:
             threads = next((t for t in (4, 8, 16, 32, 64, 128) if workload.terms <= 16 * t), 256)
             shapes = [(t, max(1, 128 // t) if t <= WARP else 1) for t in (threads, threads // 2 or 1, 32, 64)]
             shapes += [(t, r) for t in (32, 16, 8, 4, 2, 1) for r in (2, 4, 8, 16, 32, 64)]
-        lanes = "kept" if kept else "reduced"
         choices = (
             Config({"lanes": lanes, "threads": t, "results": r, "vector": v, "unroll": n, "split": s})
             for t, r in shapes
@@ -239,14 +238,11 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
                 if own_elements(operand) and operand.index.strides[axis] == 1:
                     own = np.maximum(0.0, elements * itemsize(operand.dtype) - 64.0 * runs)
                     fill += np.where(here, own, 0.0)
+            for width in np.unique(vector[here]):
+                for load in loads_of(workload, axis, int(width)):
+                    if is_loaded_everywhere(load.operand):
+                        accesses[here & (vector == width)] += load.accesses / int(width)
         adds = np.maximum(0.0, part // (threads * vector) // table["unroll"] - 1.0)
-        for width in np.unique(vector):
-            for lanes in ("reduced", "kept"):
-                axis = _lane(workload, reduced=lanes == "reduced")
-                here = (vector == width) & (table["lanes"] == lanes)
-                for load in loads_of(workload, axis, int(width)) if np.any(here) else ():
-                    if is_distinct(load.operand) and not load.operand.index.guards:
-                        accesses[here] += load.accesses / int(width)
         smem_bytes = np.where(by_memory, threads * table["results"] * 4.0, 0.0)
         return Costs(
             blocks=workload.results / results * np.minimum(split, workload.terms / part),
@@ -280,10 +276,6 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
         order = [axis for axis in extents if axis != lane] + [lane]
         of_results = [axis for axis in order if axis < kept]
         of_terms = [axis for axis in order if axis >= kept]
-        place, step = [], 1
-        for axis in reversed(range(kept)):
-            place.append(f"size_t(at_{axis}) * {step}")
-            step *= extents[axis]
         text = spaced(
             KERNEL,
             PARAMETERS=[parameters(workload)],
@@ -294,15 +286,14 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             HELD=[f"{load.held} held_{load.name}[N];" for load in loads],
             LOADS=[load.text(f"held_{load.name}[n]", index) for load in loads],
             ARGUMENTS=[arguments(loads)],
-            PLACE=[" + ".join(place) or "0"],
+            PLACE=[place_of(workload.extents[:kept])],
         )
-        made = function_of(workload.tree, tuple(workload.maps)) + function_of(workload.end, ("x",), "finish")
-        headers = helpers("types", "reduce", "row_block", "epilogue", "strided")
-        return headers + made + helpers("reduction") + text + END_ROWS
+        finish = function_of(workload.end, ("x",), "finish")
+        return prelude(workload) + finish + helpers("reduction") + text + END_ROWS
 
     def claims(self, workload: StridedReduction, config: Config) -> tuple[str, ...]:
         """Return loads and stores, and the special-function unit if a function should use it."""
-        return claimed(workload)
+        return claimed(workload.tree)
 
     def launches(self, workload: StridedReduction, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of some results, and a second kernel if there are parts."""

@@ -19,7 +19,7 @@ from tunebench.kernels.common.numba_cpu import jitted, rank
 from tunebench.kernels.common.numba_expression import PRINTER, has_two_forms
 from tunebench.kernels.common.numba_reduction import exact, join_of, neutral_of
 from tunebench.kernels.common.numba_strided import Nest, Part, affine, decoded, indented, strided_scope
-from tunebench.kernels.common.strided import lane_axis, lane_cost, least_of_element
+from tunebench.kernels.common.strided import best_lanes, lane_axis, least_of_element
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
@@ -179,18 +179,14 @@ class NumbaCpuStridedReduction(NumbaCpuVariant[StridedReduction]):
 
     def default(self, workload: StridedReduction, device: Device) -> Config:
         """Return lanes along which operands are contiguous, and parts if there are too few results."""
-        along, across = (lane_axis(workload, reduced=reduced) for reduced in (True, False))
-        assert along is not None
-        kept = across is not None and lane_cost(workload, across) < lane_cost(workload, along)
-        block, tasks = LEAST_BLOCK, workload.results
-        if kept:
+        lanes, block, tasks = best_lanes(workload), LEAST_BLOCK, workload.results
+        if lanes == "kept":
             block = max(b for b in (16, 64, 256, 1024) if b == LEAST_BLOCK or b < 2 * _lanes(workload))
             tasks = workload.results // _lanes(workload) * -(-_lanes(workload) // block)
         parts = 1
         while parts < 1024 and parts * tasks < 16 and 2 * parts * 4 * LEAST_PART <= workload.terms:
             parts *= 2
-        unroll = max(u for u in (1, 2, 4) if u <= workload.terms) if kept else 1
-        lanes = "kept" if kept else "reduced"
+        unroll = max(u for u in (1, 2, 4) if u <= workload.terms) if lanes == "kept" else 1
         return Config({"lanes": lanes, "block": block, "parts": parts, "unroll": unroll, "functions": "poly"})
 
     def costs(self, workload: StridedReduction, table: Table, device: Device) -> Costs:

@@ -17,10 +17,10 @@ from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_reduction import TAKEN, cuda_kernel, cuda_launches
 from tunebench.kernels.common.numba_strided import decoded, indented
 from tunebench.kernels.common.strided import (
+    best_lanes,
     capped,
-    is_distinct,
+    is_loaded_everywhere,
     lane_axis,
-    lane_cost,
     least_of_element,
     shrunk,
 )
@@ -91,15 +91,12 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
 
     def default(self, workload: StridedReduction, device: Device) -> Config:
         """Return lanes along which operands are contiguous, and up to 256 threads for a result."""
-        along, across = (lane_axis(workload, reduced=reduced) for reduced in (True, False))
-        assert along is not None
-        kept = across is not None and lane_cost(workload, across) < lane_cost(workload, along)
+        lanes = best_lanes(workload)
         threads = next((t for t in (8, 16, 32, 64, 128) if workload.terms <= 4 * t), 256)
         pairs = [(t, others) for others in (32, 64, 16, 8) for t in (8, 16, 4, 2, 1)]
-        if not kept:
+        if lanes == "reduced":
             pairs = [(t, max(1, 128 // t)) for t in (threads, threads // 2, 32)] + pairs
         pairs += [(t, 64 // t) for t in (8, 4, 2, 1)]
-        lanes = "kept" if kept else "reduced"
         choices = (Config({"lanes": lanes, "threads": t, "others": others}) for t, others in pairs)
         return self.space.first_valid(choices, workload=workload, device=device)
 
@@ -114,7 +111,7 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
         """Count operations and loads; functions are not counted."""
         least, counts = least_of_element(workload, may_be_0=False)
         joins = workload.is_sum and not any(o.index.guards for o in workload.maps.values())
-        read = sum(is_distinct(o) and not o.index.guards for o in workload.maps.values())
+        read = sum(map(is_loaded_everywhere, workload.maps.values()))
         elements = 1.0 * table["others"] * workload.terms
         return Costs(
             blocks=workload.results / table["others"],
