@@ -1,7 +1,7 @@
 """Extensions of Numba on the CPU: half-precision arrays, raw addresses and functions that vectorise.
 
-f16 and bf16 arrays are passed as uint16 (see `NumbaCpuVariant`). `load` and `store` convert to and from f32,
-rounding to nearest even; they are inlined and vectorised.
+f16 and bf16 arrays are passed as uint16 (see `NumbaCpuVariant`), and bool arrays are accessed as uint8.
+`load` and `store` convert to and from f32, rounding to nearest even; they are inlined and vectorised.
 
 Within a kernel's parallel loop, arrays are raw addresses with flat indices, and innermost loops are separate
 functions. Reference counts, shapes and negative indices of arrays would keep LLVM from vectorising a loop
@@ -34,6 +34,13 @@ def load(dtype: DType) -> Callable[..., Any]:
             return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
         return load_bf16
+    if dtype == "bool":
+
+        @inlined
+        def load_bool(byte: Any) -> Any:
+            return np.float32(byte)
+
+        return load_bool
 
     @inlined
     def load_f32(value: Any) -> Any:
@@ -59,6 +66,13 @@ def store(dtype: DType) -> Callable[..., Any]:
             return np.uint16(quiet if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded)
 
         return store_bf16
+    if dtype == "bool":
+
+        @inlined
+        def store_bool(value: Any) -> Any:
+            return np.uint8(np.float32(value) != np.float32(0))
+
+        return store_bool
 
     @inlined
     def store_f32(value: Any) -> Any:

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench.dtype import DType
 from tunebench.expression import Apply, Name, Node, Number, names
 from tunebench.index_map import Guard
 from tunebench.kernels.common.expression import compiled, filled, function_text, variable
-from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.common.numba_cpu import address, jitted, load, store
 from tunebench.kernels.common.numba_expression import PRINTER, by_libm, by_polynomials
 from tunebench.workloads.operators._expression_workload import substitute
 from tunebench.workloads.operators._strided import StridedWorkload
 
-__all__ = ["Nest", "Part", "affine", "decoded", "indented", "plus", "strided_scope"]
+__all__ = ["Nest", "Part", "addressed", "affine", "decoded", "indented", "plus", "strided_scope"]
 
 MOST_SETS = 12
 """Most sets of operands that have a function each; if there are more, one function tests its operands."""
@@ -187,10 +188,7 @@ class Nest:
     @property
     def passed(self) -> str:
         """Arguments of a kernel for the addresses of operands."""
-        views = {
-            name: ".view(np.uint8)" for name, operand in self.operands.items() if operand.dtype == "bool"
-        }
-        return ", ".join(f"address_of({variable(name)}{views.get(name, '')})" for name in self.operands)
+        return ", ".join(addressed(variable(name), one.dtype) for name, one in self.operands.items())
 
     def located(self, index: Mapping[int, str]) -> str:
         """Return the arguments of `block` that locate it: offsets of operands, and limited sums.
@@ -280,10 +278,14 @@ def strided_scope(workload: StridedWorkload, functions: str) -> dict[str, Any]:
 
     scope: dict[str, Any] = {"__name__": __name__, "numba": numba, "np": np, "f32": np.float32}
     for operand in workload.maps.values():
-        scope[f"read_{operand.dtype}"] = _from_bool() if operand.dtype == "bool" else load(operand.dtype)
-    scope["write"] = _to_bool() if workload.dtype == "bool" else store(workload.dtype)
-    scope |= {"address_of": address(), "until": _until()}
+        scope[f"read_{operand.dtype}"] = load(operand.dtype)
+    scope |= {"write": store(workload.dtype), "address_of": address(), "until": _until()}
     return scope | (by_libm() if functions == "libm" else by_polynomials())
+
+
+def addressed(array: str, dtype: DType) -> str:
+    """Return the text of the address of an array; elements of type bool are read and written as bytes."""
+    return f"address_of({array}{'.view(np.uint8)' if dtype == 'bool' else ''})"
 
 
 def affine(row: Sequence[int], index: Mapping[int, str], start: int) -> str:
@@ -391,23 +393,3 @@ def _until() -> Callable[..., Any]:
         return (end - value + step - 1) // step if value < end else 1 << 60
 
     return until
-
-
-def _from_bool() -> Callable[..., Any]:
-    import numpy as np
-
-    @inlined
-    def load_bool(value: Any) -> Any:
-        return np.float32(value)
-
-    return load_bool
-
-
-def _to_bool() -> Callable[..., Any]:
-    import numpy as np
-
-    @inlined
-    def store_bool(value: Any) -> Any:
-        return np.uint8(np.float32(value) != np.float32(0))
-
-    return store_bool

@@ -8,13 +8,23 @@ each cache line of a transpose is used; otherwise it is the axis before the last
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tunebench.device import Device
 from tunebench.index_map import row_major
 from tunebench.kernels.common.expression import compiled, filled, function_text, variable
 from tunebench.kernels.common.numba_expression import has_two_forms
-from tunebench.kernels.common.numba_strided import Nest, Part, affine, decoded, indented, plus, strided_scope
+from tunebench.kernels.common.numba_strided import (
+    Nest,
+    Part,
+    addressed,
+    affine,
+    decoded,
+    indented,
+    plus,
+    strided_scope,
+)
 from tunebench.kernels.common.strided import least_of_element, second_axis, transposed_axis
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
@@ -77,12 +87,12 @@ class NumbaCpuStridedElementwise(NumbaCpuVariant[StridedElementwise]):
         """Return tiles of a transpose, or whole lines and about 64 k elements per task."""
         last, rows = workload.extents[-1], _rows(workload)
         if transposed_axis(workload, len(workload.extents) - 1) is not None:
-            chunk, most, inner = min(64, _widest(last, (16, 32, 64))), 64, "last"
+            chunk, most = _widest(last, (16, 32, 64)), 64
         else:
-            chunk, inner = _widest(last, (16, 32, 64, 256, 1024, 4096, 16384)), "last"
+            chunk = _widest(last, (16, 32, 64, 256, 1024, 4096, 16384))
             most = max(1, min(65536 // min(last, chunk), workload.elements // min(last, chunk) // 16))
         block = max(b for b in (1, 4, 16, 32, 64, 256, 1024) if b == 1 or (b <= most and b < 2 * rows))
-        return Config({"chunk": chunk, "rows": block, "inner": inner, "functions": "poly"})
+        return Config({"chunk": chunk, "rows": block, "inner": "last", "functions": "poly"})
 
     def costs(self, workload: StridedElementwise, table: Table, device: Device) -> Costs:
         """Count the products or the sums, whichever are more; one instruction may compute one of each."""
@@ -100,12 +110,9 @@ class NumbaCpuStridedElementwise(NumbaCpuVariant[StridedElementwise]):
         others = [axis for axis in range(last) if axis != second]
         decode, index = decoded(others, extents, "outer")
         pieces, blocks = -(-extents[last] // config["chunk"]), -(-_rows(workload) // config["rows"])
-        view = ".view(np.uint8)" if workload.dtype == "bool" else ""
         of_last = f"first_last, min(first_last + {config['chunk']}, {extents[last]})"
         of_rows = f"first_row, min(first_row + {config['rows']}, {_rows(workload)})"
-        tasks = pieces * blocks
-        for axis in others:
-            tasks *= extents[axis]
+        tasks = pieces * blocks * math.prod(extents[axis] for axis in others)
         kernel = filled(
             KERNEL,
             NAMES=", ".join(map(variable, workload.maps)),
@@ -117,7 +124,7 @@ class NumbaCpuStridedElementwise(NumbaCpuVariant[StridedElementwise]):
             PASSED=nest.passed,
             LOCATED=nest.located(index),
             RANGES=f"{of_rows}, {of_last}" if config["inner"] == "last" else f"{of_last}, {of_rows}",
-            OUT=f"address_of(out{view}), {affine(steps, index, 0)}",
+            OUT=f"{addressed('out', workload.dtype)}, {affine(steps, index, 0)}",
         )
         return text + indented(kernel, DECODE=decode)
 

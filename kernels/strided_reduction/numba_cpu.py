@@ -18,7 +18,15 @@ from tunebench.kernels.common.expression import compiled, filled, function_text,
 from tunebench.kernels.common.numba_cpu import jitted, rank
 from tunebench.kernels.common.numba_expression import PRINTER, has_two_forms
 from tunebench.kernels.common.numba_reduction import exact, join_of, neutral_of
-from tunebench.kernels.common.numba_strided import Nest, Part, affine, decoded, indented, strided_scope
+from tunebench.kernels.common.numba_strided import (
+    Nest,
+    Part,
+    addressed,
+    affine,
+    decoded,
+    indented,
+    strided_scope,
+)
 from tunebench.kernels.common.strided import best_lanes, lane_axis, least_of_element
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
@@ -128,7 +136,7 @@ END_OF_LANES = """for result in numba.prange(@RESULTS@):
     total = partial[result, 0]
     for part in range(1, @PARTS@):
         total = join(total, partial[result, part])
-    put(address_of(@OUT@), result, total)
+    put(@OUT@, result, total)
 """
 
 OF_KEPT = """
@@ -166,7 +174,7 @@ END_OF_KEPT = """for task in numba.prange(@TASKS@):
     count = min(@BLOCK@, @LANES@ - first_lane)
     to = outer * @LANES@ + first_lane
     @DECODE@
-    put(address_of(partial), to, address_of(@OUT@), @PLACE@, count)
+    put(address_of(partial), to, @OUT@, @PLACE@, count)
 """
 
 
@@ -299,7 +307,7 @@ def _of_lanes(workload: StridedReduction, config: Config, nest: Nest) -> str:
         ENDING=[line.strip() for line in ending],
         DECODE=decode,
         DECODE_REDUCED=decode_reduced,
-        KEEP=["put(address_of(@OUT@), result, total)" if single else "partial[result, part] = total"],
+        KEEP=["put(@OUT@, result, total)" if single else "partial[result, part] = total"],
         END=[] if single else END_OF_LANES.splitlines(),
     )
     return filled(
@@ -322,7 +330,7 @@ def _of_kept(workload: StridedReduction, config: Config, nest: Nest) -> str:
     ending, ended = PRINTER.write(workload.end)
     text = indented(
         OF_KEPT,
-        KEEP=["put(address_of(partial), to, address_of(@OUT@), @PLACE@, count)"] if single else [],
+        KEEP=["put(address_of(partial), to, @OUT@, @PLACE@, count)"] if single else [],
         END=[] if single else END_OF_KEPT.splitlines(),
     )
     text = indented(
@@ -351,7 +359,7 @@ def _pieces(workload: StridedReduction, config: Config, ended: str) -> dict[str,
     """Return the pieces that both kernels have."""
     return {
         "NAMES": ", ".join(map(variable, workload.maps)),
-        "OUT": "out.view(np.uint8)" if workload.dtype == "bool" else "out",
+        "OUT": addressed("out", workload.dtype),
         "RESULTS": str(workload.results),
         "PARTS": str(config["parts"]),
         "FACTOR": repr(workload.factor),
