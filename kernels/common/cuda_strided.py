@@ -43,8 +43,8 @@ class Load:
         operand: The operand.
         axis: The axis.
         vector: Adjacent indices of a thread.
-        elements: Elements that it holds: 1 if all indices have the same.
-        is_vector: Whether it loads them by one access.
+        elements: Loaded elements: `vector`, or 1 if the element is the same at all indices.
+        is_vector: Whether one access loads all elements.
     """
 
     name: str

@@ -80,7 +80,7 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The part of blocks in which certain operands exist, which generated functions compute.
+    """A part of a block in which a fixed set of operands exists; one generated function computes it.
 
     Attributes:
         nest: The loops.

@@ -1,5 +1,5 @@
 #pragma once
-// Elements of strided operands: truth values. Needs types.cuh.
+// Elements of type bool: one byte, converted to and from f32. Needs types.cuh.
 
 struct bool_t {
   u8 bits;  // 0 or 1

@@ -1,10 +1,10 @@
 """strided_elementwise in CUDA C++: tiles of two axes, transposed through shared memory.
 
-The kernel is generated from the index maps, with sizes and strides as constants. A block has a tile of the
-last axis, along which results are contiguous, and of the axis along which an operand of another layout is. It
-loads such operands with adjacent threads along the latter into shared memory, and all others directly, with
-adjacent threads along the last axis. A row of a tile in shared memory has one more word of 4 bytes than
-elements, so that the threads of a warp use different banks both ways.
+The kernel is generated from the index maps, with sizes and strides as constants. A block computes a tile of
+two axes: the last one, along which results are contiguous, and a second one, along which transposed operands
+are contiguous. It loads transposed operands into shared memory with adjacent threads along the second axis,
+and all others directly with adjacent threads along the last one. Rows of a tile in shared memory are padded
+by 4 bytes to avoid bank conflicts.
 
 Source: Harris, "An Efficient Matrix Transpose in CUDA C/C++", NVIDIA, 2013.
 """
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(THREADS) strided_tiled(@PARAMETERS@, Out* __re
 
 
 def _second(workload: StridedElementwise) -> int:
-    """Return the axis along which an operand of another layout is contiguous; the last if there is none."""
+    """Return the axis along which transposed operands are contiguous; the last one if there are none."""
     last = len(workload.extents) - 1
     found = transposed_axis(workload, last)
     return last if found is None else found

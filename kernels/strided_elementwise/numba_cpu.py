@@ -2,8 +2,8 @@
 
 Loops are generated from the index maps, with sizes and strides as constants. A task has `rows` indices of a
 second axis and `chunk` of the last one, and fixed indices along all others. Results are contiguous along the
-last axis. The second axis is the one along which an operand of another layout is contiguous, so that all of
-each cache line of a transpose is used; otherwise it is the axis before the last.
+last axis. The second axis is the one along which transposed operands are contiguous, so that a transpose uses
+whole cache lines. Without transposed operands it is the axis before the last.
 """
 
 from __future__ import annotations

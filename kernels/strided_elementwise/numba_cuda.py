@@ -1,7 +1,7 @@
-"""strided_elementwise in Numba-CUDA: a thread computes results a block's width apart, one after the other.
+"""strided_elementwise in Numba-CUDA: a thread computes several results, one after the other.
 
 The kernel is generated from the index maps, with sizes and strides as constants. A thread computes `turns`
-results; adjacent threads compute adjacent results.
+results, `threads` apart; adjacent threads compute adjacent results.
 """
 
 from __future__ import annotations

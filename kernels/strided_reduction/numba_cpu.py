@@ -2,9 +2,9 @@
 
 Loops are generated from the index maps, with sizes and strides as constants. With `lanes=reduced` the inner
 loop reduces elements of one result, in registers. With `lanes=kept` it adds one element to each of up to
-`block` adjacent results, `unroll` times; results are in memory that stays in the cache. Either loops along
-the axis along which operands are contiguous. The longest reduced loop is split into `parts`, so that few
-results keep all cores busy. Parts are joined in a fixed order.
+`block` adjacent results, `unroll` times; results are in memory that stays in the cache. In both cases the
+inner loop is along the axis along which operands are contiguous. The longest reduced loop is split into
+`parts`, so that few results keep all cores busy. Parts are joined in a fixed order.
 """
 
 from __future__ import annotations

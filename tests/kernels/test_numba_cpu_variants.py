@@ -80,7 +80,7 @@ PATHS = [
     "strided_elementwise:shape=2x7x9,dtype=bool,expression=lt(c,gelu(x)),operands=c.bool.0_-1_0.at6+"
     "x.f32.35_7_1.at-8.if0_1_0_-1_5.if0_0_1_-1_7",
     "strided_elementwise:shape=9x9,dtype=f32,expression=x,operands=x.f32.9_1.if1_-1_0_9",
-    # so many sets of operands may exist together that one function tests them
+    # More sets of operands may exist than have a function each: one function tests its operands.
     "strided_elementwise:shape=5x6x7,dtype=f32,expression=a*b+c-d,operands=a.f32.42_7_1.if1_0_0_-1_3+"
     "b.f32.42_7_1.if0_1_0_-2_3+c.f16.42_7_1.if0_0_1_-1_4+d.f32.7_0_1.if1_1_0_-2_5",
     "strided_reduction:shape=37x231,dtype=f32,expression=x*y-z,reduce=sum,operands=x.f32.231_1+y.f16.0_1+z.bf16.1_0",

@@ -98,7 +98,7 @@ def test_guards_concatenate_and_pad() -> None:
     np.testing.assert_array_equal(references["out"].value, padded)
 
 
-def test_padded_windows_are_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mean_over_padded_windows_is_an_average_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "shape=2x5x5x3x3,dtype=f32,expression=x,reduce=mean,axes=2,operands=x.f32.81_18_2_9_1.at-10"
     workload = reduction(f"{text}.if0_2_0_1_0_-1_9.if0_0_2_0_1_-1_9")
     inputs, references = drawn(workload)
@@ -110,7 +110,7 @@ def test_padded_windows_are_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(parts["out"].value, references["out"].value)
 
 
-def test_results_of_type_bool_tell_values_from_0() -> None:
+def test_results_of_type_bool_are_true_unless_the_value_is_0() -> None:
     workload = elementwise(
         "shape=64,dtype=bool,expression=c*x-c*x+c*0.5+0*y,operands=c.bool.1+x.f32.1+y.f32.1"
     )
@@ -121,7 +121,7 @@ def test_results_of_type_bool_tell_values_from_0() -> None:
     assert set(unclear.reference(exact(same))["out"].value.tolist()) == {0.0}
 
 
-def test_masks_are_drawn_as_0_and_1() -> None:
+def test_bool_operands_are_drawn_as_0_and_1() -> None:
     workload = elementwise("shape=64,dtype=bool,expression=1-c,operands=c.bool.1")
     inputs, references = drawn(workload)
     assert set(inputs["c"].tolist()) == {False, True}

@@ -165,7 +165,7 @@ def _box(index: IndexMap) -> Box | None:
 
 
 def _range(guard: Guard, axis: int) -> tuple[int, int]:
-    """Return the first index along an axis at which a guard of it holds, and the one after the last."""
+    """Return the first index along an axis at which its guard holds, and the one after the last."""
     factor, start, end = guard.coefficients[axis], guard.start, guard.extent
     if factor < 0:
         factor, start = -factor, end - 1 - start
