@@ -53,8 +53,9 @@ def device_of(device: torch.device) -> tuple[Device, int] | str:
 
 def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     """Run a kernel on its inputs and outputs, whose memory has the workload's layout; scalars are numbers."""
-    if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
-        _launch_on_gpu(kernel, tensors)
+    first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+    if first.is_cuda:
+        _launch_on_gpu(kernel, tensors, first.device)
         return
     _use_threads_of_torch(kernel)
     kernel.run(*[_array(tensor, spec.shape) for tensor, spec in zip(tensors, kernel.tensors, strict=True)])
@@ -65,7 +66,7 @@ _threads = threading.local()
 
 
 SMALL_BYTES, SMALL_FLOPS = 2**16, 2**20
-"""Kernels with no more traffic and operations run on one thread: waking others takes longer.
+"""Kernels with at most this traffic and these operations run on one thread: waking others takes longer.
 
 torch's own limit is 32,768 elements (`at::internal::GRAIN_SIZE`).
 """
@@ -100,15 +101,14 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     return array.reshape(shape)
 
 
-def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
+def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any], device: torch.device) -> None:
     """Launch on the current stream of the tensors' device; torch's allocator provides the scratch memory."""
-    first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-    index = first.device.index
+    index = device.index
     addresses = [t.data_ptr() if isinstance(t, torch.Tensor) and t.ndim else t for t in tensors]
     scratch = None
     needed: int = kernel.scratch_bytes  # type: ignore[attr-defined]
     if needed:
-        scratch = torch.empty(needed, dtype=torch.uint8, device=first.device)
+        scratch = torch.empty(needed, dtype=torch.uint8, device=device)
     run: Callable[..., None] = functools.partial(
         kernel.run,
         *addresses,
