@@ -4,9 +4,9 @@
     python -m benchmarks.architectures coverage [--model LSTM] [--device h100-sxm]
 
 - `right`: small models in float32 on this CPU, inference and four training steps by SGD. Groups are run by
-  the float64 references of their workloads, rounded to float32. So an error larger than that of eager torch,
-  both against float64, is an error of the graph: of layouts, operands or gradients. A model is *right*,
-  *wrong* or *not fused* (no group is run by a kernel).
+  the float64 references of their workloads, rounded to float32, and errors are against torch in float64. A
+  larger error than that of eager torch is therefore an error of the graph: of layouts, operands or
+  gradients. A model is *right*, *wrong* or *not fused* (no group is run by a kernel).
 - `coverage`: models at published sizes, large ones with fewer layers, in f16 on described GPUs, without
   memory for them: fraction of torch's time in operators of tunebench, times and traffic. A second table lists
   what is left to torch on the first device, by operator and reason.
@@ -84,8 +84,8 @@ def right(name: str, case: Architecture, _: argparse.Namespace) -> Iterator[str]
 def _persistent_verdict(case: Architecture, *, training: bool) -> Verdict:
     """Return the verdict of the first seed that is not wrong.
 
-    Where rounding moves an activation across the kink of a ReLU, a term of a gradient appears or disappears,
-    an error of some percent with a few seeds. A wrong graph is wrong with every seed.
+    With a few seeds, rounding moves an activation across the kink of a ReLU: a term of a gradient appears or
+    disappears, which is an error of some percent. A wrong graph is wrong with every seed.
     """
     for seed in range(SEED, SEED + SEEDS):
         torch.manual_seed(seed)
@@ -112,7 +112,7 @@ def _verdict(model: nn.Module, inputs: Sequence[Tensor]) -> Verdict:
 
 
 def _results(run: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs of inference; of training the first output and gradients and the last parameters."""
+    """Return the outputs of inference, or of training the first output and gradients and last parameters."""
     torch.manual_seed(SEED)
     if not run.training:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Compiled models of these tests run without generated code, which inductor takes seconds to compile."""
+"""Fixture that keeps inductor from generating code in tests of compiled models, which takes seconds."""
 
 from __future__ import annotations
 

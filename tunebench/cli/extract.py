@@ -47,8 +47,8 @@ def command(
 
     Groups are chosen for minimal time on the device, measured or predicted; the device need not be in this
     machine. Operations that no kernel computes are left to torch and listed. The model's file is executed,
-    the model is only traced. A model that torch cannot trace as a whole has several graphs, as in
-    torch.compile, and a warning has the reasons.
+    the model is only traced. A model with graph breaks has several graphs, as in torch.compile, and a
+    warning lists the reasons.
     """
     from tunebench.graph import Graph, InputSpec, extract, load_factory, plan
 
@@ -88,7 +88,7 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
 
 
 def _number(one: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
-    """Return a plan's number among those of the same phase, after a point; nothing if it is the only one."""
+    """Return a plan's number among those of its phase, such as `.2`; empty if it is the only one."""
     alike = [other for other in plans if other.graph.phase == one.graph.phase]
     return f".{next(place for place, other in enumerate(alike, 1) if other is one)}" if alike[1:] else ""
 

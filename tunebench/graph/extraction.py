@@ -147,12 +147,12 @@ def extract(
             returns.
         dtype: Type of the parameters; by default that of the first f16 or bf16 input.
         name: Name of the graphs; by default the model's class.
-        device: Device that will run the step; it need not be in this machine. On a GPU attention is one
-            operator of torch, on a CPU it may be several.
+        device: Device that will run the step; it need not be in this machine. torch has one operator for
+            attention on a GPU, and may have several on a CPU.
 
     Returns:
-        One graph for inference; for training the forward and the backward graph. Several of each if torch
-        cannot trace the model as a whole, with a warning.
+        One graph for inference; for training the forward and the backward graph. If torch cannot trace the
+        model as a whole, it has several of each, and a warning lists the reasons.
 
     Raises:
         MissingDependency: if torch is not installed.

@@ -22,7 +22,7 @@ __all__ = ["FusedCall", "GroupKernel"]
 
 @dataclass(frozen=True, slots=True)
 class GroupKernel:
-    """A workload of a group, and how to obtain its tensors.
+    """A workload of a group, and the tensors that its kernel reads and writes.
 
     Attributes:
         dispatcher: Dispatcher of the workload.
@@ -89,8 +89,8 @@ class FusedCall:
         """Return why no kernel runs a workload of the group; empty if kernels run all.
 
         Args:
-            preferred: Which kernels to prefer. Of `faster` kernels, a single one must be known to be faster
-                than torch; several were weighed against torch together.
+            preferred: Which kernels to prefer. With `faster`, the kernel of a group of one workload must be
+                known to be faster than torch; a group of several was compared with torch as a whole.
         """
         if preferred == "faster" and len(self._kernels) > 1:
             preferred = "tunebench"

@@ -76,7 +76,7 @@ class GraphRewriter:
         self._owner |= {self._nodes[node.name]: call for node in (*region.calls, *region.outputs)}
 
     def rewrite(self) -> fx.GraphModule:
-        """Return the module with the calls, everything else as before."""
+        """Return a module in which calls replace the groups."""
         live = self._live()
         for node in self._module.graph.nodes:
             if node in live or node.op == "placeholder":
@@ -112,7 +112,7 @@ class GraphRewriter:
                 if node not in self._written:
                     self._copy(node)
             elif node in waiting:
-                raise InputError(f"{node.name} waits for itself")
+                raise InputError(f"{node.name} would read its own result if groups were replaced by kernels")
             else:
                 waiting.add(node)
                 stack += missing
@@ -136,7 +136,7 @@ class GraphRewriter:
 
 
 def _inherited(meta: Mapping[str, object]) -> dict[str, object]:
-    """Return the metadata of a node that its group keeps: stack traces, and marks of forward and backward."""
+    """Return the metadata that a group's call keeps: stack traces, and marks of forward and backward."""
     return {
         key: value for key, value in meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")
     }

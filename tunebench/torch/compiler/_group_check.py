@@ -13,20 +13,19 @@ from tunebench.torch.compiler._fused_call import FusedCall
 __all__ = ["difference"]
 
 MOST_TURNED = 1e-3
-"""Allowed fraction of elements of a comparison that differ from torch's."""
+"""Allowed fraction of differing elements in a result of integers or truth values."""
 
 
 def difference(call: FusedCall) -> str:
-    """Return how the results of a group's kernels differ from torch's; empty if only by rounding.
+    """Return how the results of a group's kernels differ from torch's; empty if they differ by rounding only.
 
-    The inputs are random, with the strides that they have in the model. Torch computes in float64 where it
-    has the operators.
+    The inputs are random, with the strides that they have in the model. The exact results are torch's in
+    float64, or in the group's types if torch lacks an operator for float64.
     """
     with torch.no_grad():
         results = _results(call, call.drawn_inputs())
-        if not all(
-            torch.isfinite(tensor).all() for tensor in results[2]
-        ):  # a root or a quotient of any number
+        if not all(torch.isfinite(tensor).all() for tensor in results[2]):
+            # Negative numbers, for example, have no square root: draw from [0, 1) instead.
             results = _results(call, call.drawn_inputs(torch.rand))
         error = max((_excess(*tensors) for tensors in zip(*results, strict=True)), default=0.0)
     return f"its results differ from torch's by {error:.3g} times the allowed error" if error > 1 else ""
@@ -52,10 +51,10 @@ def _listed(results: Any) -> list[Tensor]:
 def _excess(ours: Tensor, by_torch: Tensor, exact: Tensor) -> float:
     """Return the error of a result as a multiple of the allowed error.
 
-    The allowed error is 4 times torch's plus 64 roundings of the largest element. The error is infinite if
-    the result is finite in other places than the exact one.
+    The allowed error is 4 times torch's plus 64 roundings of the largest element. The multiple is infinite
+    if the result and the exact result are finite in different places.
     """
-    if not ours.is_floating_point():  # rounding may turn a comparison of two close numbers
+    if not ours.is_floating_point():  # rounding can change a comparison of two close numbers
         return float((ours != by_torch).double().mean()) / MOST_TURNED
     rounding = torch.finfo(ours.dtype).eps
     ours, by_torch, exact = ours.double(), by_torch.double(), exact.double()

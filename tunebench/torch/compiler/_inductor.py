@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
-"""Takes the graph of a step, for training forward and backward together, and returns the graph to compile."""
+"""Takes the graph of a step, of forward and backward in training, and returns the graph to compile."""
 
 
 def compile_by_inductor(
@@ -51,8 +51,8 @@ def compile_by_inductor(
     Args:
         module: The graph; it is not changed.
         inputs: Its inputs.
-        rewrite: Changes the graph of ATen operators, of which only `DECOMPOSITIONS` are decomposed yet. An
-            exception ends the compilation.
+        rewrite: Changes the graph of ATen operators, in which only `DECOMPOSITIONS` have been applied. Its
+            exceptions are raised.
         config: Options of inductor.
     """
     patches = dict(config or {})
@@ -74,7 +74,7 @@ def compile_by_inductor(
 
 @functools.cache
 def missing_compiler(device: str) -> str:
-    """Return what inductor lacks to compile for a type of device, after a warning; empty if nothing."""
+    """Return why inductor cannot compile for a type of device, and warn; empty if it can."""
     try:
         if device == "cpu":
             get_cpp_compiler()
@@ -109,7 +109,7 @@ def _by_operators(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> C
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module with its own graph, and with what Dynamo noted about the module and its inputs."""
+    """Return a module with its own graph, and with what Dynamo recorded about the module and its inputs."""
     copied = fx.GraphModule(module, _copied_graph(module.graph))
     copied.meta = dict(module.meta)
     for name, value in vars(module).items():
@@ -136,7 +136,7 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         self._rewrite, self._table = rewrite, table
 
     def uuid(self) -> str:
-        """Return a constant: the rewritten graph itself is part of the key of a cache."""
+        """Return a constant, since inductor's cache key contains the rewritten graph itself."""
         return "tunebench"
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -147,7 +147,7 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         if any(isinstance(one, fx.GraphModule) for one in held):
             raise InputError("a graph with control flow")
         if not all("desc" in node.meta for node in inputs):
-            return  # the body of an operator of a higher order
+            return  # the body of a higher-order operator
         _decompose(self._rewrite(module), module, self._table)
 
 
@@ -157,9 +157,9 @@ def is_inference(module: fx.GraphModule) -> bool:
 
 
 def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
-    """Return the graph for inference, or those of forward and backward, of a graph of both.
+    """Split the graph of a step by phase: inference, or forward and backward.
 
-    They return what the graph copies to its inputs.
+    The parts return what the graph copies to its inputs.
     """
     copied = fx.GraphModule(module, _copied_graph(module.graph))
     (output,) = copied.graph.find_nodes(op="output")
@@ -187,7 +187,7 @@ def _without_mutation(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def mutated_inputs(module: fx.GraphModule) -> frozenset[int]:
-    """Return the places of the inputs that the graph of a step changes, itself or by returning new values."""
+    """Return the places of the inputs that a step changes, in the graph or by new values that it returns."""
     changed = {
         node.args[0].meta["desc"] for node in module.graph.find_nodes(op="call_function", target=_COPY)
     }
@@ -200,7 +200,7 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def is_repeatable(module: fx.GraphModule) -> bool:
-    """Return whether a step has no effects but on its inputs, and waits for no other process."""
+    """Return whether a step can be repeated: it has no collective operation, which needs other processes."""
     return not any("c10d" in getattr(node.target, "namespace", "") for node in module.graph.nodes)
 
 

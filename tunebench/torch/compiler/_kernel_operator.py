@@ -1,7 +1,7 @@
 """The operator of torch that runs the tuned kernel of a workload: `torch.ops.tunebench.kernel`.
 
-Compilers of torch see one operator, without knowing what it computes. Its arguments describe it completely,
-so a graph that contains it can be cached.
+Compilers of torch see one opaque operator. Its arguments describe the workload and its tensors completely, so
+a compiled graph that contains it can be cached.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KernelTensor:
     def read(self, tensor: Tensor) -> Tensor:
         """Return a tensor with these strides and this type, copied if it has others.
 
-        On a GPU, tensors whose memory is not aligned to 16 bytes are copied too: kernels read 16 at once.
+        On a GPU, tensors whose memory is not aligned to 16 bytes are copied too: loads are 16 bytes wide.
         """
         has_layout = tensor.stride() == self.strides or has_strides(tensor, self.strides)
         is_aligned = not tensor.is_cuda or tensor.data_ptr() % 16 == 0
@@ -68,7 +68,7 @@ class KernelTensor:
 
 
 def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]) -> str:
-    """Return the tensors of a kernel as an argument of the operator."""
+    """Return the layouts of a kernel's tensors as JSON, the operator's argument `layouts`."""
     return json.dumps(
         [[(t.shape, t.strides, str(t.dtype)[6:], t.extent) for t in part] for part in (inputs, outputs)],
         separators=(",", ":"),
@@ -113,9 +113,9 @@ class _KernelCall:
         return written
 
     def _changed(self, made: BoundChoice, device: torch.device) -> BoundChoice:
-        """Return the choice to run after the dispatcher's changed: the new one, or that which ran before."""
+        """Return the dispatcher's new choice, or the previous one if the new one must not run."""
         before = self._made
-        if made.kernel is None:  # such as a database that was deleted
+        if made.kernel is None:  # for example because the database was deleted
             if before is None:
                 reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
                 raise InputError(f"{reason}; compile the model again")
@@ -126,14 +126,14 @@ class _KernelCall:
         return made
 
     def _is_refused(self, made: BoundChoice, before: BoundChoice, device: torch.device) -> bool:
-        """Return whether a kernel that replaces another, such as after tuning, computes wrong results."""
+        """Return whether a kernel that replaces another one, for example after tuning, must not run."""
         kernel = made.kernel
         if kernel is None or kernel is before.kernel or str(self._dispatcher.workload) not in _checked:
             return False
         if self._refused is not None and kernel is self._refused.kernel:
             return True
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return True  # for now: a capture cannot wait for results
+            return True  # for now: a CUDA graph under capture cannot wait for the check
         reason = wrong_result(kernel, device)
         if reason:
             self._refused = made
@@ -183,7 +183,7 @@ def run_kernel(inputs: Sequence[Tensor], workload: str, layouts: str) -> list[Te
     Args:
         inputs: The inputs; those with other strides or types than the kernel reads are copied.
         workload: Canonical text of the workload.
-        layouts: What `layouts_text` returned.
+        layouts: Text that `layouts_text` returned.
     """
     return torch.ops.tunebench.kernel.default(list(inputs), workload, layouts)  # type: ignore[no-any-return]
 

@@ -90,7 +90,7 @@ class Raced:
         return winner
 
     def _step(self, run: Callable[..., Any], given: Sequence[Any]) -> Callable[[], None]:
-        """Return a step: forward, and backward for inputs that need gradients."""
+        """Return a step on copies of changed inputs: forward, and backward if inputs need gradients."""
         copies = [
             one.detach().clone().requires_grad_(one.requires_grad) if place in self._mutated else one
             for place, one in enumerate(given)

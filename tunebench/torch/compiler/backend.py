@@ -126,12 +126,12 @@ class Backend:
             ours = by_torch()
         else:
             if self._benchmark and step.may_repeat:
-                ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._decided, step))
+                ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._end_race, step))
         self.seconds["inductor"] += time.monotonic() - began - (self.seconds["plan"] - planned_s)
         return _watched(ours, step.calls)
 
-    def _decided(self, step: _Step, race: Race) -> None:
-        """Note the result of a race."""
+    def _end_race(self, step: _Step, race: Race) -> None:
+        """Leave the groups of a graph to torch if torch won the race."""
         if race.winner == "torch":
             for call in step.calls:
                 call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
@@ -206,12 +206,12 @@ class Backend:
 
 @dataclass(slots=True)
 class _Step:
-    """What a compiled graph does.
+    """Groups and effects of a compiled graph.
 
     Attributes:
         calls: Its groups that were planned for tuned kernels, forward and backward.
         mutated: Places of inputs that it changes.
-        may_repeat: Whether running it several times on copies of these inputs has no other effect.
+        may_repeat: Whether it can run several times, on copies of the inputs that it changes.
     """
 
     calls: list[FusedCall] = field(default_factory=list)
@@ -364,13 +364,13 @@ def compile(  # noqa: A001 - torch's name
     Args:
         model: A module, or a function of tensors. Without it, a decorator with these options is returned.
         fullgraph: Whether to raise if torch cannot trace the whole model.
-        dynamic: Whether torch traces the model once for all sizes; None does so from the second size of an
-            input on. Kernels are chosen for each set of sizes.
+        dynamic: Whether torch traces the model once for all sizes. With None, torch does so when an input
+            has a second size. Kernels are chosen for each set of sizes.
         mode: A mode of `torch.compile`, which applies to what inductor compiles; ``max-autotune`` sets
             `benchmark` too.
         options: `benchmark` and `check` by name, and options of inductor.
-        benchmark: Whether to compile without groups too, run both alternately at the first call, and keep the
-            faster. A kernel's time in the model can differ from its time alone.
+        benchmark: Whether to also compile without groups, run both alternately at the first call, and keep
+            the faster one. A kernel's time in the model can differ from its time alone.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
 
@@ -405,7 +405,7 @@ def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
 
     Args:
-        compiled: What `compile` or ``torch.compile(module, backend="tunebench")`` returned, or a copy of it.
+        compiled: Result of `compile` or ``torch.compile(module, backend="tunebench")``, or a copy of it.
 
     Raises:
         InputError: if it was not compiled by tunebench.

@@ -43,8 +43,8 @@ def capture(
     parameters may also be on the device `meta`. The model's mode is restored afterwards. Models that this
     process compiled before with torch are compiled again at their next call.
 
-    A model that torch cannot trace as a whole has the graphs that `torch.compile` makes of it, with a warning
-    that has torch's reasons. What is between the graphs is computed, with zeros as the results of the graphs.
+    If torch cannot trace the model as a whole, the graphs are those of `torch.compile`, and a warning lists
+    torch's reasons. The code between graphs is run, with zeros as the results of the graphs.
 
     Args:
         model: The model.

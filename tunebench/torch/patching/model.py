@@ -158,7 +158,7 @@ def _restore(modules: Any) -> int:
         if kind not in ORIGINAL:
             continue
         original = ORIGINAL[kind]
-        if type(module) is not kind:  # a class of its own, with a property for each parametrized tensor
+        if type(module) is not kind:  # torch's subclass, with a property for each parametrized tensor
             original = type(f"Parametrized{original.__name__}", (original,), dict(vars(type(module))))
         module.__class__ = original
         count += 1

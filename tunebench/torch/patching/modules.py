@@ -1,7 +1,7 @@
 """Modules of torch that dispatch to tuned kernels; each computes the same as its base class.
 
-`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same. A trace
-by `torch.fx` has one call of each, as it has of torch's modules; `torch.jit.trace` records torch's operators.
+`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same.
+`torch.fx` traces each as one call, like torch's modules; `torch.jit.trace` records torch's operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class _Tuned:
-    """A patched module, which is not of the classes that `torch.jit.script` compiles."""
+    """Base of patched modules: `torch.jit.script`, which cannot compile them, raises the remedy."""
 
     def __prepare_scriptable__(self) -> Any:
         raise InputError(
@@ -193,7 +193,7 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
         )
 
     def _mask(self, query: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """Return what is added to the scores of all heads, which torch adds, too; None for nothing."""
+        """Return the mask that torch adds to the scores of all heads; None without masks."""
         padding, mask = (_summand(one, query.dtype) for one in (padding, mask))
         if mask is not None and mask.dim() == 3:  # (batch * heads, queries, keys)
             mask = mask.unflatten(0, (-1, self.num_heads))
