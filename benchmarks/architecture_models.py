@@ -111,7 +111,7 @@ _TIMM = """
 """
 _SIZES = {"alexnet": 96, "vit_b_32": 224, "swin_t": 64, "eca_botnext26ts_256": 256, "r3d_18": 32}
 _FIXED = ("224", "levit")
-"""Models whose images have 224 pixels a side: the rest of a name."""
+"""Parts of the names of models whose images have 224 pixels a side."""
 
 _WIDTH = {
     "hidden_size": 32,

@@ -149,7 +149,7 @@ def test_modes_and_options_are_checked_and_passed_to_inductor(ran: set[Workload]
         close(model(x), model._orig_mod(x))
 
 
-def test_plans_of_modules_that_share_a_graph(ran: set[Workload]) -> None:
+def test_modules_that_share_a_graph_have_the_same_plans(ran: set[Workload]) -> None:
     blocks = [Perceptron() for _ in range(3)]
     for block in blocks:
         block.compile(backend="tunebench")
