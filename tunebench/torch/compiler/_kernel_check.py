@@ -16,10 +16,11 @@ from tunebench.device import Device
 from tunebench.dispatch import BoundKernel
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import TunebenchError
+from tunebench.measure.baselines import torch_tensor
 from tunebench.measure.sampled import check_of
 from tunebench.measure.verify import draw, poisoned
 from tunebench.outcome import Result, WrongResult
-from tunebench.torch._tensor import launch, stored_type
+from tunebench.torch._tensor import launch
 
 __all__ = ["store_wrong_result", "wrong_result"]
 
@@ -37,10 +38,8 @@ def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
     inputs = draw(kernel.workload, _SEED)
     outputs = poisoned(kernel.workload)
     arrays: dict[str, Any] = {**inputs.inputs, **outputs}
-    tensors = [
-        _tensor(arrays[spec.name], spec.dtype, device) if spec.shape else float(arrays[spec.name])
-        for spec in kernel.tensors
-    ]
+    # Copies, so that a kernel that overwrites its inputs does not change the reference.
+    tensors = [torch_tensor(np.copy(arrays[spec.name]), device) for spec in kernel.tensors]
     launch(kernel, tensors)
     computed = {
         spec.name: _array(tensor, spec.dtype)
@@ -50,12 +49,6 @@ def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
     check = check_of(inputs)
     worst = check.worst(computed)
     return check.describe(computed, worst) if worst > 1 else ""
-
-
-def _tensor(array: Any, dtype: DType, device: torch.device) -> Tensor:
-    stored = np.ascontiguousarray(array)
-    as_integers = stored.view(np.uint16) if stored.itemsize == 2 else stored
-    return torch.from_numpy(as_integers.copy()).view(stored_type(dtype)).to(device)
 
 
 def _array(tensor: Tensor, dtype: DType) -> Any:
