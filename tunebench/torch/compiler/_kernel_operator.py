@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tunebench.dispatch import dispatcher
+from tunebench.dispatch import BoundKernel, dispatcher
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError
@@ -98,7 +98,7 @@ class _KernelCall:
         self._dispatcher = dispatcher(parse(workload), *where)
         self._inputs, self._outputs = _layouts(layouts)
         self._made: BoundChoice | None = None
-        self._refused: BoundChoice | None = None
+        self._refused: BoundKernel | None = None
 
     def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
         made = self._dispatcher.bound_choice("tunebench")
@@ -114,29 +114,28 @@ class _KernelCall:
 
     def _changed(self, made: BoundChoice, device: torch.device) -> BoundChoice:
         """Return the dispatcher's new choice, or the previous one if the new one must not run."""
-        before = self._made
-        if made.kernel is None:  # for example because the database was deleted
+        before, kernel = self._made, made.kernel
+        if kernel is None:  # for example because the database was deleted
             if before is None:
                 reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
                 raise InputError(f"{reason}; compile the model again")
             return before
-        if before is not None and self._is_refused(made, before, device):
+        if before is not None and kernel is not before.kernel and self._is_refused(kernel, device):
             return before
         self._made = made
         return made
 
-    def _is_refused(self, made: BoundChoice, before: BoundChoice, device: torch.device) -> bool:
+    def _is_refused(self, kernel: BoundKernel, device: torch.device) -> bool:
         """Return whether a kernel that replaces another one, for example after tuning, must not run."""
-        kernel = made.kernel
-        if kernel is None or kernel is before.kernel or str(self._dispatcher.workload) not in _checked:
-            return False
-        if self._refused is not None and kernel is self._refused.kernel:
+        if kernel is self._refused:  # as at every call until the dispatcher chooses another one
             return True
+        if str(self._dispatcher.workload) not in _checked:
+            return False
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return True  # for now: a CUDA graph under capture cannot wait for the check
         reason = wrong_result(kernel, device)
         if reason:
-            self._refused = made
+            self._refused = kernel
             store_wrong_result(kernel, self._dispatcher.device, reason)
             warnings.warn(
                 f"{kernel.variant.key} with {kernel.config} is not used for {kernel.workload}: {reason}",
