@@ -264,9 +264,9 @@ def workload_constants(workload: Attention) -> dict[str, str | bool | int]:
 
 
 def headers(workload: Attention) -> str:
-    """Return the headers of tiles, masks, biases and terms, which need types.cuh and reduce.cuh."""
-    mask = _scores.header(workload, "attention_sight", "attention_window_sight")
-    return helpers("attention_tiles") + mask + helpers("attention_backward")
+    """Return the text of the headers for tiles, masks, biases and terms; they need types.cuh and reduce.cuh."""
+    mask = _scores.header(workload, "attention_backward_mask", "attention_backward_window")
+    return helpers("attention_backward_tiles") + mask + helpers("attention_backward")
 
 
 def scalars(workload: Attention) -> tuple[Scalar, ...]:

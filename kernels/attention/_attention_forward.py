@@ -30,7 +30,6 @@ __all__ = [
     "blocks",
     "headers",
     "launches",
-    "modified",
     "refusal",
     "rows",
     "scalars",
@@ -176,14 +175,9 @@ def workload_constants(workload: Attention, config: Config) -> dict[str, str | b
 
 
 def headers(workload: Attention) -> str:
-    """Return the headers of rows, masks, biases and softmax, which need types.cuh and reduce.cuh."""
-    mask = _scores.header(workload, "attention_keys", "attention_window")
-    return helpers("attention_rows") + mask + helpers("attention_forward")
-
-
-def modified(workload: Attention) -> tuple[str, ...]:
-    """Return the name of the header for biases and windows in fragments, if the workload has them."""
-    return () if workload.has_simple_mask and not workload.has_bias else ("attention_modified",)
+    """Return the text of the headers for rows, masks, biases and softmax; they need types.cuh and reduce.cuh."""
+    mask = _scores.header(workload, "attention_forward_mask", "attention_forward_window")
+    return helpers("attention_forward_rows") + mask + helpers("attention_forward")
 
 
 def launches(

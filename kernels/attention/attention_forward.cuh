@@ -1,5 +1,6 @@
 #pragma once
-// Online softmax and merge of parts for forward attention. Needs types.cuh, reduce.cuh and attention_rows.cuh.
+// Online softmax and merge of parts for forward attention. Needs types.cuh, reduce.cuh and
+// attention_forward_rows.cuh.
 // Source: Dao, "FlashAttention-2", 2023, algorithm 1; Milakov and Gimelshein, "Online normalizer calculation for
 // softmax", 2018.
 

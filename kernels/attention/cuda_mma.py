@@ -400,7 +400,9 @@ class CudaMmaAttention(CudaVariant[Attention]):
             "HOLD_Q": bool(config["hold_q"]),
         }
         shared = ("types", "ptx", "gemm", "gemm_mma", "reduce", "attention_operand")
-        fragments = ("attention_fragment", "attention_mma", *_forward.modified(workload))
+        fragments = ["attention_fragment", "attention_mma"]
+        if workload.has_bias or not workload.has_simple_mask:
+            fragments.append("attention_fragment_bias")
         kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW, UNIT="unit")
         preamble = helpers(*shared) + _forward.headers(workload) + helpers(*fragments)
         return preamble + constants("Choice", **choices) + kernel

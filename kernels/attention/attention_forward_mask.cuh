@@ -1,5 +1,6 @@
 #pragma once
-// Keys that queries attend to in forward attention: all, or up to the one that is aligned with the last.
+// Mask of forward attention: queries attend to all keys, or, if causal, up to the key of their own position, counted
+// from the ends of both sequences. Needs types.cuh.
 
 // Key tiles of a block: all but those that none of its rows attends to, or an equal part of them.
 struct KeyTiles {

@@ -1,7 +1,7 @@
 #pragma once
-// Mask of attention gradients. Needs attention_tiles.cuh.
+// Mask of attention gradients. Needs attention_backward_tiles.cuh.
 
-// Mask. The ends of both sequences are aligned if causal: query i attends to keys up to i + seq_k - seq_q.
+// The ends of both sequences are aligned if causal: query i attends to keys up to i + seq_k - seq_q.
 template <bool CAUSAL>
 struct Sight {
   int seq_q, seq_k;

@@ -1,6 +1,7 @@
 #pragma once
-// As attention_keys.cuh, for a causal mask whose diagonal begins at the first key (ALIGNED_FIRST), and for queries that
-// attend only to the last WINDOW keys up to their own (0: to all). Both constants precede this header.
+// Takes the place of attention_forward_mask.cuh for causal masks that are aligned with the first key (ALIGNED_FIRST),
+// or that have a window: a query attends only to the WINDOW keys up to its own (0: to all). Needs types.cuh and both
+// constants.
 
 struct KeyTiles {
   int begin, end;  // of the block

@@ -1,5 +1,5 @@
 #pragma once
-// Tiles of the kernels of attention gradients. Needs types.cuh.
+// Row tile of a block of attention gradients, and its range of tiles of the other side. Needs types.cuh.
 
 // Row tile of a block: rows of one head, of queries or of keys.
 struct RowTile {

@@ -1,5 +1,5 @@
 #pragma once
-// Rows of a block of forward attention. Needs types.cuh.
+// Rows of a block of forward attention, and constants of masked scores. Needs types.cuh.
 
 // Initial maximum: below any score, and finite, so that a row without keys has no NaN.
 constexpr float NO_SCORE = -1e30f;
