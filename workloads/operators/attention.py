@@ -114,7 +114,7 @@ class Attention(Workload):
                 f"attention: align={self.align} and window={self.window} describe a causal mask; "
                 "give causal=true, or leave them out"
             )
-        if self.causal and 1 + self.before < 1:
+        if self.causal and self.before < 0:
             raise InputError(
                 f"attention: causal=true needs seq_q={self.seq_q} up to seq_k={self.seq_k}: "
                 "the first queries would see no key; align=first lets query i see the keys up to i"
@@ -205,7 +205,7 @@ class Attention(Workload):
     def traffic(self) -> Traffic:
         """Count keys that some query sees, and biases of keys that their query sees."""
         total = super().traffic()
-        first, end = (int(ends[place]) for place, ends in enumerate(map(self.keys_of, (0, self.seq_q - 1))))
+        first, end = int(self.keys_of(0)[0]), int(self.keys_of(self.seq_q - 1)[1])
         unread = (self.seq_k - (end - first)) * self._keys("k").nbytes // self.seq_k * 2
         if self.has_bias:
             bias = self._bias()

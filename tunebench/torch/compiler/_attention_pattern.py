@@ -265,22 +265,23 @@ def _use(attended: fx.Node, product: fx.Node) -> None:
     """Put attention in place of a product. What reads it keeps its strides: torch's attention has others."""
     with product.graph.inserting_after(attended):
         swapped = _call(attended, aten.transpose.int, attended, 1, 2)
-    unused, readers = [swapped], [*product.users]
-    for reader in readers:
-        copy = _swapped_copy(reader)
-        if copy and _val(swapped).is_contiguous() and _val(copy).shape == _val(swapped).shape:
-            copy.replace_all_uses_with(swapped)
-            unused.append(copy)
-    if len(unused) <= len(readers):  # others read it, too
+    copies = [copy for reader in product.users if (copy := _swapped_copy(reader, _val(swapped)))]
+    for copy in copies:
+        copy.replace_all_uses_with(swapped)
+    if len(copies) < len(product.users):  # others read it, too
         with product.graph.inserting_before(product):
             copied = _call(product, aten.clone.default, attended, memory_format=torch.contiguous_format)
             product.replace_all_uses_with(_viewed(copied, list(_val(product).shape)))
-        unused.append(product)
-    _erase(unused)
+    _erase([swapped, *copies, product])
 
 
-def _swapped_copy(view: fx.Node) -> fx.Node | None:
-    """Return the contiguous copy that alone reads a view of results, with heads and rows swapped; or None."""
+def _swapped_copy(view: fx.Node, swapped: Tensor) -> fx.Node | None:
+    """Return the copy that alone reads a view of results and is laid out as `swapped`; None without one.
+
+    Args:
+        view: View of the results as (batch, heads, rows, head_dim).
+        swapped: Results of attention, (batch, rows, heads, head_dim).
+    """
     chain = [view]
     while len(chain) < 3 and len(chain[-1].users) == 1:
         chain += chain[-1].users
@@ -289,8 +290,9 @@ def _swapped_copy(view: fx.Node) -> fx.Node | None:
     shape = list(_val(view).shape)
     if len(shape) != 4 or list(_val(view).transpose(1, 2).stride()) != list(_val(chain[1]).stride()):
         return None
-    is_copy = chain[2].target is aten.clone.default and _val(chain[2]).is_contiguous()
-    return chain[2] if is_copy else None
+    copy = _val(chain[2])
+    is_copy = chain[2].target is aten.clone.default and copy.shape == swapped.shape
+    return chain[2] if is_copy and copy.is_contiguous() and swapped.is_contiguous() else None
 
 
 def _leading(node: fx.Node) -> tuple[int, ...]:

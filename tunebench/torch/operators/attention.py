@@ -123,9 +123,12 @@ def _bias_shape(mask: Tensor, lead: tuple[int, ...], scores: tuple[int, int, int
 # -- the operators -------------------------------------------------------------------------------------------
 
 
-def _workload(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None) -> Any:
+def _workload(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
+) -> Attention:
     batch, heads, seq_q, dim = q.shape
-    workload = Attention(
+    given: dict[str, Any] = {} if scale is None else {"scale": scale}
+    return Attention(
         batch=batch,
         heads=heads,
         seq_q=seq_q,
@@ -136,8 +139,8 @@ def _workload(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool
         causal=causal,
         bias="none" if bias is None else bias_axes(bias, (*q.shape[:3], k.shape[2])),  # type: ignore[arg-type]
         align="first" if causal and seq_q != k.shape[2] else "last",
+        **given,
     )
-    return workload if scale is None else workload.changed(scale=scale)
 
 
 def _workload_backward(
