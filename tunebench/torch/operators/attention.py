@@ -51,16 +51,21 @@ def scaled_dot_product_attention(
         enable_gqa: Whether several query heads may share a key head.
     """
     q, k, v, mask = cast_to_autocast(query, key, value, attn_mask)
+    bias = mask
+    if type(mask) is Tensor:
+        bias = _as_bias(mask, q.dtype)
+        mask = bias if mask.dtype == torch.bool else mask  # torch would convert it a second time
 
     def fallback() -> Tensor:
         return functional.scaled_dot_product_attention(
             q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    operands = (q, k, v, mask if type(mask) is not Tensor else _as_bias(mask, q.dtype))
     function = "scaled_dot_product_attention"
     attributes = (dropout_p, is_causal, scale, enable_gqa, is_differentiated((mask,)))
-    return dispatch(ATTENTION, function, operands, attributes, _call_of, fallback, lambda results: results[0])
+    return dispatch(
+        ATTENTION, function, (q, k, v, bias), attributes, _call_of, fallback, lambda results: results[0]
+    )
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
