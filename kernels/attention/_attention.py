@@ -34,7 +34,7 @@ def mma_refusal(workload: Attention, key: str, most: int) -> str | None:
 
 
 def unmodified_refusal(workload: Attention, key: str) -> str | None:
-    """Return why a variant whose scores have no bias and only a simple mask refuses a workload, or None.
+    """Return why a variant without biases, windows and ``align=first`` refuses a workload, or None.
 
     Args:
         workload: The workload.
@@ -48,7 +48,7 @@ def unmodified_refusal(workload: Attention, key: str) -> str | None:
 
 
 def least_keys(workload: Attention, seq_q: int) -> int:
-    """Return the least number of keys with which each of `seq_q` queries sees a key.
+    """Return the smallest seq_k with which the mask lets each of `seq_q` queries see a key.
 
     Args:
         workload: The workload, for its mask.

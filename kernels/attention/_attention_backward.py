@@ -264,7 +264,7 @@ def workload_constants(workload: Attention) -> dict[str, str | bool | int]:
 
 
 def headers(workload: Attention) -> str:
-    """Return the text of the headers for tiles, masks, biases and terms; they need types.cuh and reduce.cuh."""
+    """Return the headers for tiles, masks, biases and terms; they need types.cuh and reduce.cuh."""
     mask = _scores.header(workload, "attention_backward_mask", "attention_backward_window")
     return helpers("attention_backward_tiles") + mask + helpers("attention_backward")
 

@@ -175,7 +175,7 @@ def workload_constants(workload: Attention, config: Config) -> dict[str, str | b
 
 
 def headers(workload: Attention) -> str:
-    """Return the text of the headers for rows, masks, biases and softmax; they need types.cuh and reduce.cuh."""
+    """Return the headers for rows, masks, biases and softmax; they need types.cuh and reduce.cuh."""
     mask = _scores.header(workload, "attention_forward_mask", "attention_forward_window")
     return helpers("attention_forward_rows") + mask + helpers("attention_forward")
 

@@ -1,6 +1,7 @@
-"""Biases and masks of the scores in the CUDA variants of attention, as text of their kernels.
+"""Text that a bias or a mask adds to the CUDA kernels of attention.
 
-Kernels have @WORDS@ where a bias or a mask adds text; without them, their source is that of plain attention.
+Kernels contain @WORDS@ in the places of that text. Words that a workload does not need become empty or plain
+text, so that the source of attention without a bias or window does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BIASES = """
 
 
 def header(workload: Attention, plain: str, windowed: str) -> str:
-    """Return the header of the mask, and that of biases if there is one.
+    """Return the text of the header for the mask, and of the header for biases if the workload has one.
 
     Args:
         workload: The workload.
@@ -43,14 +44,14 @@ def header(workload: Attention, plain: str, windowed: str) -> str:
 def with_scores(
     source: str, workload: Attention, bias: Mapping[str, str], window: Mapping[str, str], **plain: str
 ) -> str:
-    """Return a kernel whose scores have the bias and window of the workload.
+    """Return a kernel with the text for the bias and the mask of a workload in place of its @WORDS@.
 
     Args:
-        source: The kernel, with @PARAMETERS@, @BIASES@ and the words of the other arguments.
+        source: The kernel, with @PARAMETERS@, @BIASES@ and the words in `bias`, `window` and `plain`.
         workload: The workload.
-        bias: Text in place of words if there is a bias.
-        window: Text in place of words if there is a window, or another mask than the simple ones.
-        plain: Text in place of words otherwise; default "".
+        bias: Text of each word if the workload has a bias.
+        window: Text of each word if the workload has no `has_simple_mask`.
+        plain: Text of each word otherwise; default "".
     """
     words = dict.fromkeys((*bias, *window), "") | plain | {"PARAMETERS": "", "BIASES": ""}
     if workload.has_bias:
@@ -61,12 +62,12 @@ def with_scores(
 
 
 def bias_vector(workload: Attention) -> int:
-    """Return how many biases of neighbouring keys one access reads: lines of biases are aligned to them."""
+    """Return the number of biases that a thread loads at once: 2 if rows of the bias are aligned to 2."""
     return 2 if workload.seq_k % 2 == 0 else 1
 
 
 def arguments(workload: Attention) -> tuple[Argument, ...]:
-    """Return the arguments of @PARAMETERS@: the bias, its strides, and the heads of q."""
+    """Return the arguments for @PARAMETERS@: the bias, its strides (0: broadcast), and the heads of q."""
     if not workload.has_bias:
         return ()
     *_, (_, heads, queries, keys) = (tensor.shape for tensor in workload.inputs() if tensor.name == "bias")

@@ -80,12 +80,12 @@ def clearer(fastmath: frozenset[str]) -> Callable[..., None]:
 
 
 def bias_name(workload: Attention) -> str:
-    """Return the argument for the bias: q if there is none, which no kernel reads as a bias."""
+    """Return the name of the kernel's argument for the bias: without a bias q, which is not read as one."""
     return "bias" if workload.has_bias else "q"
 
 
 def bias_line(workload: Attention) -> Callable[..., Any]:
-    """Return the jitted `(head, query, heads, seq_q, seq_k)`: the place of a query's first bias.
+    """Return the jitted `(head, query, heads, seq_q, seq_k)` that returns the place of a query's first bias.
 
     `head` counts the heads of the whole batch, `heads` those of one item.
 
@@ -115,10 +115,10 @@ def bias_adder(
 
     Args:
         workload: The workload.
-        factor: Unit of the bias in that of the scores.
+        factor: Factor that converts a bias to the unit of the scores in the buffer.
         fastmath: LLVM fast-math flags.
-        hides_lowest: Whether biases up to `LOWEST_BIAS` hide their keys, as in the backward pass; else they
-            count as `LOWEST_BIAS`, unless they are minus infinity.
+        hides_lowest: Whether biases up to `LOWEST_BIAS` hide their keys, as in the backward pass. By default
+            finite ones count as `LOWEST_BIAS`, and only minus infinity hides a key.
     """
     import numpy as np
 

@@ -5,7 +5,7 @@ alternately, into a ring of `stages` buffers. A warp multiplies its rows of q by
 maximum score and the sum of exponentials of each row. It multiplies the exponentials by the tile of v; the
 registers that held results of the first product hold operands of the second. With a causal mask, tiles that
 no row of the block attends to are skipped, and only tiles at the edges of the mask are masked. Biases are
-read from global memory, where scores are in registers.
+loaded from global memory into the registers that hold the scores.
 
 With few queries (decoding), parallelism comes from the keys: `key_warps` warps of a block process a part of
 each tile and merge at the end; `split` blocks process some of the tiles each, and a second kernel merges
@@ -298,7 +298,7 @@ BIAS = {
     add_biases<C::BIAS_VEC, IN_M, KEYS>(scores, lines, i * C::BN + warp_key, seq_k, unit_of_scores);""",
     "SETTLE": "  settle_hidden_rows(states);",
 }
-"""Text of the kernel with a bias."""
+"""Text of @WORDS@ in the kernel for workloads with a bias."""
 
 WINDOW = {
     "STARTS": """
@@ -311,7 +311,7 @@ WINDOW = {
     "HIDE_AHEAD": """
     if (i < tiles.ahead) hide_ahead<IN_M, KEYS>(scores, starts, i * C::BN + warp_key);""",
 }
-"""Text of the kernel with a window."""
+"""Text of @WORDS@ in the kernel for masks with a window or ``align=first``."""
 
 
 class CudaMmaAttention(CudaVariant[Attention]):

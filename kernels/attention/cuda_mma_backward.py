@@ -286,10 +286,10 @@ BIAS = {
         return add_bias_to_term(term(r, n, e, 0), of_head[query * biases.of_query + key]);
       };""",
 }
-"""Text of the kernel with a bias."""
+"""Text of @WORDS@ in the kernel for workloads with a bias."""
 
 WINDOW = {"ROWS": ", BLOCK"}
-"""Text of the kernel with a window."""
+"""Text of @WORDS@ in the kernel for masks with a window or ``align=first``."""
 
 
 def _usual(workload: Attention, dq: str) -> Iterator[Config]:

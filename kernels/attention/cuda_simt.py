@@ -266,7 +266,7 @@ BIAS = {
     // Without any key the result is 0, and the logarithm finite.
     if (states[m].total == 0.0f) states[m].total = 1.0f;""",
 }
-"""Text of the kernel with a bias."""
+"""Text of @WORDS@ in the kernel for workloads with a bias."""
 
 WINDOW = {
     "STARTS": """
@@ -279,7 +279,7 @@ WINDOW = {
       for (int n = 0; n < TN; ++n)
         if (first + lane + n * C::LANES < starts[m]) scores[m][n] = no_key();""",
 }
-"""Text of the kernel with a window."""
+"""Text of @WORDS@ in the kernel for masks with a window or ``align=first``."""
 
 
 class CudaSimtAttention(CudaVariant[Attention]):

@@ -160,10 +160,10 @@ BIAS = {
           if (query < seq_q && key < seq_k)
             term.at[0] = add_bias_to_term(term.at[0], of_head[query * biases.of_query + key]);""",
 }
-"""Text of the kernel with a bias."""
+"""Text of @WORDS@ in the kernel for workloads with a bias."""
 
 WINDOW = {"ROWS": ", ROWS"}
-"""Text of the kernel with a window."""
+"""Text of @WORDS@ in the kernel for masks with a window or ``align=first``."""
 
 
 class CudaSimtAttentionBackward(CudaVariant[Attention]):

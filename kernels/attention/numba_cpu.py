@@ -167,7 +167,7 @@ class NumbaCpuAttention(NumbaCpuVariant[Attention]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: Attention, config: Config) -> tuple[Argument, ...]:
-        """Return q, k, v, the bias (or q, which is never read as one), o and lse."""
+        """Return the tensors; q takes the place of a missing bias, and is not read as one."""
         return ("q", "k", "v", bias_name(workload), "o", "lse")
 
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:
@@ -239,9 +239,9 @@ def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[
 
 
 def _modify(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the function that adds the bias to a row's scores, and hides those ahead of its window.
+    """Return the function that adds the bias to the scores of a row, and hides keys ahead of its window.
 
-    Its arguments are `(bias, sizes, head of k, row, first key, keys of the tile, those ahead of the window,
+    Its arguments are `(bias, sizes, head of k, row, first key, keys of the tile, keys ahead of the window,
     buffer, row of the block)`.
     """
     import numpy as np

@@ -144,7 +144,7 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
         )
 
     def arguments(self, workload: Attention, config: Config) -> tuple[Argument, ...]:
-        """Return the tensors; q is given in place of a missing bias, and never read as one."""
+        """Return the tensors; q takes the place of a missing bias, and is not read as one."""
         inputs = ("q", "k", "v", "o", "lse", "do", bias_name(workload))
         return (*inputs, "dq", "dk", "dv", "deltas", "dq_sums")
 

@@ -5,7 +5,8 @@ arrays, which all its threads read in the same order. A thread updates the maxim
 exponentials key by key, so that threads exchange nothing. Keys that the mask hides from all queries of a
 block are skipped.
 
-Limits: f32 and f16, and head_dim up to 128, whose rows registers almost hold.
+Limits: f32 and f16; head_dim up to 128, since a row of q and a row of results then fill the registers of a
+thread.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Numba documentation, "CUDA
 Python, Examples: matrix multiplication".
@@ -29,7 +30,7 @@ MAX_STATIC_SMEM_BYTES = 48 * 1024
 """Most static shared memory per block. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 LARGEST_HEAD = 128
-"""Largest head_dim."""
+"""Largest head_dim that the variant supports."""
 
 
 def _smem_bytes(workload: Attention, bn: Any) -> Any:
@@ -72,7 +73,7 @@ class NumbaCudaAttention(NumbaCudaVariant[Attention]):
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the largest block that gives each SM one, with 32 keys at a time if they fit."""
+        """Return the most threads that leave a block for each SM, and 32 keys at a time if they fit."""
         usual = [Config({"threads": threads, "bn": bn}) for bn in (32, 16, 8, 4) for threads in (128, 64, 32)]
         full = [config for config in usual if _blocks(workload, config["threads"]) >= device.sm_count]
         return self.space.first_valid((*full, *reversed(usual)), workload=workload, device=device)
@@ -98,7 +99,7 @@ class NumbaCudaAttention(NumbaCudaVariant[Attention]):
         )
 
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(q, k, v, bias, o, lse)`; without a bias, q is given and not read as one."""
+        """Return the kernel `(q, k, v, bias, o, lse)`; q takes the place of a missing bias."""
         import math
 
         import numpy as np

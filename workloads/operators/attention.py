@@ -47,7 +47,7 @@ HIDDEN_ROW_LSE = -1e30 * math.log(2)
 """lse of a query whose keys all have the bias minus infinity."""
 
 HIDDEN_SHARE = 0.125
-"""Share of a random bias that is minus infinity."""
+"""Fraction of the elements of a random bias that are minus infinity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +142,14 @@ class Attention(Workload):
 
     @property
     def has_simple_mask(self) -> bool:
-        """Whether queries see all keys, or all up to the one that is aligned with the last."""
+        """Whether there is no mask, or a causal mask with ``align=last`` and without a window."""
         return self.align == "last" and self.window == 0
 
     def keys_of(self, queries: Any) -> tuple[Any, Any]:
-        """Return the first key that each query sees, and the end of its keys; the bias is not considered.
+        """Return the first and the end of the keys that the mask lets queries see; a bias may hide more.
 
         Args:
-            queries: Numbers of the queries, an integer or an array.
+            queries: Index of a query, or an array of them.
         """
         if not self.causal:
             return 0 * queries, 0 * queries + self.seq_k
