@@ -290,7 +290,10 @@ def _attention(args: Arguments, *, direction: str, kind: str) -> tuple[str, ...]
 
 
 _ALIGNED_FIRST = frozenset({"flash_for_cpu", "efficient", ""})
-"""Kinds of attention whose causal mask is aligned with the first key, whatever the number of keys."""
+"""Kinds of attention whose causal mask is aligned with the first key, whatever the number of keys.
+
+The empty name is that of `scaled_dot_product_attention`, which calls one of the kinds.
+"""
 
 
 def _mask(args: Arguments) -> Any:

@@ -50,7 +50,7 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
 
 
 def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
-    """Call the function directly, with o and lse as given. Its own causal mask begins at the first key."""
+    """Call the function directly, with o and lse as given. Its causal mask is aligned with the first key."""
     import torch
 
     aligned = workload.causal and workload.before == 0 and not (workload.has_bias or workload.window)

@@ -1,4 +1,4 @@
-"""Masks and biases of attention as one summand of the scores, and as arguments of torch."""
+"""Masks and biases of attention as NumPy and torch arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["hidden_keys", "sdpa_arguments", "torch_mask"]
 
 
 def hidden_keys(workload: Attention) -> Array:
-    """Return which keys (columns) the causal mask hides from queries (rows)."""
+    """Return a boolean array (seq_q, seq_k), true where the causal mask hides a key from a query."""
     first, end = workload.keys_of(np.arange(workload.seq_q)[:, None])
     keys = np.arange(workload.seq_k)
     hidden: Array = (keys < first) | (keys >= end)
@@ -23,7 +23,7 @@ def hidden_keys(workload: Attention) -> Array:
 
 
 def torch_mask(workload: Attention, t: Tensors) -> Any:
-    """Return the bias with minus infinity in place of hidden keys; None if there is neither.
+    """Return the bias with minus infinity where the causal mask hides keys; None without bias and mask.
 
     Args:
         workload: The workload.

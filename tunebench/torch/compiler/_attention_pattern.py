@@ -1,8 +1,8 @@
 """Attention that a model writes as products around a softmax, as one call of scaled_dot_product_attention.
 
-The pattern is ``softmax(q @ k^T * scale + bias) @ v``: any factors of q, k and the scores, any masks and
-biases that are added to the scores or fill hidden ones, and views between them. Probabilities that are read
-elsewhere are left as they are. A row without any key has the result 0 instead of NaN.
+The pattern is ``softmax(q @ k^T * scale + bias) @ v``, with any factors of q, k and the scores, any biases
+that are added to the scores, any masks that fill hidden scores, and views between them. Attention whose
+probabilities are also read elsewhere is not replaced. A query without keys has the result 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PERMUTATIONS = frozenset({aten.permute.default, aten.transpose.int})
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default})
 
 HIDES = -1e8
-"""Largest number that hides a score which it replaces, or to which it is added."""
+"""Largest number that counts as hiding a key when it replaces a score or is added to it."""
 
 
 def fuse_attention(graph: fx.Graph) -> int:
-    """Replace attention in a graph of inference, and return the number of replaced calls.
+    """Replace attention in a graph for inference, and return the number of replacements.
 
     Args:
-        graph: FX graph of ATen operators without mutation; each node's `meta` has its `val`.
+        graph: FX graph of ATen operators without mutation, with a fake tensor in `meta["val"]` of each node.
     """
     count = 0
     for softmax in [node for node in graph.nodes if node.target in _SOFTMAX]:
@@ -54,8 +54,9 @@ class _Pattern:
         k: Its right operand, (items, head_dim, keys).
         v: Right operand of the second product, (items, keys, head_dim).
         scale: Factor of the first product.
-        biases: Nodes that are added to the scores, each with the leading extents of the scores there.
-        fills: As `biases`, masks and the numbers in place of the scores where the masks are true.
+        biases: Nodes that are added to the scores, each with the leading extents of these scores.
+        fills: Masks that fill scores: the mask, the number, whether it fills where the mask is true, and the
+            leading extents of the scores.
     """
 
     result: fx.Node
@@ -82,7 +83,7 @@ def _match(softmax: fx.Node) -> _Pattern | None:
 
 
 def _only_product(softmax: fx.Node) -> fx.Node | None:
-    """Return the product that alone reads the probabilities, through views and casts; None if others do."""
+    """Return the product that is the only reader of the probabilities, through views and casts; else None."""
     node = softmax
     while len(node.users) == 1:
         (user,) = node.users
@@ -95,7 +96,7 @@ def _only_product(softmax: fx.Node) -> fx.Node | None:
 
 
 def _read_scores(node: Any, found: _Pattern) -> bool:
-    """Read scores back to their product; return whether they are those of attention."""
+    """Read scores back to the product of q and k, and return whether they are those of attention."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         node = _unviewed(node)
         factor = _factor(node)
@@ -138,7 +139,7 @@ def _val(node: Any) -> Any:
 
 
 def _keeps_matrices(node: fx.Node) -> bool:
-    """Return whether a node has the elements of its input in the same last two axes, of any float type."""
+    """Return whether a node only casts its input to a float type, or views it with the same last two axes."""
     if node.target is aten._to_copy.default:
         return bool(_val(node).dtype.is_floating_point and node.kwargs.keys() <= {"dtype"})
     if node.target not in _VIEWS:
@@ -148,7 +149,7 @@ def _keeps_matrices(node: fx.Node) -> bool:
 
 
 def _unviewed(node: fx.Node) -> fx.Node:
-    """Return the node that scores are a view of, if views in between left their elements in order."""
+    """Return the node that scores are a view of, if both have their elements in the same order."""
     source, expected = node, _val(node)
     while source.target in _VIEWS | _PERMUTATIONS and len(source.users) == 1:
         source = source.args[0]
@@ -170,7 +171,7 @@ def _factor(node: fx.Node) -> float | None:
 
 
 def _summands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the scores and the bias of a sum, or None: scores have all elements and lead to a product."""
+    """Return the scores and the bias of a sum; None if neither summand is scores in the sum's shape."""
     if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
         return None
     for scores, bias in (node.args[:2], node.args[1::-1]):
@@ -181,7 +182,7 @@ def _summands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _leads_to_product(node: Any) -> bool:
-    """Return whether scores are a product, through views, factors, sums and fills."""
+    """Return whether scores are computed from a product by views, factors, sums and fills only."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         node = _unviewed(node)
         if node.target in (aten.bmm.default, aten.baddbmm.default):
@@ -199,7 +200,7 @@ def _leads_to_product(node: Any) -> bool:
 
 
 def _filled(node: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
-    """Return scores, a mask, the number in place of hidden scores, and whether the mask is true there."""
+    """Return scores, a mask, the number that fills them, and whether it does where the mask is true."""
     if node.target is aten.masked_fill.Scalar:
         scores, mask, number = node.args
         filled = (scores, mask, number, True)
@@ -219,7 +220,7 @@ def _filled(node: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
 
 
 def _number(node: Any) -> float | None:
-    """Return the number that a node without axes holds, if the graph states it."""
+    """Return the value of a scalar node if it is a constant of the graph, else None."""
     if isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default:
         return float(node.args[0])
     if isinstance(node, fx.Node) and node.target is aten.full.default and node.args[0] == []:
@@ -236,7 +237,7 @@ def _number(node: Any) -> float | None:
 
 
 def _replace(found: _Pattern) -> bool:
-    """Replace the nodes of a pattern, unless its biases or types are those of no attention."""
+    """Replace the nodes of a pattern, and return whether scaled_dot_product_attention takes its operands."""
     result, dtype = found.result, _val(found.q).dtype
     operands = (found.q, found.k, found.v, *(bias for bias, _ in found.biases))
     if dtype not in DTYPES or any(_val(one).dtype != dtype for one in operands) or found.scale <= 0:
@@ -262,7 +263,7 @@ def _replace(found: _Pattern) -> bool:
 
 
 def _use(attended: fx.Node, product: fx.Node) -> None:
-    """Put attention in place of a product. What reads it keeps its strides: torch's attention has others."""
+    """Replace a product by attention, and copy the results for readers that need the strides of the product."""
     with product.graph.inserting_after(attended):
         swapped = _call(attended, aten.transpose.int, attended, 1, 2)
     copies = [copy for reader in product.users if (copy := _swapped_copy(reader, _val(swapped)))]
@@ -296,17 +297,22 @@ def _swapped_copy(view: fx.Node, swapped: Tensor) -> fx.Node | None:
 
 
 def _leading(node: fx.Node) -> tuple[int, ...]:
-    """Return the leading extents of an operand before it was seen as a batch of matrices."""
+    """Return the leading extents of an operand before a view merged them into one batch of matrices."""
     while _val(node).dim() == 3 and (_keeps_matrices(node) or _factor(node) is not None):
         node = node.args[0]
     return tuple(_val(node).shape[:-2])
 
 
 def _split(bias: Tensor, lead: Sequence[int], refined: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape of a bias, given for scores with leading extents `lead`, in those of `refined`.
+    """Return the shape of a bias after its leading axes are split.
+
+    Args:
+        bias: The bias.
+        lead: Leading extents of the scores that it is added to.
+        refined: Leading extents to split these into.
 
     Returns:
-        The extents, 1 where the bias is broadcast; None if there are none.
+        The shape, 1 where the bias is broadcast; None if the axes cannot be split so.
     """
     shape = (1,) * (len(lead) + 2 - bias.dim()) + tuple(bias.shape)
     remaining, extents = list(refined), []
@@ -322,14 +328,15 @@ def _split(bias: Tensor, lead: Sequence[int], refined: Sequence[int]) -> tuple[i
 
 
 def _place(lead: Sequence[int], shapes: Sequence[tuple[int, ...] | None], usual: Sequence[int]) -> int | None:
-    """Return how many leading axes are the batch, so that a bias is broadcast along all of them or none.
+    """Return the number of leading axes to count as the batch; the other ones are the heads.
 
-    The same holds for the heads, which are the other leading axes.
+    The sum of the biases must be broadcast along all axes of the batch or along none, and likewise of the
+    heads. None if no number allows that.
 
     Args:
         lead: Leading extents of the scores.
-        shapes: Shape of each bias in these extents.
-        usual: Batch and heads of the operands, which are taken if possible.
+        shapes: Shape of each bias after `_split`.
+        usual: Batch and heads of the operands, preferred if possible.
     """
     if any(shape is None for shape in shapes):
         return None
@@ -375,12 +382,12 @@ def _viewed(node: fx.Node, shape: list[int]) -> fx.Node:
 
 
 def _operand(node: fx.Node, grouped: tuple[int, int], *, factors: bool = True) -> tuple[fx.Node, float]:
-    """Return an operand as (batch, heads, rows, head_dim), and the factors that were taken off it.
+    """Return an operand as (batch, heads, rows, head_dim), and the product of the factors removed from it.
 
     Args:
         node: The operand, with any leading extents.
         grouped: Batch and heads.
-        factors: Whether factors may be taken off.
+        factors: Whether factors may be removed.
     """
     found, factor, source = None, 1.0, node
     while True:
@@ -408,7 +415,7 @@ def _transposed(node: fx.Node, grouped: tuple[int, int]) -> tuple[fx.Node, float
 
 
 def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Insert a call, traced on tensors without data like those of a node."""
+    """Insert a call, traced with fake tensors in the mode of the node `like`."""
     values = fx.map_arg((args, kwargs), _val)
     with _val(like).fake_mode:
         traced = target(*values[0], **values[1])
@@ -418,7 +425,7 @@ def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def _erase(nodes: list[fx.Node]) -> None:
-    """Erase nodes that have no users, and what only they read."""
+    """Erase those nodes that have no users, and then their inputs that have none left."""
     queue, erased = nodes, set[fx.Node]()
     while queue:
         unused = queue.pop()

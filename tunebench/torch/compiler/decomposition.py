@@ -1,4 +1,4 @@
-"""Changes of traced graphs: operators as simpler ones, which kernels fuse, and attention as on a GPU."""
+"""Decompositions of operators into simpler ones that kernels can fuse, and attention traced as on a GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _native_multi_head_attention(
 
 
 OF_KEYS = 1
-"""Type of a mask of shape (batch, keys)."""
+"""`mask_type` of a mask of shape (batch, keys)."""
 
 
 def _transformer_encoder_layer(
@@ -149,9 +149,13 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
 
 
 def repeat_casts(graph: fx.Graph) -> None:
-    """Repeat each conversion to float32 for each operation that reads it, so that it can be fused into each.
+    """Repeat conversions from 16 bits to float32, so that each operation that reads one can be fused with it.
 
-    Such a conversion reads half the bytes that it writes: it is cheaper to repeat it than to read its result.
+    Such a conversion reads half the bytes that it writes, so that repeating it is cheaper than reading
+    its result.
+
+    Args:
+        graph: FX graph of ATen operators; changed in place.
     """
     for node in list(graph.nodes):
         if node.target is not aten._to_copy.default or len(node.users) < 2 or not _widens(node):
@@ -164,7 +168,7 @@ def repeat_casts(graph: fx.Graph) -> None:
 
 
 def _widens(node: fx.Node) -> bool:
-    """Return whether a call converts 16-bit numbers to float32, and nothing else."""
+    """Return whether a node only converts 16-bit numbers to float32: same device, same strides."""
     (source,) = node.all_input_nodes
     result, read = node.meta.get("val"), source.meta.get("val")
     if not isinstance(result, Tensor) or not isinstance(read, Tensor):
@@ -180,8 +184,8 @@ def _widens(node: fx.Node) -> bool:
 def attention_as_on_gpu() -> Iterator[None]:
     """Trace attention of tensors on the CPU as the operators that torch runs on an NVIDIA GPU.
 
-    These are flash attention for 16-bit types without a mask, memory-efficient attention for other types and
-    with masks, and single operations for what neither computes.
+    These are flash attention for 16-bit types without a mask, memory-efficient attention for float32 and for
+    masks, and separate products and softmax for calls that neither of them supports.
     """
     call = aten.scaled_dot_product_attention.default
     before = dict(call.py_kernels)
@@ -231,7 +235,7 @@ def _attention(
 
 
 LARGEST_FLASH = 256
-"""Largest head of flash attention."""
+"""Largest head_dim that torch's flash attention supports."""
 
 
 def _is_flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
@@ -252,7 +256,7 @@ def _flash_attention(
 
 
 def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return a mask as numbers to add, in the shape of the scores."""
+    """Return a mask as a float bias, expanded to the shape of the scores."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:

@@ -69,7 +69,7 @@ def scaled_dot_product_attention(
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask as a summand of the scores, with extent 1 along axes of stride 0."""
+    """Return a mask as a float bias of the scores, with extent 1 along axes of stride 0."""
     for axis, (extent, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
         if extent > 1 and step == 0:
             mask = mask.narrow(axis, 0, 1)
@@ -110,7 +110,7 @@ def _call_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *attributes: 
 
 
 def _bias_shape(mask: Tensor, lead: tuple[int, ...], scores: tuple[int, int, int]) -> tuple[int, ...] | None:
-    """Return the shape of a mask as (batch or 1, heads or 1, queries or 1, keys); None if it has another.
+    """Return the shape of a mask as (batch or 1, heads or 1, queries or 1, keys), or None if it does not fit.
 
     Args:
         mask: The mask.
@@ -160,7 +160,7 @@ def _repeated(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _padded(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return a bias of all scores whose lines are aligned, as torch's kernels on GPUs expect."""
+    """Return a bias expanded to all scores, with rows at multiples of 16 elements, as torch needs on GPUs."""
     if bias is None:
         return None
     seq_k = k.shape[2]

@@ -1,7 +1,7 @@
 """Modules of torch that dispatch to tuned kernels; each computes the same as its base class.
 
-`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same.
-`torch.fx` traces each as one call, like torch's modules; `torch.jit.trace` records torch's operators.
+`patch` only changes the class of a module: its parameters, hooks and state dict keys stay the same. A trace
+by `torch.fx` has one call of each, as it has of torch's modules; `torch.jit.trace` records torch's operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class _Tuned:
-    """Base of patched modules: `torch.jit.script`, which cannot compile them, raises the remedy."""
+    """A patched module, which is not of the classes that `torch.jit.script` compiles."""
 
     def __prepare_scriptable__(self) -> Any:
         raise InputError(
@@ -193,7 +193,7 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
         )
 
     def _mask(self, query: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """Return the mask that torch adds to the scores of all heads; None without masks."""
+        """Return the sum of both masks, which can be broadcast to the scores; None without masks."""
         padding, mask = (_summand(one, query.dtype) for one in (padding, mask))
         if mask is not None and mask.dim() == 3:  # (batch * heads, queries, keys)
             mask = mask.unflatten(0, (-1, self.num_heads))
@@ -227,7 +227,7 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
 
 
 def _summand(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask of `nn.MultiheadAttention`, in which True hides a key, as a summand of the scores."""
+    """Return a mask of `nn.MultiheadAttention` as a float bias; a boolean mask hides keys where True."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
