@@ -263,7 +263,7 @@ def _replace(found: _Pattern) -> bool:
 
 
 def _use(attended: fx.Node, product: fx.Node) -> None:
-    """Replace a product by attention, and copy the results for readers that need the strides of the product."""
+    """Replace a product by attention; copy the results for readers that need the strides of the product."""
     with product.graph.inserting_after(attended):
         swapped = _call(attended, aten.transpose.int, attended, 1, 2)
     copies = [copy for reader in product.users if (copy := _swapped_copy(reader, _val(swapped)))]
