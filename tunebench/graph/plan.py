@@ -69,15 +69,15 @@ class PartitionPlan:
     def __repr__(self) -> str:
         """Return the step, its time and its groups, one line each."""
         gap = "proven optimal" if self.partition.exact else f"gap {self.partition.gap:.1%}"
-        head = f"{self.graph.name} {self.graph.phase} on {self.device.name}: {self.us:.1f} us, "
-        head += f"{self.torch_us:.1f} us by torch, {gap}"
+        head = f"{self.graph.name} {self.graph.phase} on {self.device.name}: {_digits(self.us)} us, "
+        head += f"{_digits(self.torch_us)} us by torch, {gap}"
         return "\n".join([head, *(f"  {self._line(offer)}" for offer in self.chosen)])
 
     def _line(self, offer: PricedGroup) -> str:
         nodes = [self.graph.nodes[index] for index in offer.group.nodes]
         computed = " and ".join(offer.group.workloads) or nodes[0].reason
         targets = " + ".join(node.target.removeprefix("aten.") for node in nodes)
-        return f"{offer.price.us:10.1f} us by {offer.price.by:<9}  {targets}: {computed}"
+        return f"{_digits(offer.price.us):>10} us by {offer.price.by:<9}  {targets}: {computed}"
 
     @property
     def us(self) -> float:
@@ -131,6 +131,11 @@ class PartitionPlan:
             "groups": [_to_json(self.graph, offer) for offer in self.chosen],
             "rejected": [_to_json(self.graph, offer) for offer in self.rejected],
         }
+
+
+def _digits(us: float) -> str:
+    """Return a time with one decimal, or with two significant digits if it is below 1 us."""
+    return f"{us:.1f}" if us >= 1 else f"{us:.2g}"
 
 
 def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:
