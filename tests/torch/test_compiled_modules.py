@@ -569,6 +569,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Fau
 
     torch._dynamo.reset()
     monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "results.db"))
+    monkeypatch.setattr(choice, "_dispatchers", {})  # an equal choice keeps its kernel
     monkeypatch.setattr(choice, "bind", bind)
     monkeypatch.setattr(FaultyKernel, "faulty", set())
     monkeypatch.setattr(FaultyKernel, "ran", [])
