@@ -10,6 +10,7 @@ An axis can be split into several, and adjacent axes can be merged if the steps 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,9 @@ from dataclasses import dataclass
 from tunebench._lazy import np
 
 __all__ = ["Guard", "IndexMap", "common_shape", "row_major", "simplified"]
+
+MOST_KNOWN = 2**14
+"""Most results that are kept of each method: the groups of a model have many maps in common."""
 
 MOST_COUNTED = 2**20
 """Most offsets of overlapping axes that are counted exactly; a lower bound replaces a larger count."""
@@ -80,6 +84,7 @@ class IndexMap:
         steps = zip(self.shape, self.strides, row_major(self.shape), strict=True)
         return not self.start and not self.guards and all(e == 1 or s == r for e, s, r in steps)
 
+    @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def offsets(self) -> tuple[int, int]:
         """Return limits of the offsets that are read: at most the smallest one, and at least the largest."""
         low = high = self.start
@@ -106,7 +111,8 @@ class IndexMap:
 
     # -- other shapes ----------------------------------------------------------------------------------------
 
-    def split(self, shape: Sequence[int]) -> IndexMap:
+    @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
+    def split(self, shape: tuple[int, ...]) -> IndexMap:
         """Return the map over a finer shape.
 
         Args:
@@ -121,6 +127,7 @@ class IndexMap:
         guards = (Guard(spread(guard.coefficients), guard.start, guard.extent) for guard in self.guards)
         return IndexMap(tuple(shape), spread(self.strides), self.start, tuple(guards))
 
+    @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def after(self, view: IndexMap) -> IndexMap | None:
         """Return the composition of two maps: this map at the positions that another one reads.
 
@@ -169,6 +176,7 @@ class IndexMap:
 
     # -- memory ----------------------------------------------------------------------------------------------
 
+    @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def touched(self) -> int:
         """Return the number of distinct offsets that are read, or a lower bound of it."""
         dimensions = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,12 @@ Value = int | float | str
 """A value of a parameter."""
 
 Constraint = Callable[..., Any]
-"""A predicate over columns. Its argument names are parameters, or `workload` and `device`."""
+"""A predicate over columns, row by row. Its argument names are parameters, or `workload` and `device`."""
 
 _CONTEXT = ("workload", "device")
+
+MOST_KEPT = 2**21
+"""Most rows of incomplete configurations that a space keeps for its next enumeration."""
 
 
 class Config(Mapping[str, Any]):
@@ -233,30 +237,47 @@ class Space:
         """Return every valid configuration.
 
         Parameters are added one by one. Each constraint is applied as soon as all of its arguments are
-        available, so that invalid branches are not expanded.
+        available, so that invalid branches are not expanded. It is evaluated once for equal arguments, and
+        workloads for which the same constraints hold get the same table.
 
         Args:
             context: `workload` and `device`, for the constraints that use them.
 
         Returns:
-            The valid configurations, in lexicographic order.
+            The valid configurations, in lexicographic order; their columns are read-only.
         """
-        pending = list(self.constraints)
-        ordinals = np.zeros((1, 0), dtype=np.int16)
-        for depth, parameter in enumerate(self.parameters, start=1):
-            count = len(parameter.values)
-            ordinals = np.hstack(
-                [
-                    np.repeat(ordinals, count, axis=0),
-                    np.tile(np.arange(count, dtype=np.int16), len(ordinals))[:, None],
-                ]
-            )
-            bound = set(self.names[:depth]) | set(_CONTEXT)
-            ready = [c for c in pending if bound.issuperset(_arguments(c))]
-            pending = [c for c in pending if c not in ready]
-            for constraint in ready:
-                ordinals = ordinals[self._holds(constraint, ordinals, context)]
-        return Table(self, ordinals)
+        branch = self._root
+        for parameter, ready in zip(self.parameters, self._ready, strict=True):
+            branch = branch.expanded(len(parameter.values))
+            for constraint, places in ready:
+                rows, group = branch.distinct(places, self._counts)
+                holds = self._holds(constraint, branch.ordinals[rows], context)
+                branch = branch.where(holds, group)
+        if self._root.kept[0] > MOST_KEPT:
+            del self.__dict__["_root"]
+        return branch.table(self)
+
+    @functools.cached_property
+    def _root(self) -> _Branch:
+        """Configurations of no parameters: the first of the branches that calls of `enumerate` share."""
+        return _Branch(np.zeros((1, 0), dtype=np.int16), [0])
+
+    @functools.cached_property
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(len(parameter.values) for parameter in self.parameters)
+
+    @functools.cached_property
+    def _ready(self) -> tuple[tuple[tuple[Constraint, tuple[int, ...]], ...], ...]:
+        """For each parameter the constraints whose arguments are known from there on, and their places."""
+        places = {name: place for place, name in enumerate(self.names)}
+        ready: list[list[tuple[Constraint, tuple[int, ...]]]] = [[] for _ in self.parameters]
+        for constraint in self.constraints:
+            given = tuple(places[name] for name in _arguments(constraint) if name not in _CONTEXT)
+            ready[max(given, default=0)].append((constraint, given))
+        return tuple(map(tuple, ready))
+
+    def __reduce__(self) -> tuple[type[Space], tuple[Any, ...]]:
+        return Space, (self.parameters, self.constraints)
 
     def check(self, config: Mapping[str, Value], **context: Any) -> Config:
         """Return `config` in canonical order if it is valid.
@@ -366,6 +387,70 @@ class Space:
                 for p in self.parameters
             ),
         )
+
+
+class _Branch:
+    """Valid configurations of the first parameters, and the next branch for each outcome of a constraint.
+
+    Args:
+        ordinals: One row per configuration, one column per parameter (see `Table`).
+        kept: Number of rows that this branch and all others of its space keep, shared by them.
+    """
+
+    __slots__ = ("_distinct", "_next", "_table", "kept", "ordinals")
+
+    def __init__(self, ordinals: Array, kept: list[int]) -> None:
+        self.ordinals, self.kept = ordinals, kept
+        ordinals.flags.writeable = False
+        kept[0] += len(ordinals)
+        self._next: dict[bytes, _Branch] = {}
+        self._distinct: tuple[Any, Any] | None = None
+        self._table: Table | None = None
+
+    def expanded(self, count: int) -> _Branch:
+        """Return the branch with one more parameter, which has the given number of values."""
+        if b"" not in self._next:
+            wider = np.empty((len(self.ordinals), count, self.ordinals.shape[1] + 1), dtype=np.int16)
+            wider[:, :, :-1] = self.ordinals[:, None]
+            wider[:, :, -1] = np.arange(count)
+            self._next[b""] = _Branch(wider.reshape(-1, wider.shape[-1]), self.kept)
+        return self._next[b""]
+
+    def distinct(self, places: Sequence[int], counts: Sequence[int]) -> tuple[Any, Any]:
+        """Return a row for each distinct combination of some parameters, and the combination of each row.
+
+        Args:
+            places: Columns of the parameters.
+            counts: Number of values of all parameters.
+
+        Returns:
+            Two indices; both are `slice(None)` if there are about as many combinations as rows.
+        """
+        if self._distinct is None:
+            self._distinct = (slice(None), slice(None))
+            if math.prod(counts[place] for place in places) < len(self.ordinals):
+                keys = np.zeros(len(self.ordinals), dtype=np.int32)
+                for place in places:
+                    keys = keys * counts[place] + self.ordinals[:, place]
+                row_of = np.full(math.prod(counts[place] for place in places), -1)
+                row_of[keys] = np.arange(len(keys))
+                number = np.cumsum(row_of >= 0, dtype=np.int32) - 1
+                self._distinct = row_of[row_of >= 0], number[keys]
+        return self._distinct
+
+    def where(self, holds: Array, group: Any) -> _Branch:
+        """Return the branch of the rows for whose combination of arguments a constraint holds."""
+        key = holds.tobytes()
+        if key not in self._next:
+            valid = self.ordinals if holds.all() else self.ordinals[holds[group]]
+            self._next[key] = _Branch(valid, self.kept)
+        return self._next[key]
+
+    def table(self, space: Space) -> Table:
+        """Return the configurations as a table."""
+        if self._table is None:
+            self._table = Table(space, self.ordinals)
+        return self._table
 
 
 def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ __all__ = [
 
 COMPARISONS: Mapping[str, str] = {"eq": "==", "le": "<=", "lt": "<", "ne": "!="}
 """Symbols of comparisons in C++ and Python."""
+
+MOST_TREES = 2**12
+"""Most expressions whose operations are kept: the groups of a model repeat the same ones."""
 
 LONGEST = 4096
 """Length up to which rows are joined if no input depends on the row or the column."""
@@ -128,11 +132,12 @@ def least_operations(workload: ExpressionWorkload) -> tuple[float, dict[str, int
     Args:
         workload: The workload; steps that depend on no whole input may be computed once for many elements.
     """
-    return least_of_tree(workload.tree, set(workload.whole_names))
+    return least_of_tree(workload.tree, frozenset(workload.whole_names))
 
 
+@functools.lru_cache(MOST_TREES)
 def least_of_tree(
-    tree: Node, distinct: Set[str], left_out: Set[str] = frozenset()
+    tree: Node, distinct: frozenset[str], left_out: frozenset[str] = frozenset()
 ) -> tuple[float, dict[str, int]]:
     """Return the least multiply-adds of an element, and the least calls of each function by name.
 
@@ -160,6 +165,7 @@ def least_of_tree(
 _ALIKE = {"sub": "add", "square": "mul"}
 
 
+@functools.lru_cache(MOST_TREES)
 def _likeness(node: Node) -> Any:
     """Return a value that is equal for steps that a compiler may compute as one."""
     if not isinstance(node, Apply):

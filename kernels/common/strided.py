@@ -72,8 +72,9 @@ def least_of_element(workload: StridedWorkload, *, may_be_0: bool) -> tuple[floa
         may_be_0: Whether to include operations on operands with guards. A kernel may leave them out where
             the operand does not exist and is 0.
     """
-    distinct = {name for name, operand in workload.maps.items() if _is_distinct(operand)}
-    left_out = {name for name, operand in workload.maps.items() if operand.index.guards and not may_be_0}
+    operands = workload.maps.items()
+    distinct = frozenset(name for name, operand in operands if _is_distinct(operand))
+    left_out = frozenset(name for name, operand in operands if operand.index.guards and not may_be_0)
     return least_of_tree(workload.tree, distinct, left_out)
 
 

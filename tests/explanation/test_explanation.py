@@ -22,6 +22,7 @@ from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError, MissingDependency
 from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignments, explain
 from tunebench.explanation.limit import KINDS, limit
+from tunebench.forecast import least_us
 from tunebench.outcome import CacheState
 from tunebench.tuning import tunable
 from tunebench.workload import Workload
@@ -258,6 +259,27 @@ def test_alignment_of_rows_names_the_dimension_to_pad() -> None:
 def fastest_us(workload: Workload, where: Device) -> float:
     found, _ = tunable.find_variants(workload, where, compilable=False)
     return min(one.predicted_us(row) for one in found for row in range(len(one.table)))
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "elementwise:rows=4096,cols=4096,dtype=f32,expression=x+y",
+        "strided_elementwise:shape=64x48,dtype=f16,expression=x,operands=x.f16.1_64",
+        "softmax:rows=64,cols=1001,dtype=f32",
+        "gemm:m=96,n=255,k=127,dtype=f32",
+    ],
+)
+def test_fastest_variant_is_the_first_of_the_lowest_predicted_time(text: str, cache: CacheState) -> None:
+    for where in (H100, device.local_cpu()):
+        every, _ = tunable.find_variants(parse(text), where, cache=cache, compilable=False)
+        first = min(every, key=lambda one: one.predicted_us(one.fastest()))
+        found = tunable.fastest_variant(parse(text), where, cache=cache)
+        assert found is not None
+        assert found.variant is first.variant
+        assert found.predicted_us(found.fastest()) == first.predicted_us(first.fastest())
+        assert least_us(parse(text).traffic(), where, cache) <= found.predicted_us(found.fastest())
 
 
 def advice_on(text: str, where: Device, subject: str | None = None) -> list[explanation.Advice]:

@@ -60,6 +60,37 @@ def test_enumeration_equals_filtered_product_in_order(m: int) -> None:
     assert [table.config(row) for row in range(len(table))] == [c for c in _every(SPACE) if _valid(c, m)]
 
 
+def test_workloads_share_a_table_if_the_same_constraints_hold() -> None:
+    tables = {
+        m: SPACE.enumerate(workload=parse(f"gemm:m={m},n=8,k=8,dtype=f32"), device=None)
+        for m in (32, 33, 64, 99)
+    }
+    assert tables[32] is tables[33]
+    assert tables[64] is tables[99]
+    assert tables[33] is not tables[64]
+
+
+def test_constraint_is_evaluated_once_for_equal_arguments() -> None:
+    asked: list[int] = []
+
+    def small(bm: Any, workload: Any) -> Any:
+        asked.append(len(bm))
+        return bm <= workload.m
+
+    parameters = (*SPACE.parameters[1:], SPACE.parameters[0])
+    space = Space(parameters, (small,))
+    assert len(space.enumerate(workload=WORKLOAD, device=None)) == space.size
+    assert asked == [3]
+
+
+def test_enumeration_is_right_when_branches_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunebench.space.MOST_KEPT", 0)
+    space = Space(SPACE.parameters, SPACE.constraints)
+    for m in (16, 64, 16):
+        table = space.enumerate(workload=parse(f"gemm:m={m},n=8,k=8,dtype=f32"), device=None)
+        assert [table.config(row) for row in range(len(table))] == [c for c in _every(space) if _valid(c, m)]
+
+
 @st.composite
 def spaces(draw: st.DrawFn) -> tuple[Space, list[tuple[str, str, int, int]]]:
     """Draw a space of integers, and constraints of the form (a * x + y) % 3 != 0 as data."""

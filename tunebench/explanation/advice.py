@@ -141,10 +141,11 @@ class Forecaster:
 
     def _best(self, workload: Workload) -> PredictedBest | None:
         try:
-            found, _ = tunable.find_variants(workload, self.device, cache=self.cache, compilable=False)
+            one = tunable.fastest_variant(workload, self.device, cache=self.cache)
         except InputError:
             return None
-        one = min(found, key=lambda one: one.predicted_us(one.fastest()))
+        if one is None:
+            return None
         row = one.fastest()
         return PredictedBest(us=one.predicted_us(row), variant=one.variant.key, config=one.table.config(row))
 

@@ -13,7 +13,7 @@ The device does not have to be present.
 
 from tunebench.forecast.library import predict, predict_all
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.utilisation import interval_us, predict_us
+from tunebench.forecast.utilisation import interval_us, least_us, predict_us
 
 __all__ = [
     "Basis",
@@ -21,6 +21,7 @@ __all__ = [
     "Prediction",
     "Predictions",
     "interval_us",
+    "least_us",
     "predict",
     "predict_all",
     "predict_us",

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
-from tunebench.bound import Bounds, Resource
+from tunebench.bound import Bounds, Resource, dram_us
 from tunebench.device import Device
+from tunebench.outcome import CacheState
 from tunebench.variant import Costs
+from tunebench.workload import Traffic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["INTERVAL", "LAUNCH_US", "UTILISATION", "Utilisation", "interval_us", "predict_us"]
+__all__ = ["INTERVAL", "LAUNCH_US", "UTILISATION", "Utilisation", "interval_us", "least_us", "predict_us"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,18 @@ def predict_us(bounds: Bounds, costs: Costs, device: Device) -> Array:
     launches = np.asarray(costs.serial_launches if device.kind == "gpu" else 0, dtype=np.float64)
     expected: Array = busy + launches * LAUNCH_US
     return expected
+
+
+def least_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
+    """Return the time in microseconds of a workload's memory traffic in one launch; no prediction is below.
+
+    Args:
+        traffic: Bytes that any implementation must read and write.
+        device: The device.
+        cache: Cache state of the predictions.
+    """
+    busy_us = dram_us(traffic, device, cache) / UTILISATION["dram"].a
+    return busy_us + (LAUNCH_US if device.kind == "gpu" else 0.0)
 
 
 def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:

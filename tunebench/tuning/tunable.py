@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency, UnknownName
-from tunebench.forecast import interval_us, predict_us
+from tunebench.forecast import interval_us, least_us, predict_us
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
 from tunebench.outcome import CacheState
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RunnerName", "TunableVariant", "TuningTarget", "find_variants", "tuning_target"]
+__all__ = [
+    "RunnerName",
+    "TunableVariant",
+    "TuningTarget",
+    "fastest_variant",
+    "find_variants",
+    "tuning_target",
+]
 
 RunnerName = Literal["cpu", "cuda", "offline"]
 
@@ -161,6 +169,32 @@ def find_variants(
         reasons = "; ".join(skipped.values()) or f"{workload.operator} has no variants"
         raise InputError(f"no variant can do {workload} on {device.name}: {reasons}")
     return found, skipped
+
+
+def fastest_variant(
+    workload: Workload, device: Device, *, cache: CacheState = "cold"
+) -> TunableVariant | None:
+    """Return the variant with the lowest predicted time, the first of equal ones; None if there is none.
+
+    Variants after one whose time is that of the memory traffic are not considered: none can be faster.
+    Compilers need not be installed.
+
+    Args:
+        workload: The workload.
+        device: The device.
+        cache: Cache state of the predictions.
+    """
+    best: TunableVariant | None = None
+    best_us, least = math.inf, least_us(workload.traffic(), device, cache)
+    for variant in variants(workload):
+        if best_us <= least:
+            break
+        tunable = None
+        if variant.refuses(workload, device) is None:
+            tunable = _tunable(variant, workload, device, cache)
+        if tunable is not None and tunable.predicted_us(tunable.fastest()) < best_us:
+            best, best_us = tunable, tunable.predicted_us(tunable.fastest())
+    return best
 
 
 def _tunable(
