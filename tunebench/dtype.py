@@ -18,11 +18,11 @@ __all__ = [
     "unit_roundoff",
 ]
 
-DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32", "bool"]
+DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32", "i64", "bool"]
 """`tf32` is a multiplication format, not a storage format: such tensors are stored as `f32`.
 
 `e4m3` is the 8-bit float of 4 exponent and 3 fraction bits without infinities. Products of `i8` accumulate in
-`i32`. `bool` is one byte, 0 or 1.
+`i32`. `i64` is for indices. `bool` is one byte, 0 or 1.
 """
 
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -35,6 +35,7 @@ _ITEMSIZE: dict[DType, int] = {
     "e4m3": 1,
     "i8": 1,
     "i32": 4,
+    "i64": 8,
     "bool": 1,
 }
 _NUMPY: dict[DType, str] = {
@@ -42,6 +43,7 @@ _NUMPY: dict[DType, str] = {
     "f16": "float16",
     "i8": "int8",
     "i32": "int32",
+    "i64": "int64",
     "bool": "bool",
 }
 _SIGNIFICAND_BITS: dict[DType, int] = {"f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4}
@@ -54,7 +56,7 @@ def storage(dtype: DType) -> DType:
 
 def is_integer(dtype: DType) -> bool:
     """Return whether `dtype` holds whole numbers, whose sums of products are exact."""
-    return dtype in ("i8", "i32")
+    return dtype in ("i8", "i32", "i64")
 
 
 def itemsize(dtype: DType) -> int:

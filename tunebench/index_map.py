@@ -2,7 +2,8 @@
 
 An `IndexMap` describes how a kernel reads one operand: element ``i`` of an N-dimensional index space is at
 offset ``start + sum(i * strides)`` of the operand's memory. A stride of 0 broadcasts. A `Guard` limits the
-elements that exist; the operand is 0 elsewhere, as for padding and for the parts of a concatenation.
+elements that exist; the operand is 0 elsewhere, as for padding and for the parts of a concatenation. A
+`Gather` adds a number that is read from memory, as for an embedding.
 
 An axis can be split into several, and adjacent axes can be merged if the steps of every operand permit it.
 `simplified` returns the form with the fewest axes.
@@ -10,15 +11,17 @@ An axis can be split into several, and adjacent axes can be merged if the steps 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tunebench._lazy import np
 
-__all__ = ["Guard", "IndexMap", "common_shape", "row_major", "simplified"]
+__all__ = ["Gather", "Guard", "IndexMap", "common_shape", "row_major", "simplified"]
 
 MOST_KNOWN = 2**14
 """Most results that are kept of each method: the groups of a model have many maps in common."""
@@ -53,6 +56,30 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """A summand of an offset that is read from memory: an index times a step.
+
+    The index of an element is the integer at offset ``start + sum(i * coefficients)`` of `source`. It must be
+    from 0 to ``extent - 1``, or from ``-extent`` if negative indices count from the end.
+
+    Attributes:
+        source: Name of the tensor of indices.
+        coefficients: Step in its memory along each axis.
+        start: Offset of the first index.
+        step: Factor of an index in the offset of the operand.
+        extent: Number of different indices.
+        wraps: Whether negative indices count from the end.
+    """
+
+    source: str
+    coefficients: tuple[int, ...]
+    start: int
+    step: int
+    extent: int
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class IndexMap:
     """The offset in memory of each element of an index space.
 
@@ -61,12 +88,14 @@ class IndexMap:
         strides: Step in memory along each axis, in elements.
         start: Offset of the first element.
         guards: Conditions for an element to exist; the operand is 0 where one of them does not hold.
+        gathers: Indices in memory that are added to the offset. They are read where the guards hold.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     start: int = 0
     guards: tuple[Guard, ...] = ()
+    gathers: tuple[Gather, ...] = ()
 
     @classmethod
     def contiguous(cls, shape: Sequence[int]) -> IndexMap:
@@ -82,7 +111,32 @@ class IndexMap:
     def is_contiguous(self) -> bool:
         """Whether elements are read in the order of memory, from its beginning and without gaps."""
         steps = zip(self.shape, self.strides, row_major(self.shape), strict=True)
-        return not self.start and not self.guards and all(e == 1 or s == r for e, s, r in steps)
+        is_plain = not self.start and not self.guards and not self.gathers
+        return is_plain and all(e == 1 or s == r for e, s, r in steps)
+
+    def indices(self, gather: Gather) -> IndexMap:
+        """Return the map of the indices that a gather of this map reads."""
+        return IndexMap(self.shape, gather.coefficients, gather.start, self.guards)
+
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Return all rows of factors along the axes: strides, and coefficients of guards and gathers."""
+        guards, gathers = ([one.coefficients for one in each] for each in (self.guards, self.gathers))
+        return (self.strides, *guards, *gathers)
+
+    def with_rows(self, shape: Sequence[int], change: Callable[[tuple[int, ...]], Sequence[int]]) -> IndexMap:
+        """Return the same map over other axes.
+
+        Args:
+            shape: Extents of the new axes.
+            change: Returns a row of factors along the new axes.
+        """
+
+        def changed(one: Any) -> Any:
+            return dataclasses.replace(one, coefficients=tuple(change(one.coefficients)))
+
+        strides = tuple(change(self.strides))  # `change` is called in the order of `rows`
+        guards, gathers = tuple(map(changed, self.guards)), tuple(map(changed, self.gathers))
+        return IndexMap(tuple(shape), strides, self.start, guards, gathers)
 
     @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def offsets(self) -> tuple[int, int]:
@@ -96,6 +150,9 @@ class IndexMap:
             free -= axes
         rest = sorted(free)
         below, above = _span([self.shape[a] for a in rest], [self.strides[a] for a in rest])
+        gathered = [(one.extent - 1) * one.step for one in self.gathers]
+        below += sum(end for end in gathered if end < 0)
+        above += sum(end for end in gathered if end > 0)
         return low + below, high + above
 
     def _guarded_dimensions(self) -> Iterator[tuple[Guard, frozenset[int], int]]:
@@ -124,14 +181,14 @@ class IndexMap:
             steps = zip(row, parts, strict=True)
             return tuple(step * inner for step, part in steps for inner in row_major(part))
 
-        guards = (Guard(spread(guard.coefficients), guard.start, guard.extent) for guard in self.guards)
-        return IndexMap(tuple(shape), spread(self.strides), self.start, tuple(guards))
+        return self.with_rows(shape, spread)
 
     @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def after(self, view: IndexMap) -> IndexMap | None:
         """Return the composition of two maps: this map at the positions that another one reads.
 
-        Positions outside of the view's guards do not matter.
+        Positions outside of the view's guards do not matter. An index that the view gathers is an index of
+        this map; no guard or gather of this map may depend on it.
 
         Args:
             view: Map to positions among the elements of this map, counted in their order.
@@ -143,11 +200,15 @@ class IndexMap:
         pieces = [piece for axis in axes for piece in _pieces(*axis, self.shape)]
         shape = tuple(extent for extent, _, _ in pieces)
         digits = [_digits(stride, self.shape) for _, stride, _ in pieces]
+        gathered = [_digits(gather.step, self.shape) for gather in view.gathers]
+        if any(_dot(digit, row) for digit in gathered for row in self.rows()[1:]):
+            return None
         base = view.start + sum(low * stride for _, stride, (low, _) in pieces)
         first = list(_digits(base, self.shape))
         counts = [high - low + 1 for _, _, (low, high) in pieces]
+        counts += [gather.extent for gather in view.gathers]
         for axis, extent in enumerate(self.shape):
-            low, high = _span(counts, [digit[axis] for digit in digits])
+            low, high = _span(counts, [digit[axis] for digit in (*digits, *gathered)])
             if first[axis] + low < 0 or first[axis] + high >= extent:
                 return None
             first[axis] -= sum(
@@ -157,12 +218,22 @@ class IndexMap:
         def composed(row: Sequence[int]) -> tuple[int, ...]:
             return tuple(_dot(digit, row) for digit in digits)
 
-        guards = [
-            Guard(composed(one.coefficients), one.start + _dot(first, one.coefficients), one.extent)
-            for one in self.guards
-        ]
-        start = self.start + _dot(first, self.strides)
-        return IndexMap(shape, composed(self.strides), start, (*guards, *view.split(shape).guards))
+        def moved(one: Any) -> Any:
+            start = one.start + _dot(first, one.coefficients)
+            return dataclasses.replace(one, coefficients=composed(one.coefficients), start=start)
+
+        read = view.split(shape)
+        gathers = tuple(
+            dataclasses.replace(gather, step=_dot(digit, self.strides))
+            for digit, gather in zip(gathered, read.gathers, strict=True)
+        )
+        return IndexMap(
+            shape,
+            composed(self.strides),
+            self.start + _dot(first, self.strides),
+            (*map(moved, self.guards), *read.guards),
+            (*map(moved, self.gathers), *gathers),
+        )
 
     def _limits(self) -> list[tuple[int, int]]:
         """Return the first and the last index along each axis that guards of this axis alone permit."""
@@ -178,8 +249,11 @@ class IndexMap:
 
     @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def touched(self) -> int:
-        """Return the number of distinct offsets that are read, or a lower bound of it."""
-        dimensions = []
+        """Return the number of distinct offsets that are read, or a lower bound of it.
+
+        For gathers it is the expected number, for random indices of which each is as likely as any other.
+        """
+        dimensions = [self._gathered()] if self.gathers else []
         free = {axis for axis, (e, s) in enumerate(zip(self.shape, self.strides, strict=True)) if e > 1 and s}
         for guard, axes, step in self._guarded_dimensions():
             free -= axes
@@ -194,6 +268,18 @@ class IndexMap:
             if count == 0 or step > covered:  # else offsets may coincide, and only one index counts
                 total, covered = total * count, covered + span * step
         return total
+
+    def _gathered(self) -> tuple[int, int, int]:
+        """Return the least step of all gathers, the expected number of different indices, and the last."""
+        along = {axis for one in self.gathers for axis, factor in enumerate(one.coefficients) if factor}
+        along = {axis for axis in along if not self.strides[axis]}
+        count = math.prod(self.shape[axis] for axis in along)
+        if len(self.gathers) == 1:
+            (gather,) = self.gathers
+            row = tuple(factor if axis in along else 0 for axis, factor in enumerate(gather.coefficients))
+            count = IndexMap(self.shape, row, gather.start, self.guards).touched()
+        extent = math.prod(one.extent for one in self.gathers)
+        return min(abs(one.step) for one in self.gathers), _different(count, extent), extent - 1
 
 
 def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap], int]:
@@ -210,12 +296,11 @@ def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap]
         The maps, and the number of their axes that come from the `inner` ones.
     """
     shape = maps[0].shape
-    guards = [[one for one in each.guards if not one.holds_everywhere(shape)] for each in maps]
-    rows = [
-        row
-        for each, kept in zip(maps, guards, strict=True)
-        for row in (each.strides, *(g.coefficients for g in kept))
+    maps = [
+        dataclasses.replace(each, guards=tuple(one for one in each.guards if not one.holds_everywhere(shape)))
+        for each in maps
     ]
+    rows = [row for each in maps for row in each.rows()]
     extents: list[int] = []
     steps: list[list[int]] = []
     left = 0
@@ -233,12 +318,7 @@ def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap]
     if not extents:
         extents, steps, left = [1], [[0] * len(rows)], min(inner, 1)
     merged = zip(*steps, strict=True)
-    made = []
-    for each, kept in zip(maps, guards, strict=True):
-        strides = next(merged)
-        limits = tuple(Guard(next(merged), one.start, one.extent) for one in kept)
-        made.append(IndexMap(tuple(extents), strides, each.start, limits))
-    return made, left
+    return [each.with_rows(extents, lambda row: next(merged)) for each in maps], left
 
 
 def common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
@@ -344,6 +424,13 @@ def _count_within(axes: Sequence[tuple[int, int]], guard: Guard) -> tuple[int, i
         return 1, last - first
     values = values + guard.start
     return int(((values >= 0) & (values < guard.extent)).sum()), last - first
+
+
+def _different(count: int, extent: int) -> int:
+    """Return the expected number of different values of random indices below an extent, at least 1."""
+    if count == 0 or extent == 1:
+        return min(count, extent)
+    return max(1, round(-extent * math.expm1(count * math.log1p(-1 / extent))))
 
 
 def _dot(first: Sequence[int], second: Sequence[int]) -> int:

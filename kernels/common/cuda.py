@@ -15,6 +15,7 @@ _CTYPES: dict[DType, str] = {
     "e4m3": "e4m3_t",
     "i8": "i8",
     "i32": "i32",
+    "i64": "i64",
     "bool": "bool_t",
 }
 

@@ -80,17 +80,35 @@ class Load:
             index: Text of the index along each axis.
         """
         index_map, pointer = self.operand.index, variable(self.name)
-        place = summed(index_map.strides, index, index_map.start, index_map.shape)
+        place = _offset(index_map, index)
         if self.is_vector or self.elements == 1:
             found = f"load_vec<{self.elements}>({pointer} + ({place}))"
             exists = " && ".join(condition(one, index, index_map.shape) for one in index_map.guards)
             return f"{held} = {f'{exists} ? {found} : {self.held}{{}}' if exists else found};"
         inside = {**index, self.axis: f"({index[self.axis]} + i)"}
-        place = summed(index_map.strides, inside, index_map.start, index_map.shape)
+        place = _offset(index_map, inside)
         exists = " && ".join(condition(one, inside, index_map.shape) for one in index_map.guards)
         element = f"{pointer}[{place}]"
         found = f"{exists} ? {element} : {ctype(self.operand.dtype)}{{}}" if exists else element
         return f"\n#pragma unroll\n    for (int i = 0; i < {self.vector}; ++i) {held}.at[i] = {found};"
+
+
+def _offset(index_map: IndexMap, index: Mapping[int, str]) -> str:
+    """Return the text of the offset of an element, whose indices in memory are checked.
+
+    Args:
+        index_map: Map of the operand.
+        index: Text of the index along each axis.
+    """
+    terms = [summed(index_map.strides, index, index_map.start, index_map.shape)]
+    for gather in index_map.gathers:
+        at = summed(gather.coefficients, index, gather.start, index_map.shape)
+        wide = "i64" if abs(gather.step) * gather.extent >= LARGEST else "int"
+        checked = (
+            f"valid_index<{gather.extent}, {str(gather.wraps).lower()}>({variable(gather.source)}[{at}])"
+        )
+        terms.append(f"{wide}({checked}) * {gather.step}")
+    return " + ".join(terms)
 
 
 def loads_of(workload: StridedWorkload, axis: int, vector: int) -> tuple[Load, ...]:
@@ -109,7 +127,7 @@ def loads_of(workload: StridedWorkload, axis: int, vector: int) -> tuple[Load, .
 
 
 def _is_constant(index: IndexMap, axis: int) -> bool:
-    return not index.strides[axis] and not any(guard.coefficients[axis] for guard in index.guards)
+    return not any(row[axis] for row in index.rows())
 
 
 def _is_aligned(index: IndexMap, axis: int, vector: int) -> bool:
@@ -125,8 +143,11 @@ def _is_aligned(index: IndexMap, axis: int, vector: int) -> bool:
         if guard.coefficients[axis]
     ]
     steps = [index.start, *others(index.strides), *(step for limit in limits for step in limit)]
+    steps += [gather.step for gather in index.gathers]
     only_unit = all(guard.coefficients[axis] in (0, 1) for guard in index.guards)
-    return index.strides[axis] == 1 and only_unit and all(step % vector == 0 for step in steps)
+    one_index = not any(gather.coefficients[axis] for gather in index.gathers)
+    is_adjacent = index.strides[axis] == 1 and only_unit and one_index
+    return is_adjacent and all(step % vector == 0 for step in steps)
 
 
 def held_registers(workload: StridedWorkload, vector: Any, unroll: Any) -> Any:
@@ -212,8 +233,7 @@ def prelude(workload: StridedWorkload) -> str:
 def parameters(workload: StridedWorkload) -> str:
     """Return the kernel parameters for the operands."""
     return ", ".join(
-        f"const {ctype(operand.dtype)}* __restrict__ {variable(name)}"
-        for name, operand in workload.maps.items()
+        f"const {ctype(tensor.dtype)}* __restrict__ {variable(tensor.name)}" for tensor in workload.inputs()
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tunebench.kernels.common.expression import compiled, function_text
@@ -62,13 +62,16 @@ def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def cuda_kernel(workload: ReducedExpression, config: Config, text: str) -> Callable[..., None]:
+def cuda_kernel(
+    workload: ReducedExpression, config: Config, text: str, functions: Mapping[str, Any] | None = None
+) -> Callable[..., None]:
     """Return the Numba-CUDA kernel `reduction` of generated code, which also defines its function `join`.
 
     Args:
         workload: The workload.
         config: The configuration: `threads` of a result, and `others`, the results of a block.
         text: The generated code.
+        functions: Further functions that it calls, by name.
     """
     import math
 
@@ -76,7 +79,7 @@ def cuda_kernel(workload: ReducedExpression, config: Config, text: str) -> Calla
     from numba import cuda, float32
 
     scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
-    scope |= {"float32": float32, "neutral": float(neutral_of(workload))}
+    scope |= {**(functions or {}), "float32": float32, "neutral": float(neutral_of(workload))}
     scope |= {name: config[name] for name in ("threads", "others")}
     join = device_function(compiled(function_text(text, "join"), "join", dict(scope)))
     scope["reduce"] = block_reduction(config["threads"], join)

@@ -4,6 +4,9 @@ Two axes of the index space are loops of one function, which vectorises: the *la
 second axis the outer one. A task has a block of both, and fixed indices along all other axes. Guards are
 tested where they change, not for each element: a block is divided at their limits, and each set of operands
 that can exist together has a function of its own, in which the others are 0.
+
+An index that is read from memory and is not valid sets a byte, by which the kernel raises at its end, and
+counts as 0 until then.
 """
 
 from __future__ import annotations
@@ -97,8 +100,15 @@ class Part:
     @property
     def parameters(self) -> str:
         """First parameters of the function: address, offset and step of each operand, and the flags."""
-        of_operands = (f"at_{place}, from_{place}, step_{place}, " for place in range(len(self.operands)))
-        return "".join([*of_operands, *(f"exist_{name}, " for name in self.flags)])
+        names = [name for place, _ in enumerate(self.operands) for name in (place, *self._gathers(place))]
+        of_operands = (f"at_{name}, from_{name}, step_{name}, " for name in names)
+        invalid = ["invalid_at, "] if self.nest.gathered else []
+        return "".join([*of_operands, *(f"exist_{name}, " for name in self.flags), *invalid])
+
+    def _gathers(self, place: int) -> list[str]:
+        """Return the suffix of the variables of each gather of an operand."""
+        gathers = self.nest.operands[self.operands[place]].index.gathers
+        return [f"{place}_{number}" for number in range(len(gathers))]
 
     def values(self, suffix: str = "") -> str:
         """Return the names of the operands' values, separated by commas."""
@@ -114,15 +124,30 @@ class Part:
         """
         made = []
         for place, name in enumerate(self.operands):
-            operand = self.nest.operands[name]
-            second, lane = self.nest.steps(operand.index.strides)
-            if bool(lane) is hoisted:
+            index = self.nest.operands[name].index
+            read, is_hoisted = self._element(place, index.strides, row), not self._uses_lane(index.rows())
+            for gather, variables in zip(index.gathers, self._gathers(place), strict=True):
+                if self._uses_lane([gather.coefficients]) is not hoisted:
+                    at = self._element(variables, gather.coefficients, row)
+                    value = f"valid(at_{variables}[{at}], {gather.extent}, {gather.wraps}, invalid_at)"
+                    value = f"{value} if exist_{name} else 0" if name in self.flags else value
+                    made.append(f"index_{variables}{suffix} = {value}")
+                read = plus(read, (gather.step, f"index_{variables}{suffix}"))
+            if is_hoisted is not hoisted:
                 continue
-            at = plus(f"from_{place}", (int(second != 0), f"({row}) * step_{place}"), (lane, "j"))
-            value = f"read_{operand.dtype}(at_{place}[{at}])"
+            value = f"read_{self.nest.operands[name].dtype}(at_{place}[{read}])"
             value = f"{value} if exist_{name} else f32(0)" if name in self.flags else value
             made.append(f"{variable(f'p{place}')}{suffix} = {value}")
         return made
+
+    def _uses_lane(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Return whether any of some rows of factors has a step along the lane axis."""
+        return any(row[self.nest.lane] for row in rows)
+
+    def _element(self, name: int | str, row: Sequence[int], second: str) -> str:
+        """Return the text of the offset of an element in the memory of an operand or of its indices."""
+        across, lane = self.nest.steps(row)
+        return plus(f"from_{name}", (int(across != 0), f"({second}) * step_{name}"), (lane, "j"))
 
     def expression(self) -> tuple[list[str], str]:
         """Return the assignments of the expression's steps, and the text of its value."""
@@ -144,7 +169,7 @@ class Nest:
         self, workload: StridedWorkload, lane: int, second: int | None, write: Callable[[Part], str]
     ) -> None:
         self.lane, self.second = lane, second
-        self.operands = workload.maps
+        self.operands, self.gathered = workload.maps, workload.gathered
         self.limits = tuple(self._limits())
         self.guarded = tuple(dict.fromkeys(one.operand for one in self.limits))
         self.names: dict[str, str] = {}
@@ -188,18 +213,43 @@ class Nest:
     @property
     def passed(self) -> str:
         """Arguments of a kernel for the addresses of operands."""
-        return ", ".join(addressed(variable(name), one.dtype) for name, one in self.operands.items())
+        operands = [addressed(variable(name), one.dtype) for name, one in self.operands.items()]
+        indices = [addressed(variable(name), dtype) for name, (dtype, _) in self.gathered.items()]
+        return ", ".join([*operands, *indices, *(["address_of(invalid)"] if indices else [])])
+
+    @property
+    def begin(self) -> list[str]:
+        """First statements of a kernel: a byte that is set if an index is not valid, and another one."""
+        return ["invalid = np.zeros(2, np.uint8)"] if self.gathered else []
+
+    @property
+    def marked(self) -> list[str]:
+        """First statements of a task: a store without which Numba reads the byte before the tasks run."""
+        return ["invalid[1] = 0"] if self.gathered else []
+
+    @property
+    def end(self) -> list[str]:
+        """Last statements of a kernel, which raise if an index is not valid."""
+        names = ", ".join(self.gathered)
+        raised = f'    raise IndexError("an index in {names} is out of range")'
+        return ["if invalid[0]:", raised] if self.gathered else []
+
+    def _rows(self, name: str) -> list[tuple[str, Sequence[int], int]]:
+        """Return the name of the offset, the steps and the start of an operand, then of its indices."""
+        index, first = self.operands[name].index, f"{variable(name)}_from"
+        gathers = enumerate(index.gathers)
+        of_gathers = ((f"{first}_{number}", one.coefficients, one.start) for number, one in gathers)
+        return [(first, index.strides, index.start), *of_gathers]
 
     def located(self, index: Mapping[int, str]) -> str:
-        """Return the arguments of `block` that locate it: offsets of operands, and limited sums.
+        """Return the arguments of `block` that locate it: offsets of operands and indices, limited sums.
 
         Args:
             index: Text of the index along each axis that is not 0.
         """
-        maps = [operand.index for operand in self.operands.values()]
-        offsets = [affine(each.strides, index, each.start) for each in maps]
-        sums = [affine(one.guard.coefficients, index, one.guard.start) for one in self.limits]
-        return ", ".join([*offsets, *sums])
+        rows = [(row, start) for name in self.operands for _, row, start in self._rows(name)]
+        rows += [(one.guard.coefficients, one.guard.start) for one in self.limits]
+        return ", ".join(affine(row, index, start) for row, start in rows)
 
     def text(self, call: str, *, state: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
         """Return the functions of parts, and the function `block`, which calls one of them for each part.
@@ -219,9 +269,17 @@ class Nest:
         ]
         block = filled(
             BLOCK,
-            ADDRESSES=", ".join(f"{variable(name)}_at" for name in self.operands),
+            ADDRESSES=", ".join(
+                [
+                    *(f"{variable(name)}_at" for name in (*self.operands, *self.gathered)),
+                    *(["invalid_at"] if self.gathered else []),
+                ]
+            ),
             PLACES=", ".join(
-                [*(f"{variable(name)}_from" for name in self.operands), *(o.name for o in self.limits)]
+                [
+                    *(first for name in self.operands for first, _, _ in self._rows(name)),
+                    *(o.name for o in self.limits),
+                ]
             ),
             STATE=state,
         )
@@ -241,6 +299,7 @@ class Nest:
         made: list[str] = []
         for number, (exists, part, name) in enumerate(self.parts):
             given = [*map(self._given, part.operands), *(f"exist_{flag}" for flag in part.flags)]
+            given += ["invalid_at"] if self.gathered else []
             text = call.format(run=name, at="".join(f"{argument}, " for argument in given))
             if number == len(self.parts) - 1:
                 return [*made, "else:", f"    {text}"] if made else [text]
@@ -249,10 +308,13 @@ class Nest:
         return made
 
     def _given(self, name: str) -> str:
-        """Return the arguments for an operand: address, offset, and step along the second axis."""
-        row = self.operands[name].index.strides
-        place = self.place(f"{variable(name)}_from", row)
-        return f"{variable(name)}_at, {place}, {self.steps(row)[0]}"
+        """Return the arguments for an operand and its indices: address, offset, step of the second axis."""
+        gathers = self.operands[name].index.gathers
+        addresses = [f"{variable(one)}_at" for one in (name, *(gather.source for gather in gathers))]
+        rows = zip(addresses, self._rows(name), strict=True)
+        return ", ".join(
+            f"{at}, {self.place(first, row)}, {self.steps(row)[0]}" for at, (first, row, _) in rows
+        )
 
     def compile(self, text: str, scope: dict[str, Any], fastmath: frozenset[str]) -> None:
         """Compile the functions of parts and `block`, and add them to the globals of the generated code.
@@ -280,6 +342,8 @@ def strided_scope(workload: StridedWorkload, functions: str) -> dict[str, Any]:
     for operand in workload.maps.values():
         scope[f"read_{operand.dtype}"] = load(operand.dtype)
     scope |= {"write": store(workload.dtype), "address_of": address(), "until": _until()}
+    if workload.gathered:
+        scope["valid"] = _valid()
     return scope | (by_libm() if functions == "libm" else by_polynomials())
 
 
@@ -393,3 +457,18 @@ def _until() -> Callable[..., Any]:
         return (end - value + step - 1) // step if value < end else 1 << 60
 
     return until
+
+
+def _valid() -> Callable[..., Any]:
+    """Return the jitted function that checks an index; an index that is not valid sets a byte, and is 0."""
+
+    @jitted()
+    def valid(index: Any, extent: Any, wraps: Any, invalid_at: Any) -> Any:
+        if wraps and index < 0:
+            index += extent
+        if index < 0 or index >= extent:
+            invalid_at[0] = 1
+            return 0
+        return index
+
+    return valid

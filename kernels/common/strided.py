@@ -111,9 +111,10 @@ def lane_cost(workload: StridedReduction, axis: int) -> float:
 
 
 def _is_distinct(operand: StridedOperand) -> bool:
-    """Return whether an operand is not broadcast: its stride along every axis differs from 0."""
-    steps = zip(operand.index.strides, operand.index.shape, strict=True)
-    return all(step for step, extent in steps if extent > 1)
+    """Return whether an operand is not broadcast: its offset depends on the index along every axis."""
+    gathered = (gather.coefficients for gather in operand.index.gathers)
+    columns = zip(operand.index.shape, operand.index.strides, *gathered, strict=True)
+    return all(any(steps) for extent, *steps in columns if extent > 1)
 
 
 def is_loaded_everywhere(operand: StridedOperand) -> bool:
@@ -123,7 +124,8 @@ def is_loaded_everywhere(operand: StridedOperand) -> bool:
 
 def own_elements(operand: StridedOperand) -> bool:
     """Return whether all elements exist, each at a different offset."""
-    return is_loaded_everywhere(operand) and operand.index.touched() == operand.index.elements
+    is_affine = is_loaded_everywhere(operand) and not operand.index.gathers
+    return is_affine and operand.index.touched() == operand.index.elements
 
 
 def shrunk(workload: S, most: Mapping[int, int], multiple: int = 1) -> S:

@@ -174,7 +174,7 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
                 entry=f"strided_direct<{ctype(workload.dtype)}, {shape}>",
                 grid=(tiling.count, 1, 1),
                 block=(config["threads"], 1, 1),
-                arguments=(*workload.maps, "out"),
+                arguments=(*workload.input_names, "out"),
             ),
         )
 

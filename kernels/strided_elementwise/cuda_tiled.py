@@ -220,7 +220,7 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
                 entry=f"strided_tiled<{ctype(workload.dtype)}, {shape}>",
                 grid=(count, 1, 1),
                 block=(config["threads"], 1, 1),
-                arguments=(*workload.maps, "out"),
+                arguments=(*workload.input_names, "out"),
             ),
         )
 

@@ -64,13 +64,16 @@ def @RUN@(@PARAMETERS@out_at, out_from, rows, count):
 
 KERNEL = """
 def kernel(@NAMES@, out):
+    @BEGIN@
     for task in numba.prange(@TASKS@):
+        @MARKED@
         first_last = task % @PIECES@ * @CHUNK@
         block_of_rows = task // @PIECES@
         first_row = block_of_rows % @BLOCKS@ * @ROWS@
         outer = block_of_rows // @BLOCKS@
         @DECODE@
         block(@PASSED@, @LOCATED@, @RANGES@, @OUT@)
+    @END@
 """
 
 
@@ -115,7 +118,7 @@ class NumbaCpuStridedElementwise(NumbaCpuVariant[StridedElementwise]):
         tasks = pieces * blocks * math.prod(extents[axis] for axis in others)
         kernel = filled(
             KERNEL,
-            NAMES=", ".join(map(variable, workload.maps)),
+            NAMES=", ".join(map(variable, workload.input_names)),
             TASKS=str(tasks),
             PIECES=str(pieces),
             CHUNK=str(config["chunk"]),
@@ -126,7 +129,7 @@ class NumbaCpuStridedElementwise(NumbaCpuVariant[StridedElementwise]):
             RANGES=f"{of_rows}, {of_last}" if config["inner"] == "last" else f"{of_last}, {of_rows}",
             OUT=f"{addressed('out', workload.dtype)}, {affine(steps, index, 0)}",
         )
-        return text + indented(kernel, DECODE=decode)
+        return text + indented(kernel, BEGIN=nest.begin, MARKED=nest.marked, DECODE=decode, END=nest.end)
 
     def kernel(self, workload: StridedElementwise, config: Config) -> Callable[..., None]:
         """Return the kernel of this workload, which takes the operands in order, then out."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels.common.expression import compiled, filled
-from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored
+from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored, valid
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_strided import decoded, indented
@@ -85,7 +85,7 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
         decode, index = decoded(axes, workload.extents, "flat")
         text = filled(
             KERNEL,
-            NAMES=", ".join(map(cuda_array, workload.maps)),
+            NAMES=", ".join(map(cuda_array, workload.input_names)),
             THREADS=str(config["threads"]),
             TURNS=str(config["turns"]),
             ELEMENTS=str(workload.elements),
@@ -102,6 +102,7 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
         from numba import cuda
 
         scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
+        scope |= {"valid": valid()} if workload.gathered else {}
         return compiled(self.generated(workload, config), "elementwise", scope)
 
     def launches(self, workload: StridedElementwise, config: Config) -> tuple[Launch, ...]:
@@ -109,7 +110,9 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
         (tiling,) = self.tiles(workload, config)
         return (
             Launch(
-                grid=(tiling.count, 1, 1), block=(config["threads"], 1, 1), arguments=(*workload.maps, "out")
+                grid=(tiling.count, 1, 1),
+                block=(config["threads"], 1, 1),
+                arguments=(*workload.input_names, "out"),
             ),
         )
 

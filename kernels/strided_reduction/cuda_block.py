@@ -305,7 +305,7 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             entry=f"reduce_strided<{join}, {out if split == 1 else 'float'}, {whole}, {reduced}, {shape}>",
             grid=(ceil_div(workload.results, config["results"]), split, 1),
             block=(config["threads"] * config["results"], 1, 1),
-            arguments=(*workload.maps, "out" if split == 1 else "partial", factor),
+            arguments=(*workload.input_names, "out" if split == 1 else "partial", factor),
         )
         if split == 1:
             return (first,)

@@ -122,7 +122,9 @@ def put(out_at, at, total):
     out_at[at] = write(finish(total * f32(@FACTOR@)))
 
 def reduction(@NAMES@, out@PARTIAL@):
+    @BEGIN@
     for task in numba.prange(@RESULTS@ * @PARTS@):
+        @MARKED@
         part, result = task % @PARTS@, task // @PARTS@
         @DECODE@
         total = neutral
@@ -156,7 +158,9 @@ def put(totals, to, out_at, out_from, count):
         out_at[out_from + j * @STEP@] = write(finish(totals[to + j] * f32(@FACTOR@)))
 
 def reduction(@NAMES@, out, partial):
+    @BEGIN@
     for task in numba.prange(@TASKS@ * @PARTS@):
+        @MARKED@
         part, of_all = task % @PARTS@, task // @PARTS@
         first_lane, outer = of_all % @BLOCKS@ * @BLOCK@, of_all // @BLOCKS@
         count = min(@BLOCK@, @LANES@ - first_lane)
@@ -308,7 +312,9 @@ def _of_lanes(workload: StridedReduction, config: Config, nest: Nest) -> str:
         DECODE=decode,
         DECODE_REDUCED=decode_reduced,
         KEEP=["put(@OUT@, result, total)" if single else "partial[result, part] = total"],
-        END=[] if single else END_OF_LANES.splitlines(),
+        BEGIN=nest.begin,
+        MARKED=nest.marked,
+        END=[*([] if single else END_OF_LANES.splitlines()), *nest.end],
     )
     return filled(
         text,
@@ -331,7 +337,9 @@ def _of_kept(workload: StridedReduction, config: Config, nest: Nest) -> str:
     text = indented(
         OF_KEPT,
         KEEP=["put(address_of(partial), to, @OUT@, @PLACE@, count)"] if single else [],
-        END=[] if single else END_OF_KEPT.splitlines(),
+        BEGIN=nest.begin,
+        MARKED=nest.marked,
+        END=[*([] if single else END_OF_KEPT.splitlines()), *nest.end],
     )
     text = indented(
         text,
@@ -358,7 +366,7 @@ def _of_kept(workload: StridedReduction, config: Config, nest: Nest) -> str:
 def _pieces(workload: StridedReduction, config: Config, ended: str) -> dict[str, str]:
     """Return the pieces that both kernels have."""
     return {
-        "NAMES": ", ".join(map(variable, workload.maps)),
+        "NAMES": ", ".join(map(variable, workload.input_names)),
         "OUT": addressed("out", workload.dtype),
         "RESULTS": str(workload.results),
         "PARTS": str(config["parts"]),

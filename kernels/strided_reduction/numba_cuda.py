@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tunebench.device import Device
 from tunebench.kernels.common.expression import filled
-from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored
+from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored, valid
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_reduction import TAKEN, cuda_kernel, cuda_launches
@@ -135,7 +135,7 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
         ending, ended = PRINTER.write(workload.end)
         text = filled(
             KERNEL,
-            NAMES=", ".join(map(cuda_array, workload.maps)),
+            NAMES=", ".join(map(cuda_array, workload.input_names)),
             SHAPE="others, threads" if reduced else "threads, others",
             ALONG="x" if reduced else "y",
             ACROSS="y" if reduced else "x",
@@ -159,11 +159,14 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
 
     def kernel(self, workload: StridedReduction, config: Config) -> Callable[..., None]:
         """Return the kernel of this workload; it takes the operands in order, out, and the factor of sums."""
-        return cuda_kernel(workload, config, self.generated(workload, config))
+        functions = {"valid": valid()} if workload.gathered else {}
+        return cuda_kernel(workload, config, self.generated(workload, config), functions)
 
     def launches(self, workload: StridedReduction, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `others` results."""
-        return cuda_launches(workload, config, workload.maps, reduced_lanes=config["lanes"] == "reduced")
+        return cuda_launches(
+            workload, config, workload.input_names, reduced_lanes=config["lanes"] == "reduced"
+        )
 
     def emulation_workload(self, workload: StridedReduction, config: Config) -> StridedReduction:
         """Return a full and a partial block of results, of up to three elements per thread; strides stay."""

@@ -64,11 +64,17 @@ WORKLOADS = {
         "y.bf16.120_40_1.at-160.if0_1_0_-4_3+z.f32.160_40_1.at-280.if0_1_0_-7_4",
         "strided_elementwise:shape=2x27x48,dtype=bool,expression=lt(c,x),"
         "operands=c.bool.0_-1_0.at26+x.f32.1200_48_1.at-48.if0_1_0_-1_25.if0_0_1_-8_40",
+        "strided_elementwise:shape=37x72,dtype=f16,expression=x*y+z,operands=x.f16.0_1.wraprow.i64.1_0_0_72_9+"
+        "y.f32.0_0.byrow.i64.1_0_0_1_11.bycol.i32.0_1_2_11_5+z.bf16.1_37.byrow.i64.1_0_0_37_11",
+        "strided_elementwise:shape=35x24,dtype=bf16,expression=x+y,operands=x.bf16.0_1.if0_1_0_16.byi.i64.1_0_0_16_30+"
+        "y.bf16.0_1.at-16.if0_1_-16_8.byi.i64.1_0_35_8_30",
         "strided_elementwise:shape=33x70,dtype=f32,expression=x-y,operands=x.f32.1_33.if0_1_-3_60+y.f32.70_1.if1_-1_0_9",
     ),
     "strided_reduction": (
         "strided_reduction:shape=37x131,dtype=f32,expression=x*y-z,reduce=sum,"
         "operands=x.f32.131_1+y.f16.0_1+z.bf16.1_0",
+        "strided_reduction:shape=37x9x64,dtype=f32,expression=x*y,reduce=sum,axes=2,"
+        "operands=x.f16.0_0_1.byi.i64.9_1_0_0_64_30+y.f16.9_1_0",
         "strided_reduction:shape=3x5000,dtype=f16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5),"
         "operands=x.f16.5000_1",
         "strided_reduction:shape=2x9x9x3x3,dtype=f32,expression=x,reduce=max,axes=2,"

@@ -83,6 +83,13 @@ PATHS = [
     # More sets of operands may exist than have a function each: one function tests its operands.
     "strided_elementwise:shape=5x6x7,dtype=f32,expression=a*b+c-d,operands=a.f32.42_7_1.if1_0_0_-1_3+"
     "b.f32.42_7_1.if0_1_0_-2_3+c.f16.42_7_1.if0_0_1_-1_4+d.f32.7_0_1.if1_1_0_-2_5",
+    "strided_elementwise:shape=37x131,dtype=f32,expression=x*y,operands=x.f16.0_1.wraprow.i64.1_0_0_131_9+"
+    "y.f32.0_0.byrow.i64.1_0_0_1_11.bycol.i32.0_1_2_11_5",
+    "strided_elementwise:shape=9x12,dtype=bf16,expression=x+y,operands=x.bf16.0_1.if0_1_0_8.byi.i64.1_0_0_8_30+"
+    "y.f32.0_1.at-8.if0_1_-8_4.byi.i64.1_0_9_4_30",
+    "strided_reduction:shape=37x5x70,dtype=f32,expression=x,reduce=mean,operands=x.f16.0_1_0.byi.i64.70_0_1_0_5_9",
+    "strided_reduction:shape=9x140x20,dtype=f32,expression=x*y,reduce=max,axes=2,"
+    "operands=x.f32.0_0_1.byi.i64.140_1_0_0_20_9+y.f32.2800_20_1",
     "strided_reduction:shape=37x231,dtype=f32,expression=x*y-z,reduce=sum,operands=x.f32.231_1+y.f16.0_1+z.bf16.1_0",
     "strided_reduction:shape=2x5x5x3x3,dtype=f32,expression=x,reduce=mean,axes=2,"
     "operands=x.f32.81_18_2_9_1.at-10.if0_2_0_1_0_-1_9.if0_0_2_0_1_-1_9",
@@ -133,6 +140,28 @@ def test_results_are_right(variant: NumbaCpuVariant[Any], workload: Workload) ->
     inputs = workload.draw(np.random.default_rng(1))
     outputs = checks.run_on_cpu(variant, workload, config, inputs)
     checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strided_elementwise:shape=7x5,dtype=f32,expression=x,operands=x.f32.0_1.byi.i64.1_0_0_5_11",
+        "strided_reduction:shape=7x3x5,dtype=f32,expression=x,reduce=sum,operands=x.f32.0_1_0.byi.i64.5_0_1_0_3_11",
+    ],
+)
+@pytest.mark.parametrize("index", [11, -1, 2**40])
+def test_kernels_raise_for_an_index_that_is_not_valid(text: str, index: int) -> None:
+    import numba
+
+    workload = parse(text)
+    ((variant, _),) = (case.values for case in _serving(text))
+    config = variant.default(workload, local_cpu())
+    arrays = {**workload.draw(np.random.default_rng(0)), "out": np.empty(workload.outputs()[0].shape, "f4")}
+    arrays |= {one.name: np.empty(one.shape, "f4") for one in variant.scratch(workload, config)}
+    arrays["i"][4] = index
+    kernel = numba.njit(parallel=True, fastmath=set(variant.fastmath))(variant.kernel(workload, config))
+    with pytest.raises(IndexError, match="an index in i is out of range"):
+        kernel(*(arrays[name] for name in variant.arguments(workload, config)))
 
 
 SIZES = [

@@ -42,6 +42,9 @@ WORKLOADS = (
     "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
     "strided_elementwise:shape=3x5x37,dtype=f16,expression=x*y,operands=x.f32.1_111_3+y.f16.-5_-1_0.at14",
     "strided_elementwise:shape=5x9,dtype=bool,expression=x+c,operands=x.f32.6_1.if0_1_0_6+c.bool.-3_1.at6.if0_1_-6_3",
+    "strided_elementwise:shape=7x37,dtype=f32,expression=x*y,operands=x.f16.0_1.wraprow.i64.1_0_0_37_9+"
+    "y.f32.0_0.byrow.i64.1_0_0_1_11.bycol.i32.0_1_2_11_5",
+    "strided_reduction:shape=3x5x7,dtype=f32,expression=x,reduce=mean,operands=x.f16.0_0_1.byi.i64.5_1_0_0_7_9",
     "strided_reduction:shape=2x4x4x3x3,dtype=f32,expression=x,reduce=mean,axes=2,"
     "operands=x.f32.49_14_2_7_1.at-8.if0_2_0_1_0_-1_7.if0_0_2_0_1_-1_7",
     "strided_reduction:shape=3x5x67,dtype=f16,expression=square(x)*c,reduce=sum,axes=2,then=sqrt(abs(x)+1),"

@@ -83,6 +83,8 @@ PROBLEMS = (
     "operands=x.f32.1_170_5+y.f16.-12_0_-1.at80+z.f32.0_0_1",
     "strided_elementwise:shape=7x9x11,dtype=bf16,expression=x+y+z,operands=x.bf16.44_11_1.if0_1_0_0_4+"
     "y.bf16.33_11_1.at-44.if0_1_0_-4_3+z.bf16.22_11_1.at-77.if0_-1_0_8_2",
+    "strided_elementwise:shape=7x5x9,dtype=f32,expression=x*y+z,operands=x.f32.9_0_1.bya.i64.0_1_0_2_63_11+"
+    "y.f16.0_0_1.if1_0_0_0_3.bya.i64.0_1_0_0_9_11+z.f32.0_0_0.wrapb.i64.9_0_1_0_1_11.bya.i64.0_1_0_0_11_11",
     "strided_elementwise:shape=9x9,dtype=f32,expression=x-c,operands=x.f32.9_1.if1_-1_0_9+c.bool.1_9",
     "strided_elementwise:shape=2x7x9,dtype=bool,expression=lt(y,x),"
     "operands=y.f32.0_-1_0.at6+x.f32.35_7_1.at-8.if0_1_0_-1_5.if0_0_1_-1_7",

@@ -177,6 +177,70 @@ def hidden(*shape: int) -> Tensor:
     return mask
 
 
+def indices(*shape: int, end: int, first: int = 0) -> Tensor:
+    return torch.randint(first, end, shape)
+
+
+def messages(x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+    """Return a product of both ends of each edge, as graph networks do."""
+    return functional.silu(torch.cat([x[edges[0]], x[edges[1]]], -1) @ weight)
+
+
+def positions(x: Tensor, index: Tensor, table: Tensor) -> Tensor:
+    """Add biases of relative positions to scores of heads, as Swin does."""
+    return x + table[index.view(-1)].view(4, 4, -1).permute(2, 0, 1).contiguous()
+
+
+GATHERS: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
+    "embedding": lambda: (nn.Sequential(nn.Embedding(7, 6), nn.Tanh()), [indices(3, 5, end=7)]),
+    "embedding by int32": lambda: (nn.Embedding(7, 6), [indices(9, end=7).int()]),
+    "embedding of a transposed table": lambda: (
+        Function(lambda i, w: functional.embedding(i, w.t()), R(6, 7)),
+        [indices(4, end=7)],
+    ),
+    "sum of embeddings": lambda: (
+        Function(lambda i, w, v: (functional.embedding(i, w) + v).sum(1), R(7, 6), R(5, 6)),
+        [indices(3, 5, end=7)],
+    ),
+    "messages along edges": lambda: (Function(messages, R(12, 4)), [R(5, 6), indices(2, 9, end=5)]),
+    "relative positions": lambda: (Function(positions, R(7, 3)), [R(3, 4, 4), indices(16, end=7)]),
+    "negative indices": lambda: (
+        Function(lambda x, i: x[:, i] * 2),
+        [R(3, 5, 4), indices(6, first=-5, end=5)],
+    ),
+    "pairs of indices": lambda: (
+        Function(lambda x, i, j: x[:, i, j] + 1),
+        [R(3, 5, 4), indices(6, 1, first=-5, end=5), indices(2, end=4)],
+    ),
+    "indices of separate axes": lambda: (
+        Function(lambda x, i, j: x[i, :, j] + 1),
+        [R(3, 5, 4), indices(6, end=3), indices(2, 1, end=4)],
+    ),
+    "rows of a slice by a slice": lambda: (
+        Function(lambda x, i: torch.relu(x[1:, 2:][i[1:, 1]])),
+        [R(6, 9), indices(4, 3, end=5)],
+    ),
+    "index_select of columns": lambda: (
+        Function(lambda x, i: x.index_select(1, i).exp()),
+        [R(3, 5, 4).transpose(0, 2), indices(6, end=5)],
+    ),
+    "elements by indices along an axis": lambda: (
+        Function(lambda x, i: torch.gather(x, 1, i) * 2),
+        [R(4, 6), indices(3, 2, end=6)],
+    ),
+    "rows of a sum": lambda: (
+        Function(lambda x, y, i: (x + y)[i] * x[0]),
+        [R(5, 4), R(5, 4), indices(3, end=5)],
+    ),
+    "many rows of a sum": lambda: (
+        Function(lambda x, y, i: (x + y)[i] * x[0]),
+        [R(5, 4), R(5, 4), indices(30, end=5)],
+    ),
+    "rows by indices that are computed": lambda: (
+        Function(lambda x, y: x[y.argmax(-1)] * y),
+        [R(4, 4), R(6, 4)],
+    ),
+}
 CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "bmm of transposed batches": lambda: (
         Function(lambda a, b: torch.bmm(a.transpose(0, 1), b)),
@@ -347,6 +411,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         SelfAttention(need_weights=True, average_attn_weights=False, key_padding_mask=HIDDEN_KEYS),
         [R(2, 6, 32)],
     ),
+    **GATHERS,
 }
 
 
@@ -366,6 +431,8 @@ def results(model: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> li
 
 
 def exact(tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
     return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 

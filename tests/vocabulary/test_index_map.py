@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebench.index_map import Guard, IndexMap, common_shape, row_major, simplified
+from tunebench.index_map import Gather, Guard, IndexMap, common_shape, row_major, simplified
 
 MISSING = -(2**40)
 
@@ -152,3 +152,22 @@ def test_composition_needs_positions_within_the_guards_only() -> None:
     halves = IndexMap((6, 4), (8, 1), 4)
     padded_rows = IndexMap((6, 8), (4, 1), -2, (Guard((0, 1), -2, 4),))
     assert halves.after(padded_rows) == IndexMap((6, 8), (8, 1), 2, (Guard((0, 1), -2, 4),))
+
+
+ROWS = IndexMap((7, 5), (0, 1), gathers=(Gather("rows", (1, 0), 0, 5, 11),))
+
+
+def test_composition_with_a_gather_is_affine_in_the_index() -> None:
+    transposed = IndexMap((11, 5), (1, 11), 3)
+    assert transposed.after(ROWS) == IndexMap((7, 5), (0, 11), 3, (), (Gather("rows", (1, 0), 0, 1, 11),))
+
+
+def test_composition_is_refused_if_a_guard_or_a_gather_depends_on_an_index() -> None:
+    assert IndexMap((11, 5), (5, 1), 0, (Guard((1, 0), 0, 9),)).after(ROWS) is None
+    assert IndexMap((11, 5), (0, 1), gathers=(Gather("others", (1, 0), 0, 5, 4),)).after(ROWS) is None
+    assert IndexMap((10, 5), (5, 1)).after(ROWS) is None
+
+
+def test_view_of_gathered_elements_reads_their_indices() -> None:
+    second = IndexMap((3, 5), (10, 1), 5)
+    assert ROWS.after(second) == IndexMap((3, 5), (0, 1), 0, (), (Gather("rows", (2, 0), 1, 5, 11),))

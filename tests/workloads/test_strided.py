@@ -126,3 +126,40 @@ def test_bool_operands_are_drawn_as_0_and_1() -> None:
     inputs, references = drawn(workload)
     assert set(inputs["c"].tolist()) == {False, True}
     assert set(references["out"].value.tolist()) == {0.0, 1.0}
+
+
+ROWS = "shape=7x5,dtype=f32,expression=x,operands=x.f32.0_1.wraprow.i64.1_0_2_5_11"
+
+
+def test_references_gather_rows() -> None:
+    workload = elementwise(ROWS)
+    inputs, references = drawn(workload)
+    assert inputs["row"].shape == (9,)
+    assert -11 <= inputs["row"].min() < 0 <= inputs["row"].max() < 11
+    np.testing.assert_array_equal(references["out"].value, inputs["x"].reshape(11, 5)[inputs["row"][2:]])
+
+
+def test_reference_raises_for_an_index_that_is_not_valid() -> None:
+    workload = elementwise(ROWS)
+    inputs, _ = drawn(workload)
+    inputs["row"][5] = 11
+    with pytest.raises(IndexError, match="row has an index out of range for 11 elements"):
+        workload.reference(exact(inputs))
+
+
+def test_traffic_counts_the_rows_that_random_indices_name() -> None:
+    few = elementwise("shape=3x8,dtype=f16,expression=x,operands=x.f16.0_1.byi.i64.1_0_0_8_1000000")
+    assert few.traffic().read_bytes == 3 * 8 * 2 + 3 * 8
+    all_rows = elementwise("shape=900x8,dtype=f16,expression=x,operands=x.f16.0_1.byi.i32.1_0_0_8_4")
+    assert all_rows.traffic().read_bytes == 4 * 8 * 2 + 900 * 4
+    pairs = "operands=x.f16.0_1.byi.i64.1_0_0_800_100.byj.i64.1_0_0_8_100"
+    assert elementwise(f"shape=9x8,dtype=f16,expression=x,{pairs}").traffic().read_bytes == 9 * (8 * 2 + 16)
+
+
+@pytest.mark.parametrize(
+    "operands",
+    ["x.f32.0_1.byx.i64.1_0_0_5_11", "x.f32.0_1.byi.i64.1_0_0_5_11.byi.i32.0_1_0_1_3"],
+)
+def test_indices_have_one_type_and_their_own_name(operands: str) -> None:
+    with pytest.raises(InputError, match="must have one type, and a name that no operand has"):
+        elementwise(f"shape=7x5,dtype=f32,expression=x,operands={operands}")

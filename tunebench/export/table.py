@@ -21,6 +21,7 @@ _ENCODING = {
     "e4m3": (1, 4, 3),
     "i8": (1, 0, 7),
     "i32": (4, 0, 31),
+    "i64": (8, 0, 63),
     "bool": (1, 0, 1),
 }
 """Size in bytes, bits of the exponent (0 for integers) and bits of the significand, by type.

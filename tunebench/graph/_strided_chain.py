@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -41,26 +42,41 @@ class StridedChain:
     def operands(self, graph: Graph) -> tuple[str, str] | None:
         """Return shape and operands of a strided workload; None if its operands cannot be read together."""
         shape = common_shape(index.shape for _, index in self.leaves.values())
-        types = {name: graph.values[value].dtype for name, (value, _) in self.leaves.items()}
-        if shape is None or not set(types.values()) <= set(TYPES):
+        types: Any = {value: graph.values[value].dtype for value in self.roles.values()}
+        if shape is None or not {types[value] for value, _ in self.leaves.values()} <= set(TYPES):
             return None
-        found: dict[str, StridedOperand] = {
-            name: StridedOperand(types[name], index.split(shape))  # type: ignore[arg-type]  # one of TYPES
-            for name, (_, index) in self.leaves.items()
-        }
+        found = {}
+        for name, (value, whole) in self.leaves.items():
+            index = whole.split(shape)
+            gathers = tuple(dataclasses.replace(g, source=self._indices[g.source]) for g in index.gathers)
+            index_types = tuple(types[gather.source] for gather in index.gathers)
+            found[name] = StridedOperand(
+                types[value], dataclasses.replace(index, gathers=gathers), index_types
+            )
         return "x".join(map(str, shape)), operands_text(found)
 
     @property
+    def _indices(self) -> dict[str, str]:
+        """Name of each value whose elements are indices."""
+        gathers = (gather for _, index in self.leaves.values() for gather in index.gathers)
+        return {value: f"i{place}" for place, value in enumerate(dict.fromkeys(g.source for g in gathers))}
+
+    @property
     def roles(self) -> dict[str, str]:
-        """Value of each name in the expression."""
-        return {name: value for name, (value, _) in self.leaves.items()}
+        """Value of each name in the expression and in gathers."""
+        leaves = {name: value for name, (value, _) in self.leaves.items()}
+        return leaves | {name: value for value, name in self._indices.items()}
 
     def after(self, view: IndexMap) -> StridedChain | None:
         """Return the chain for the elements that a view of its result reads; None if it has no affine maps.
 
-        Outside of the view's guards all operands are 0; the chain must be 0 there, too.
+        Outside of the view's guards all operands are 0; the chain must be 0 there, too. If there are more
+        gathered elements than elements of its result, only a copy is computed for each of them.
         """
         if view.guards and not _is_zero_at_zeros(self.root):
+            return None
+        whole = max((index.elements for _, index in self.leaves.values()), default=0)
+        if view.gathers and not isinstance(self.root, Name) and view.elements > whole:
             return None
         leaves = {name: (value, index.after(view)) for name, (value, index) in self.leaves.items()}
         known = {name: (value, index) for name, (value, index) in leaves.items() if index is not None}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunebench.errors import InputError
-from tunebench.index_map import Guard, IndexMap
+from tunebench.index_map import Gather, Guard, IndexMap
 
 __all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
 
@@ -92,7 +92,7 @@ class NodeOperand:
         value: Name of the value; of the value that owns the memory for a strided operand.
         place: How it is broadcast.
         index: Place in the value's memory of each element of the result, in the order of the result's
-            memory; only for a strided operand.
+            memory; only for a strided operand. Sources of its gathers are values that own their memory.
     """
 
     value: str
@@ -246,6 +246,8 @@ class Graph:
         for index, node in enumerate(self.nodes):
             names = {*node.reads, *node.writes, *node.roles.values()}
             names |= {operand.value for operand in node.operands.values()}
+            maps = (operand.index for operand in node.operands.values() if operand.index is not None)
+            names |= {gather.source for index in maps for gather in index.gathers}
             if unknown := names - self.values.keys():
                 raise ValueError(
                     f"{node.name} names {', '.join(sorted(unknown))}, which is not a value of the graph"
@@ -266,5 +268,10 @@ def _node(given: Mapping[str, Any]) -> Node:
 def _index_map(given: Mapping[str, Any] | None) -> IndexMap | None:
     if given is None:
         return None
-    guards = tuple(Guard(**{**one, "coefficients": tuple(one["coefficients"])}) for one in given["guards"])
-    return IndexMap(tuple(given["shape"]), tuple(given["strides"]), given["start"], guards)
+
+    def listed(kind: type[Any], key: str) -> tuple[Any, ...]:
+        limits = given.get(key, ())
+        return tuple(kind(**{**one, "coefficients": tuple(one["coefficients"])}) for one in limits)
+
+    rest = listed(Guard, "guards"), listed(Gather, "gathers")
+    return IndexMap(tuple(given["shape"]), tuple(given["strides"]), given["start"], *rest)

@@ -26,7 +26,7 @@ __all__ = ["Price", "Prices"]
 TORCH = "torch"
 
 GATHER_OPERATORS = frozenset({"aten.embedding", "aten.gather", "aten.index", "aten.index_select"})
-"""Operators of torch that read as many bytes from a table as they write."""
+"""Operators of torch that read as many bytes from a table as they write, for nodes without index maps."""
 
 PROLOGUE_OVERHEAD = 1.001
 """Factor of the predicted time of a product with a prologue.
@@ -213,9 +213,10 @@ class Prices:
         """Return the bytes that a node reads and writes."""
         node, values = self.graph.nodes[index], self.graph.values
         written = sum(values[name].nbytes for name in node.writes)
-        if node.target in GATHER_OPERATORS:
+        if node.target in GATHER_OPERATORS and not node.operands:
             return 2 * written
         maps = [(one.value, one.index) for one in node.operands.values() if one.index is not None]
+        maps += [(gather.source, index.indices(gather)) for _, index in maps for gather in index.gathers]
         read = sum(index.touched() * values[name].item_bytes for name, index in maps)
         strided = {name for name, _ in maps}
         return written + read + sum(values[name].nbytes for name in node.reads if name not in strided)

@@ -31,6 +31,7 @@ _STORED: dict[DType, torch.dtype] = {
     **{ours: theirs for theirs, ours in DTYPES.items()},
     "tf32": torch.float32,
     "i32": torch.int32,
+    "i64": torch.int64,
     "bool": torch.bool,
 }
 

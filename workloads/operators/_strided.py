@@ -11,22 +11,26 @@ from typing import TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
 from tunebench.dimension import MAX_SIZE, Expression, Operands, Shape
-from tunebench.dtype import DType, itemsize
+from tunebench.dtype import DType, itemsize, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.expression import names
-from tunebench.index_map import Guard, IndexMap, row_major, simplified
+from tunebench.index_map import Gather, Guard, IndexMap, row_major, simplified
 from tunebench.workload import Tensor, Traffic
 from tunebench.workloads.operators._accumulation import row_blocks
 from tunebench.workloads.operators._expression import Range, evaluate
 from tunebench.workloads.operators._expression_workload import DrawnExpression
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    import numpy
+
+    from tunebench.workload import Array, Array64
 
 __all__ = ["StridedOperand", "StridedWorkload", "operands_text", "places_of"]
 
 TYPES = ("f32", "f16", "bf16", "bool")
 """Types of operands."""
+INDEX_TYPES = ("i64", "i32")
+"""Types of indices that operands are gathered by."""
 ELEMENTS_AT_ONCE = 2**19
 """Elements evaluated at a time, approximately: temporaries of a whole workload may not fit in memory."""
 
@@ -34,17 +38,28 @@ _SHAPE = re.compile(r"[1-9]\d{0,9}(?:x[1-9]\d{0,9})*", re.ASCII)
 _NUMBERS = r"-?\d{1,12}(?:_-?\d{1,12})*"
 _OPERAND = re.compile(
     rf"(?P<name>[A-Za-z]\w*)\.(?P<dtype>{'|'.join(TYPES)})\.(?P<strides>{_NUMBERS})"
-    rf"(?:\.at(?P<start>-?\d{{1,12}}))?(?P<guards>(?:\.if{_NUMBERS})*)",
+    rf"(?:\.at(?P<start>-?\d{{1,12}}))?(?P<guards>(?:\.if{_NUMBERS})*)"
+    rf"(?P<gathers>(?:\.(?:by|wrap)[A-Za-z]\w*\.(?:{'|'.join(INDEX_TYPES)})\.{_NUMBERS})*)",
     re.ASCII,
+)
+_GATHER = re.compile(
+    rf"\.(?P<how>by|wrap)(?P<name>[A-Za-z]\w*)\.(?P<dtype>\w+)\.(?P<numbers>{_NUMBERS})", re.ASCII
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StridedOperand:
-    """An operand of an expression: its type, and the offset in memory of each element."""
+    """An operand of an expression.
+
+    Attributes:
+        dtype: Its type.
+        index: Offset in memory of each element.
+        index_types: Type of the indices of each gather.
+    """
 
     dtype: DType
     index: IndexMap
+    index_types: tuple[DType, ...] = ()
 
     def text(self, name: str) -> str:
         """Return the operand as a part of the dimension `operands`."""
@@ -52,6 +67,9 @@ class StridedOperand:
         parts = [name, self.dtype, _joined(index.strides)]
         parts += [f"at{index.start}"] if index.start else []
         parts += [f"if{_joined((*one.coefficients, one.start, one.extent))}" for one in index.guards]
+        for one, dtype in zip(index.gathers, self.index_types, strict=True):
+            numbers = _joined((*one.coefficients, one.start, one.step, one.extent))
+            parts += [f"{'wrap' if one.wraps else 'by'}{one.source}", dtype, numbers]
         return ".".join(parts)
 
 
@@ -80,9 +98,18 @@ class StridedWorkload(DrawnExpression):
     - ``at``: the offset of the first element, 0 if left out
     - ``if``: coefficients of the index along each axis, a constant and an extent. The operand is 0 where
       the sum of indices times coefficients, plus the constant, is negative or not below the extent.
+    - ``by``: an index in memory, such as ``.byrow.i64.1_0_0_768_30522``: name and type of the tensor of
+      indices, its stride along each axis, the offset of its first element, the factor of an index in the
+      operand's offset, and the number of valid indices. ``wrap`` instead of ``by`` lets negative indices
+      count from the end. An index is read only where the operand exists.
 
-    An operand is a flat tensor that ends with the last element read. Axes are merged where all operands
-    permit it, so that equal computations have one text. The functions are those of elementwise.
+    An operand is a flat tensor that ends with the last element read, or for gathers with the last one that a
+    valid index reads. Axes are merged where all operands permit it, so that equal computations have one text.
+    The functions are those of elementwise.
+
+    No kernel reads memory by an index that is not valid. The CPU's kernels raise `IndexError`, and kernels on
+    a GPU trap, which makes the next call of CUDA's driver fail. Indices are drawn at random from all valid
+    ones, and `traffic` counts the rows that they are expected to name, each once.
     """
 
     shape: Shape
@@ -97,7 +124,8 @@ class StridedWorkload(DrawnExpression):
         (*maps, _), inner = simplified([*maps, self._result_map()], self._reduced_axes())
         self._store(maps[0].shape, inner)
         types = [operand.dtype for operand in operands.values()]
-        merged = dict(zip(operands, map(StridedOperand, types, maps), strict=True))
+        index_types = [operand.index_types for operand in operands.values()]
+        merged = dict(zip(operands, map(StridedOperand, types, maps, index_types), strict=True))
         object.__setattr__(self, "operands", operands_text(merged))
         object.__setattr__(self, "maps", merged)  # else `maps` would parse the text again
         super().check()
@@ -117,22 +145,37 @@ class StridedWorkload(DrawnExpression):
                 raise InputError(
                     f"{self.operator}: operand {text!r} must be NAME.TYPE.STRIDES with a stride for each of "
                     f"the {len(self.extents)} axes of {self.shape}, such as x.f16."
-                    f"{_joined(row_major(self.extents))}, optionally .atOFFSET and .ifCOEFFICIENTS_CONSTANT_"
-                    f"EXTENT, each name once; types: {', '.join(TYPES)}"
+                    f"{_joined(row_major(self.extents))}, optionally .atOFFSET, .ifCOEFFICIENTS_CONSTANT_"
+                    f"EXTENT and .byNAME.TYPE.STRIDES_OFFSET_STEP_EXTENT, each name once; types: "
+                    f"{', '.join(TYPES)}"
                 )
-            if operand.index.offsets()[0] < 0 or operand.index.offsets()[1] >= MAX_SIZE:
-                raise InputError(
-                    f"{self.operator}: operand {text!r} reads offsets {operand.index.offsets()}; they must "
-                    f"be from 0 to {MAX_SIZE - 1}"
-                )
+            for index in (operand.index, *map(operand.index.indices, operand.index.gathers)):
+                if index.offsets()[0] < 0 or index.offsets()[1] >= MAX_SIZE:
+                    raise InputError(
+                        f"{self.operator}: operand {text!r} reads offsets {index.offsets()}; they must "
+                        f"be from 0 to {MAX_SIZE - 1}"
+                    )
             found[part["name"]] = operand
         used = names(self.tree)
+        self._check_indices(found)
         if set(used) != set(found) or self.result in used:
             raise InputError(
                 f"{self.operator}: operands must be the names of {self.expression}: {', '.join(used)}; got "
                 f"{', '.join(found)}. No operand may be named {self.result}"
             )
         return {name: found[name] for name in used}
+
+    def _check_indices(self, operands: Mapping[str, StridedOperand]) -> None:
+        """Check that the tensors of indices have names of their own, each with one type."""
+        types: dict[str, DType] = {}
+        for operand in operands.values():
+            for gather, dtype in zip(operand.index.gathers, operand.index_types, strict=True):
+                name = gather.source
+                if name in operands or name == self.result or types.setdefault(name, dtype) != dtype:
+                    raise InputError(
+                        f"{self.operator}: the indices {name} must have one type, and a name that no "
+                        "operand has"
+                    )
 
     def _operand(self, part: re.Match[str]) -> StridedOperand | None:
         extents, strides = self.extents, _numbers(part["strides"])
@@ -141,7 +184,16 @@ class StridedWorkload(DrawnExpression):
             return None
         limits = tuple(Guard(guard[:-2], guard[-2], guard[-1]) for guard in guards)
         dtype: DType = part["dtype"]  # type: ignore[assignment]  # the pattern has matched a type
-        return StridedOperand(dtype, IndexMap(extents, strides, int(part["start"] or 0), limits))
+        gathers: list[Gather] = []
+        index_types: list[DType] = []
+        for found in _GATHER.finditer(part["gathers"]):
+            *row, start, step, extent = _numbers(found["numbers"])
+            if len(row) != len(extents) or extent < 1:
+                return None
+            gathers.append(Gather(found["name"], tuple(row), start, step, extent, found["how"] == "wrap"))
+            index_types.append(found["dtype"])  # type: ignore[arg-type]  # one of INDEX_TYPES
+        index = IndexMap(extents, strides, int(part["start"] or 0), limits, tuple(gathers))
+        return StridedOperand(dtype, index, tuple(index_types))
 
     def _result_map(self) -> IndexMap:
         """Return the map of the result's memory over the index space."""
@@ -178,17 +230,51 @@ class StridedWorkload(DrawnExpression):
         """Operands by name, in the order of first use."""
         return self._parsed()
 
+    @functools.cached_property
+    def gathered(self) -> Mapping[str, tuple[DType, tuple[tuple[IndexMap, Gather], ...]]]:
+        """Type and readers of each tensor of indices by name: the map of an operand, and its gather."""
+        found: dict[str, tuple[DType, tuple[tuple[IndexMap, Gather], ...]]] = {}
+        for operand in self.maps.values():
+            for gather, dtype in zip(operand.index.gathers, operand.index_types, strict=True):
+                _, known = found.get(gather.source, (dtype, ()))
+                found[gather.source] = dtype, (*known, (operand.index, gather))
+        return found
+
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return the flat memory of each operand, in the order of first use."""
-        return tuple(
+        """Return the flat memory of each operand in the order of first use, and then of the indices."""
+        operands = (
             Tensor(name=name, shape=(operand.index.offsets()[1] + 1,), dtype=operand.dtype)
             for name, operand in self.maps.items()
         )
+        indices = (
+            Tensor(name=name, shape=(max(m.indices(g).offsets()[1] for m, g in readers) + 1,), dtype=dtype)
+            for name, (dtype, readers) in self.gathered.items()
+        )
+        return (*operands, *indices)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of `inputs`."""
+        return (*self.maps, *self.gathered)
 
     def traffic(self) -> Traffic:
-        """Return the bytes of the elements that are read and written."""
+        """Return the bytes of the elements that are read and written, with random indices."""
         read = sum(operand.index.touched() * itemsize(operand.dtype) for operand in self.maps.values())
+        read += sum(
+            max(index.indices(gather).touched() for index, gather in readers) * itemsize(dtype)
+            for dtype, readers in self.gathered.values()
+        )
         return Traffic(read_bytes=read, write_bytes=sum(tensor.nbytes for tensor in self.outputs()))
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw indices that are valid for all of their readers; other inputs as their range demands."""
+        if tensor.name not in self.gathered:
+            return super().draw_by_rule(tensor, rng)
+        dtype, readers = self.gathered[tensor.name]
+        extent = min(gather.extent for _, gather in readers)
+        first = -extent if all(gather.wraps for _, gather in readers) else 0
+        drawn: Array = rng.integers(first, extent, tensor.shape).astype(numpy_dtype(dtype))
+        return drawn
 
     # -- reference -------------------------------------------------------------------------------------------
 
@@ -196,15 +282,15 @@ class StridedWorkload(DrawnExpression):
         """Yield the expression for parts of the first axis: their indices, the values, the errors of f32."""
         first, *rest = self.extents
         for part in row_blocks(first, math.prod(rest), ELEMENTS_AT_ONCE):
-            given = {name: self._elements(name, inputs[name], part) for name in self.maps}
+            given = {name: self._elements(name, inputs, part) for name in self.maps}
             value, error = evaluate(self.tree, given)
             shape = (part.stop - part.start, *rest)
             yield part, np.broadcast_to(value, shape), np.broadcast_to(error, shape)
 
-    def _elements(self, name: str, memory: Array64, part: slice) -> Array64:
+    def _elements(self, name: str, inputs: Mapping[str, Array64], part: slice) -> Array64:
         """Return the elements of an operand for some indices of the first axis."""
-        index = self.maps[name].index
-        places, exists = places_of(index, range(part.start, part.stop))
+        index, memory = self.maps[name].index, inputs[name]
+        places, exists = places_of(index, range(part.start, part.stop), inputs)
         return np.where(exists, memory[places], 0.0) if index.guards else memory[places]
 
     def _ranges(self, drawn: Range) -> dict[str, Range]:
@@ -212,12 +298,18 @@ class StridedWorkload(DrawnExpression):
         return {name: _range(operand, drawn) for name, operand in self.maps.items()}
 
 
-def places_of(index: IndexMap, first: range) -> tuple[Array64, Array64]:
+def places_of(
+    index: IndexMap, first: range, indices: Mapping[str, Array] | None = None
+) -> tuple[Array64, Array64]:
     """Return the offset of each element, 0 where it does not exist, and whether it exists.
 
     Args:
         index: Map of the elements.
         first: Indices along the first axis; all along the others.
+        indices: Flat memory of each tensor of indices by name.
+
+    Raises:
+        IndexError: if an index in memory is not valid.
     """
     ranges = [first, *map(range, index.shape[1:])]
     places = _sum_over(ranges, index.strides, index.start)
@@ -225,6 +317,14 @@ def places_of(index: IndexMap, first: range) -> tuple[Array64, Array64]:
     for guard in index.guards:
         limited = _sum_over(ranges, guard.coefficients, guard.start)
         exists &= (limited >= 0) & (limited < guard.extent)
+    for gather in index.gathers:
+        at = np.where(exists, _sum_over(ranges, gather.coefficients, gather.start), 0)
+        found = np.where(exists, (indices or {})[gather.source][at], 0).astype(np.int64)
+        if gather.wraps:
+            found = np.where(found < 0, found + gather.extent, found)
+        if ((found < 0) | (found >= gather.extent)).any():
+            raise IndexError(f"{gather.source} has an index out of range for {gather.extent} elements")
+        places = places + found * gather.step
     return np.where(exists, places, 0), exists
 
 

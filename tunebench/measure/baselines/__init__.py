@@ -58,8 +58,11 @@ def torch_calls(workload: Workload, tensors: Tensors) -> Mapping[str, BaselineCa
 
 
 def single(inputs: Tensors) -> dict[str, Array]:
-    """Return inputs in f32, because NumPy computes half types slowly."""
-    return {name: np.asarray(value, dtype=np.float32) for name, value in inputs.items()}
+    """Return inputs in f32, because NumPy computes half types slowly; indices unchanged."""
+    return {
+        name: value if value.dtype.name in ("int32", "int64") else np.asarray(value, dtype=np.float32)
+        for name, value in inputs.items()
+    }
 
 
 def torch_tensor(value: Array, device: Any = "cpu") -> Any:
@@ -83,7 +86,8 @@ def torch_type(dtype: DType) -> Any:
     """Return torch's type for a stored type."""
     import torch
 
-    names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "bool": "bool"}
+    names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
+    names |= {"i32": "int32", "i64": "int64"}
     return getattr(torch, names[dtype])
 
 

@@ -25,11 +25,15 @@ class Arrays(NamedTuple):
         view: Returns the elements of a map without guards, given flat memory; the result may be a view.
         zeros: Returns zeros of a shape, of the type of another array.
         indexed: Returns the elements of flat memory at indices, 0 where a condition is false.
+        permuted: Returns a view with the axes in another order.
+        host: Returns an array of NumPy.
     """
 
     view: Callable[[Any, IndexMap], Callable[[], Any]]
     zeros: Callable[[Sequence[int], Any], Any]
     indexed: Callable[[Any, Any, Any], Callable[[], Any]]
+    permuted: Callable[[Any, Sequence[int]], Any]
+    host: Callable[[Any], Any]
 
 
 def of_numpy() -> Arrays:
@@ -44,6 +48,8 @@ def of_numpy() -> Arrays:
         view=view,
         zeros=lambda shape, like: np.zeros(shape, like.dtype),
         indexed=lambda memory, places, exists: lambda: np.where(exists, memory[places], memory.dtype.type(0)),
+        permuted=np.transpose,
+        host=np.asarray,
     )
 
 
@@ -61,7 +67,13 @@ def of_torch() -> Arrays:
         at, mask = (torch.from_numpy(array).to(memory.device) for array in (places, exists))
         return lambda: torch.where(mask, memory[at], memory.new_zeros(()))
 
-    return Arrays(view=view, zeros=lambda shape, like: like.new_zeros(tuple(shape)), indexed=indexed)
+    return Arrays(
+        view=view,
+        zeros=lambda shape, like: like.new_zeros(tuple(shape)),
+        indexed=indexed,
+        permuted=lambda array, order: array.permute(*order),
+        host=lambda array: array.cpu().numpy(),
+    )
 
 
 def torch_memory(t: Tensors) -> dict[str, Any]:
@@ -86,10 +98,12 @@ def program(
     """
     boxes = {name: _box(operand.index) for name, operand in workload.maps.items()}
     parts = _summands(workload.tree)
-    if parts and len(parts) > 1 and _are_separate([boxes[name] for name in parts]):
+    if parts and len(parts) > 1 and not workload.gathered and _are_separate([boxes[n] for n in parts]):
         return _concatenation(workload, {name: boxes[name] for name in parts}, memory, arrays)
     read = {
-        name: _reader(operand.index, boxes[name], memory[name], arrays)
+        name: _gathering(operand.index, memory[name], memory, arrays)
+        if operand.index.gathers
+        else _reader(operand.index, boxes[name], memory[name], arrays)
         for name, operand in workload.maps.items()
     }
     if isinstance(workload.tree, Name):
@@ -113,6 +127,25 @@ def _reader(index: IndexMap, box: Box | None, memory: Any, arrays: Arrays) -> Ca
         return out
 
     return padded
+
+
+def _gathering(index: IndexMap, memory: Any, indices: Tensors, arrays: Arrays) -> Callable[[], Any]:
+    """Return a function that returns an operand's gathered elements: rows by their index, or else any."""
+    gather, *others = index.gathers
+    rows = [axis for axis, factor in enumerate(gather.coefficients) if factor]
+    rest = [axis for axis in range(len(index.shape)) if axis not in rows]
+    if others or index.guards or any(index.strides[axis] for axis in rows):
+        known = {one.source: arrays.host(indices[one.source]) for one in index.gathers}
+        return arrays.indexed(memory, *places_of(index, range(index.shape[0]), known))
+
+    def of_axes(axes: Sequence[int], row: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(index.shape[axis] for axis in axes), tuple(row[axis] for axis in axes)
+
+    (extents, steps), (count, strides) = of_axes(rest, index.strides), of_axes(rows, gather.coefficients)
+    table = arrays.view(memory, IndexMap((gather.extent, *extents), (gather.step, *steps), index.start))()
+    at = arrays.view(indices[gather.source], IndexMap(count, strides, gather.start))()
+    order = [(rows + rest).index(axis) for axis in range(len(index.shape))]
+    return lambda: arrays.permuted(table[at], order)
 
 
 def _concatenation(

@@ -1,7 +1,8 @@
 """ATen operators that move elements, as sums of operands that are 0 outside of a part of the result.
 
 Each operand has an index map over the axes of the result in torch's order; an axis may be split. Each element
-of the result is in exactly one operand, or is padding.
+of the result is in exactly one operand, or is padding. The source of a gather is the name of the FX node of
+its indices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tunebench.index_map import Guard, IndexMap
+from tunebench.index_map import Gather, Guard, IndexMap
 from tunebench.torch.compiler._aten_argument import traced
 
 __all__ = ["broadcast_map", "in_memory_order", "moved_elements", "moves_elements"]
@@ -61,11 +62,7 @@ def in_memory_order(index: IndexMap, result: Tensor) -> IndexMap:
     order = sorted(range(result.dim()), key=lambda axis: -result.stride(axis))
     axes = [axis for place in order for axis in groups[place]]
 
-    def permuted(row: Sequence[int]) -> tuple[int, ...]:
-        return tuple(row[axis] for axis in axes)
-
-    guards = tuple(Guard(permuted(one.coefficients), one.start, one.extent) for one in index.guards)
-    return IndexMap(permuted(index.shape), permuted(index.strides), index.start, guards)
+    return index.with_rows([index.shape[axis] for axis in axes], lambda row: [row[axis] for axis in axes])
 
 
 # -- parts of results ----------------------------------------------------------------------------------------
@@ -215,10 +212,89 @@ def _upsample_nearest(args: Arguments, result: Tensor) -> list[Part] | None:
     return [(args["self"], IndexMap(tuple(shape), tuple(strides)))]
 
 
+# -- indices in memory ---------------------------------------------------------------------------------------
+
+
+def gather_of(
+    indices: fx.Node, result: Tensor, first: int, *, step: int, extent: int, wraps: bool = False
+) -> Gather:
+    """Return the gather by a tensor of indices that is broadcast to some axes of a result.
+
+    Args:
+        indices: The indices.
+        result: The result.
+        first: Last of these axes, counted from the end of the result's axes: 0 for the innermost one.
+        step: Step in the gathered tensor between adjacent indices.
+        extent: Number of valid indices.
+        wraps: Whether negative indices count from the end.
+    """
+    tensor = traced(indices)
+    strides = [0 if e == 1 else int(s) for e, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    row = (*(0,) * (result.dim() - len(strides) - first), *strides, *(0,) * first)
+    return Gather(indices.name, row, 0, step, extent, wraps)
+
+
+def _gathered(node: fx.Node, result: Tensor, strides: Sequence[int], *gathers: Gather) -> list[Part]:
+    return [(node, IndexMap(tuple(map(int, result.shape)), tuple(strides), 0, (), gathers))]
+
+
+def _embedding(args: Arguments, result: Tensor) -> list[Part] | None:
+    weight, indices = args["weight"], args["indices"]
+    (rows, _), (step, stride) = traced(weight).shape, traced(weight).stride()
+    gather = gather_of(indices, result, 1, step=int(step), extent=int(rows))
+    return _gathered(weight, result, (*(0,) * traced(indices).dim(), int(stride)), gather)
+
+
+def _index_select(args: Arguments, result: Tensor) -> list[Part] | None:
+    node, axis = args["self"], _axis(args, result)
+    strides = list(map(int, traced(node).stride()))
+    step, extent = strides[axis], int(traced(node).shape[axis])
+    strides[axis] = 0
+    gather = gather_of(args["index"], result, result.dim() - 1 - axis, step=step, extent=extent)
+    return _gathered(node, result, strides, gather)
+
+
+def _gather(args: Arguments, result: Tensor) -> list[Part] | None:
+    if not result.dim() or traced(args["self"]).dim() != result.dim():
+        return None
+    node, axis = args["self"], _axis(args, result)
+    strides = list(map(int, traced(node).stride()))
+    step, extent = strides[axis], int(traced(node).shape[axis])
+    strides[axis] = 0
+    return _gathered(node, result, strides, gather_of(args["index"], result, 0, step=step, extent=extent))
+
+
+def _index(args: Arguments, result: Tensor) -> list[Part] | None:
+    """Return a tensor whose axes with tensors of indices are replaced by the axes of these, broadcast."""
+    node, indices = args["self"], args["indices"]
+    taken = [axis for axis, one in enumerate(indices) if one is not None]
+    tensor, dims = traced(node), max(traced(indices[axis]).dim() for axis in taken)
+    strides, is_adjacent = list(map(int, tensor.stride())), taken[-1] - taken[0] == len(taken) - 1
+    first = taken[0] if is_adjacent else 0
+    kept = [stride for axis, stride in enumerate(strides) if axis not in taken]
+    gathers = (
+        gather_of(
+            indices[axis],
+            result,
+            len(kept) - first,
+            step=strides[axis],
+            extent=int(tensor.shape[axis]),
+            wraps=True,
+        )
+        for axis in taken
+    )
+    return _gathered(node, result, (*kept[:first], *(0,) * dims, *kept[first:]), *gathers)
+
+
 _READERS: Mapping[str, Callable[[Arguments, Tensor], list[Part] | None]] = {
+    "aten::_unsafe_index": _index,
     "aten::cat": _cat,
     "aten::constant_pad_nd": _pad,
+    "aten::embedding": _embedding,
     "aten::flip": _flip,
+    "aten::gather": _gather,
+    "aten::index": _index,
+    "aten::index_select": _index_select,
     "aten::repeat": _repeat,
     "aten::roll": _roll,
     "aten::select_backward": _select_backward,

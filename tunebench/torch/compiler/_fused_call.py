@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tunebench.dispatch import Dispatcher, KernelChoice, Preference
@@ -45,15 +45,22 @@ class FusedCall:
     Attributes:
         group: The group.
         region: Its nodes in the traced graph.
+        limits: Number of valid indices, by the FX node of the indices.
         by: Which implementation runs the group in the compiled model.
         reason: Why torch runs it; empty if kernels do.
     """
 
     def __init__(
-        self, group: FusedGroup, name: str, kernels: Sequence[GroupKernel], region: GroupRegion
+        self,
+        group: FusedGroup,
+        name: str,
+        kernels: Sequence[GroupKernel],
+        region: GroupRegion,
+        limits: Mapping[fx.Node, int],
     ) -> None:
         self.__name__, self.group, self.region = name, group, region
         self._kernels, self._count = tuple(kernels), len(region.outputs)
+        self.limits = limits
         self.by: Literal["tunebench", "torch"] = "tunebench"
         self.reason = ""
 
@@ -108,25 +115,30 @@ class FusedCall:
     def drawn_inputs(self, draw: Callable[..., Tensor] = torch.randn) -> list[Tensor]:
         """Return random tensors with the strides of the group's inputs; views of one tensor share memory.
 
-        Integers are 0 or 1.
+        Indices in memory are valid, and other integers are 0 or 1.
 
         Args:
             draw: Draws numbers: `torch.randn` or `torch.rand`.
         """
         memories: dict[Any, Tensor] = {}
         drawn = []
+        valid: dict[Any, int] = {}
+        for node, limit in self.limits.items():
+            storage = StorageWeakRef(node.meta["val"].untyped_storage())
+            valid[storage] = min(limit, valid.get(storage, limit))
         for traced in (node.meta["val"] for node in self.region.inputs):
-            key = (StorageWeakRef(traced.untyped_storage()), traced.dtype)
+            storage = StorageWeakRef(traced.untyped_storage())
+            key = (storage, traced.dtype)
             if key not in memories:
-                memories[key] = _memory(traced, draw)
+                memories[key] = _memory(traced, draw, valid.get(storage, 2))
             shape, strides = traced.shape, traced.stride()
             drawn.append(memories[key].as_strided(shape, strides, traced.storage_offset()))
         return drawn
 
 
-def _memory(traced: Tensor, draw: Callable[..., Tensor]) -> Tensor:
-    """Return random numbers that fill the memory of a traced tensor."""
+def _memory(traced: Tensor, draw: Callable[..., Tensor], limit: int) -> Tensor:
+    """Return random numbers that fill the memory of a traced tensor; integers below a limit."""
     count = traced.untyped_storage().nbytes() // traced.element_size()
     if traced.is_floating_point():
         return draw(count, device=traced.device).to(traced.dtype)
-    return torch.randint(0, 2, (count,), device=traced.device).to(traced.dtype)
+    return torch.randint(0, limit, (count,), device=traced.device).to(traced.dtype)

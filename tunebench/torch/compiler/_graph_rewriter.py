@@ -15,6 +15,7 @@ from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
 from tunebench.torch.compiler._kernel_operator import layouts_text
 from tunebench.torch.compiler._region import GroupRegion
 from tunebench.torch.compiler._translation import Translation
+from tunebench.workload import MAX_SIZE
 from tunebench.workloads import parse
 from tunebench.workloads.operators._strided import StridedWorkload
 
@@ -36,15 +37,21 @@ def fused_call(
     nodes = [translation.calls[translation.graph.nodes[index].name] for index in group.nodes]
     region = GroupRegion(translation, group, nodes)
     kernels = []
+    limits: dict[fx.Node, int] = {}
     for index, text in enumerate(group.workloads):
         workload = parse(text)
-        read_input = region.flat_input if isinstance(workload, StridedWorkload) else region.input
+        read_input = region.input
+        if isinstance(workload, StridedWorkload):
+            read_input = region.flat_input
+            for source, (_, readers) in workload.gathered.items():
+                node = translation.sources[group.role(index, source)]
+                limits[node] = min([limits.get(node, MAX_SIZE), *(gather.extent for _, gather in readers)])
         inputs = [read_input(spec, group.role(index, spec.name)) for spec in workload.inputs()]
         outputs = [region.output(spec, group.role(index, spec.name)) for spec in workload.outputs()]
         layouts = layouts_text([layout for _, layout in inputs], [output.written for output in outputs])
         read = tuple(read for read, _ in inputs)
         kernels.append(GroupKernel(dispatcher(workload, device, ordinal), read, tuple(outputs), layouts))
-    return FusedCall(group, name, kernels, region)
+    return FusedCall(group, name, kernels, region, limits)
 
 
 class GraphRewriter:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ __all__ = ["STORED", "GraphValues"]
 
 STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
 """Types that kernels read and write in any layout."""
+
+INDEX_TYPES = (torch.int64, torch.int32)
+"""Types of indices that kernels read from memory."""
 
 TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
 
@@ -177,19 +181,37 @@ class GraphValues:
             return NodeOperand(self.value_of[node], where)
         return self.strided_operand(node, in_memory_order(broadcast_map(tensor, result.shape), result))
 
-    def strided_operand(self, node: fx.Node, index: IndexMap) -> NodeOperand | str:
-        """Return an operand that is read from the memory that owns a tensor.
+    def strided_operand(
+        self, node: fx.Node, index: IndexMap, indices: Iterable[fx.Node] = ()
+    ) -> NodeOperand | str:
+        """Return an operand that is read from the memory that owns a tensor, or why kernels cannot read it.
 
         Args:
             node: The tensor.
             index: Place of each element from the tensor's first one, in the order of the result's memory.
+            indices: Tensors that may be sources of gathers.
         """
+        found = self._in_memory(node)
+        if found is None:
+            return "a view of another type"
+        owner, start = found
+        sources = {one.name: one for one in indices}
+        gathers = []
+        for gather in index.gathers:
+            by = sources[gather.source]
+            read, device = self._in_memory(by), traced(node).device
+            if read is None or traced(by).dtype not in INDEX_TYPES or traced(by).device != device:
+                return "indices on another device, or of another type than int64 and int32"
+            gathers.append(dataclasses.replace(gather, source=read[0], start=gather.start + read[1]))
+        index = dataclasses.replace(index, start=index.start + start, gathers=tuple(gathers))
+        return NodeOperand(owner, "strided", index)
+
+    def _in_memory(self, node: fx.Node) -> tuple[str, int] | None:
+        """Return the value that owns a tensor's memory, and its first offset; None if types differ."""
         owner = self.memory_of(self.value_of[node])
         tensor, memory = traced(node), traced(self.sources[owner])
-        if memory.dtype != tensor.dtype:
-            return "a view of another type"
-        start = index.start + int(tensor.storage_offset()) - int(memory.storage_offset())
-        return NodeOperand(owner, "strided", IndexMap(index.shape, index.strides, start, index.guards))
+        first = int(tensor.storage_offset()) - int(memory.storage_offset())
+        return (owner, first) if memory.dtype == tensor.dtype else None
 
     def is_constant(self, node: fx.Node) -> bool:
         """Return whether the value of an FX node is known, and the same in every step."""

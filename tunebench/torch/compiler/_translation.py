@@ -346,7 +346,9 @@ class _Translator:
         if not parts or any(traced(part).dtype not in STORED for part, _ in parts):
             return {"reason": "elements that no index map describes, or of another type"}
         operands = {
-            f"x{place}": self._held.strided_operand(part, in_memory_order(index, result))
+            f"x{place}": self._held.strided_operand(
+                part, in_memory_order(index, result), node.all_input_nodes
+            )
             for place, (part, index) in enumerate(parts)
         }
         return _expression_fields("+".join(operands), operands)
