@@ -227,7 +227,8 @@ def condition(guard: Guard, index: Mapping[int, str], shape: Sequence[int]) -> s
 def prelude(workload: StridedWorkload) -> str:
     """Return the headers of the kernels, and the device function `chain` of the expression."""
     chain = function_of(workload.tree, tuple(workload.maps))
-    return helpers("types", "reduce", "row_block", "epilogue", "strided") + chain
+    gather = ["gather"] if workload.gathered else []
+    return helpers("types", "reduce", "row_block", "epilogue", "strided", *gather) + chain
 
 
 def parameters(workload: StridedWorkload) -> str:
