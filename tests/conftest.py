@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--configs",
         type=int,
-        default=2,
-        help="configurations of each CUDA C++ variant to emulate and count (default: 2)",
+        default=1,
+        help="configurations of each CUDA C++ variant to emulate per workload, and to count (default: 1)",
     )
     parser.addoption(
         "--every-sample",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from tunebench import workloads
 from tunebench.binary import cubin
@@ -29,6 +31,16 @@ GENERATIONS = [representative(architecture) for architecture in ("sm_75", "sm_80
 
 HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
+
+
+def on_devices(cases: Iterable[Any]) -> list[Any]:
+    """Return cases of a variant and a workload, each with A100 or H100 in turn; H100 if A100 is refused."""
+    found = []
+    for place, case in enumerate(cases):
+        variant, workload = case.values
+        device = H100 if place % 2 or variant.refuses(workload, A100) else A100
+        found.append(pytest.param(variant, workload, device, id=f"{case.id}-{device.architecture}"))
+    return found
 
 
 # -- workloads and inputs ---------------------------------------------------------------------------------
@@ -99,19 +111,25 @@ def assert_right_in_every_order(
         assert_emulates_right(variant, workload, config, inputs, order=order, seed=1, **options)
 
 
+@functools.lru_cache(maxsize=4)
+def _serial(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Callable[..., None]:
+    import numba
+
+    kernel: Callable[..., None] = numba.njit(fastmath=set(variant.fastmath))(variant.kernel(workload, config))
+    return kernel
+
+
 def run_on_cpu(
     variant: NumbaCpuVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the outputs of a configuration, compiled without its parallel loop."""
-    import numba
-
     outputs = poisoned(workload)
     scratch = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, config)}
     for array in scratch.values():
         poison(array)
     arrays = {**inputs, **outputs, **scratch}
     arguments = [_argument(argument, arrays) for argument in variant.arguments(workload, config)]
-    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(workload, config))(*arguments)
+    _serial(variant, workload, config)(*arguments)
     return outputs
 
 

@@ -19,13 +19,11 @@ from tests.kernels.kernel_checks import H100
 from tests.support import needs_compiler, needs_nvrtc, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
-from tunebench.device import architectures, representative
+from tunebench.device import Device, architectures, representative
 from tunebench.errors import InputError
 from tunebench.testing.variant_contract import check_launches, sample_configs
 from tunebench.variant import CudaVariant, Variant
 from tunebench.workload import Workload
-
-ARCHITECTURES = ("sm_80", "sm_90")
 
 
 @needs_compiler
@@ -33,20 +31,20 @@ ARCHITECTURES = ("sm_80", "sm_90")
 def test_emulated_results_are_right(
     variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
 ) -> None:
-    for config in sample_configs(variant, workload, H100, pytestconfig.getoption("configs")):
+    """The first workload of a variant with the default, each other one with its own configuration."""
+    count = pytestconfig.getoption("configs")
+    configs = sample_configs(variant, workload, H100, count + 1)
+    is_first = next(case for case in cases() if case.values[0] is variant).values[1] == workload
+    for config in configs[:count] if is_first else configs[1:] or configs:
         small = variant.emulation_workload(workload, config)
         checks.assert_right_in_every_order(variant, small, config, sanitize=True)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("variant", "workload"), cases())
+@pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(cases()))
 def test_binary_matches_declared_resources(
-    variant: CudaVariant[Any], workload: Workload, architecture: str
+    variant: CudaVariant[Any], workload: Workload, device: Device
 ) -> None:
-    device = representative(architecture)
-    if variant.refuses(workload, device):
-        pytest.skip(str(variant.refuses(workload, device)))
     config = variant.default(workload, device)
     binary = checks.compiled(variant, workload, device)
     launches = variant.launches(workload, config)
@@ -115,7 +113,7 @@ def dtypes_of(operator: str) -> tuple[str, ...]:
     return kinds
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("operator", sorted({v.operator.operator for v in package_variants(Variant)}))
 def test_some_variant_supports_every_type_and_size(operator: str, architecture: str) -> None:
     device = representative(architecture)

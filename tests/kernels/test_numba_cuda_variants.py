@@ -11,7 +11,7 @@ from tests.kernels import kernel_checks as checks
 from tests.support import needs_numba_cuda, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
-from tunebench.device import find, representative
+from tunebench.device import Device, find, representative
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.variant import NumbaCudaVariant
 from tunebench.workload import Workload
@@ -81,12 +81,10 @@ def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: W
     checks.assert_right(small, inputs, outputs, f"{small} with {config}")
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("variant", "workload"), CASES)
-def test_the_default_compiles(variant: NumbaCudaVariant[Any], workload: Workload, architecture: str) -> None:
+@pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(CASES))
+def test_the_default_compiles(variant: NumbaCudaVariant[Any], workload: Workload, device: Device) -> None:
     from tunebench.compile.numba_cuda import compile_numba_cuda
 
-    device = representative(architecture)
     config = variant.default(workload, device)
     assert variant.configs(workload, device).row(config) is not None, f"{config} is not valid"
     binary = compile_numba_cuda(variant, workload, config, device)

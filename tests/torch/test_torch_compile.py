@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,8 @@ def test_convolution_of_concatenated_images_is_a_sum_of_convolutions() -> None:
     assert joined.role(2, "y") == found.nodes[-1].writes[0]
 
 
-@pytest.mark.slow
-def test_parts_of_concatenated_images_run_by_tuned_kernels() -> None:
+@reference_kernels()
+def test_parts_of_concatenated_images_run_by_kernels() -> None:
     # With many channels and few filters, the saving exceeds the cost of three kernels.
     model = Join(nn.ReLU(), sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
     images = parts_of_images((64, 48, 32), 48)
@@ -352,15 +353,13 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
     return result, Counter(call.function for call in calls)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_model_has_the_same_outputs(name: str, request: pytest.FixtureRequest) -> None:
-    if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
-        pytest.skip("takes --every-sample: its kernels take long to compile")
+    is_tuned = name in ("perceptron", "ahead") or request.config.getoption("--every-sample")
     make, inputs, counts = MODELS[name]
     model, x = make().eval(), inputs()
     compiled = served.compile(model)
-    with torch.no_grad():
+    with nullcontext() if is_tuned else reference_kernels(), torch.no_grad():
         y, functions = ran(lambda: compiled(x))
         expected = copy.deepcopy(model).double()(x if x.dtype == torch.int64 else x.double())
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
@@ -401,8 +400,8 @@ def grown(model: nn.Module, x: Any) -> Any:
     return y
 
 
-@pytest.mark.slow
-def test_batch_statistics_run_by_tuned_kernels_forward_and_backward() -> None:
+@reference_kernels()
+def test_batch_statistics_run_by_kernels_forward_and_backward() -> None:
     model, x = Norms(), torch.randn(2, 8, 6, 6).contiguous(memory_format=CL).requires_grad_()
     exact = copy.deepcopy(model).double()
     compiled = served.compile(model)
@@ -437,7 +436,7 @@ class Pooled(nn.Module):
         return self.act(self.norm(self.conv(x))).mean((2, 3))
 
 
-@pytest.mark.slow
+@reference_kernels()
 def test_input_with_another_layout_than_traced_is_copied() -> None:
     model, x = Pooled().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
     exact = copy.deepcopy(model).double()
@@ -543,7 +542,7 @@ def test_kernels_not_known_to_be_faster_do_not_run() -> None:
     assert {call.by for call in calls} <= {"torch"}
 
 
-@pytest.mark.slow
+@reference_kernels()
 def test_changed_parameters_are_used() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
     model = model.to(memory_format=CL)
