@@ -241,6 +241,17 @@ GATHERS: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         [R(4, 4), R(6, 4)],
     ),
 }
+def lower_triangle() -> Tensor:
+    places = torch.arange(6)
+    return places[:, None] > places
+
+
+def window_mask() -> Tensor:
+    mask = torch.zeros(6, 6)
+    mask[:3, 3:] = -100.0
+    return mask.roll(1, 0)
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "bmm of transposed batches": lambda: (
         Function(lambda a, b: torch.bmm(a.transpose(0, 1), b)),
@@ -323,6 +334,14 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "squeeze and excite, channels last": lambda: (
         SqueezeExcite().to(memory_format=CL),
         [R(2, 8, 5, 5).to(memory_format=CL)],
+    ),
+    "mask that is computed from no input": lambda: (
+        Function(lambda x: torch.relu((x + window_mask()).masked_fill(lower_triangle(), -1e4)) * 2),
+        [R(3, 6, 6)],
+    ),
+    "sum with zeros, and a number from a tensor": lambda: (
+        Function(lambda x: torch.where(x > 0, torch.full((), 0.5), x + torch.zeros_like(x)) * torch.ones(4)),
+        [R(3, 4)],
     ),
     "enlarged images": lambda: (
         Function(lambda x: functional.relu(functional.interpolate(x, scale_factor=2))),
@@ -483,6 +502,32 @@ def _assert_close(ours: Tensor | None, eager: Tensor | None, expected: Tensor | 
     if torch.isfinite(expected).all():
         allowed = (3e-3 if ours.dtype == torch.float32 else 0.3) + 10 * error(eager, expected)
         assert error(ours, expected) <= allowed, f"error {error(ours, expected):.1e} of {where}"
+
+
+@pytest.mark.inductor
+def test_results_that_read_no_input_are_new_in_each_call() -> None:
+    def model(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        places = torch.arange(4.0) * 2
+        return x + places, places, torch.zeros_like(x)
+
+    x = R(3, 4)
+    torch._dynamo.reset()
+    compiled = served.compile(model)
+    with reference_kernels(), served.prefer("tunebench"), torch.no_grad():
+        for _ in range(2):
+            results = compiled(x)
+            torch.testing.assert_close(results, model(x))
+            for result in results[1:]:
+                result.add_(1.0)  # as callers may
+
+
+def test_mask_that_reads_no_input_is_computed_once() -> None:
+    torch._dynamo.reset()
+    compiled = served.compile(lambda x: x + window_mask().masked_fill(lower_triangle(), -1e4))
+    with reference_kernels(), served.prefer("tunebench"), torch.no_grad():
+        compiled(R(3, 6, 6))
+    (plan,) = served.plans(compiled)
+    assert [node.target for node in plan.graph.nodes] == ["aten.add"]
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

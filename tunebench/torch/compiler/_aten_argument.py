@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tunebench.torch._aten_workload import bound_arguments
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["arguments_of", "is_used", "number_of", "results_of", "traced"]
+__all__ = ["arguments_of", "is_used", "is_view", "number_of", "results_of", "traced"]
 
 _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {
@@ -64,6 +65,16 @@ def is_used(node: fx.Node, place: int) -> bool:
     return any(user.target is operator.getitem and user.args[1] == place for user in node.users)
 
 
+_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias", "aten::detach"})
+"""Operators that return a view although their schema does not say so."""
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether a call returns a view of its first argument, which no kernel computes."""
+    func = node.target
+    return hasattr(func, "_schema") and (bool(func.is_view) or func._schema.name in _VIEWS)
+
+
 def results_of(
     node: fx.Node, texts: Iterable[str], known: Container[str]
 ) -> dict[str, tuple[str, torch.Tensor]]:
@@ -100,14 +111,25 @@ _CONSTANTS = {"aten::full": "fill_value", "aten::scalar_tensor": "s"}
 
 
 def number_of(value: Any) -> float | None:
-    """Return an argument as a number, if it is one or a tensor of equal numbers; None otherwise."""
+    """Return an argument as a number, if it is one, or a tensor of equal numbers or a view of it."""
     if isinstance(value, (int, float)):
         return value
     if not isinstance(value, fx.Node) or not hasattr(value.target, "_schema"):
         return None
+    if is_view(value):
+        base = value.args[0]
+        same = isinstance(base, fx.Node) and traced(base).dtype == traced(value).dtype
+        return number_of(base) if same else None
     key = _CONSTANTS.get(value.target._schema.name)
     number = None if key is None else bound_arguments(value.target, value.args, value.kwargs)[key]
-    return number if isinstance(number, (int, float)) else None
+    return _stored(number, traced(value).dtype) if isinstance(number, (int, float)) else None
+
+
+def _stored(number: float, dtype: torch.dtype) -> float:
+    """Return a number as a tensor of some type holds it."""
+    with _disable_current_modes():
+        held: float = torch.tensor(number, dtype=dtype).item()
+    return +held  # 0 or 1 for bool
 
 
 def traced(node: Any) -> Any:

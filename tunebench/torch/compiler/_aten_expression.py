@@ -116,6 +116,9 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
         f"aten::{name}": _unary(name)
         for name in ("abs", "exp", "log", "relu", "rsqrt", "sigmoid", "silu", "sqrt", "square", "tanh", "erf")
     },
+    "aten::full": _written("{fill_value}"),
+    "aten::scalar_tensor": _written("{s}"),
+    "aten::fill": _written("{value}"),
     "aten::_to_copy": _written("{self}"),
     "aten::clone": _written("{self}"),
     "aten::neg": _written("(-{self})"),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from tunebench.errors import InputError
-from tunebench.expression import canonical
+from tunebench.expression import canonical, names
+from tunebench.expression import parse as parse_expression
 from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, NodeOperand
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
@@ -26,7 +27,7 @@ from tunebench.torch._layout import (
     reduction_map,
 )
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.compiler._aten_argument import is_used, number_of, results_of, traced
+from tunebench.torch.compiler._aten_argument import is_used, is_view, number_of, results_of, traced
 from tunebench.torch.compiler._aten_expression import expression_of, is_boolean, is_pointwise
 from tunebench.torch.compiler._aten_index import (
     in_memory_order,
@@ -115,6 +116,7 @@ class _Translator:
                 self._held.add_item(node)
             else:
                 self._call(node)
+        self._drop_unread_numbers(outputs)
         translated = Graph(
             name=self._name,
             phase=self._phase,
@@ -134,25 +136,46 @@ class _Translator:
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
-        if _is_view(node):
+        if is_view(node):
             (base,) = [one for one in node.all_input_nodes if one in self._held.value_of][:1] or [None]
             if isinstance(traced(node), Tensor):
                 self._held.add_view(node, None if base is None else self._held.value_of[base])
             return
-        reads = tuple(
-            dict.fromkeys(
-                self._held.memory_of(self._held.value_of[one])
-                for one in node.all_input_nodes
-                if one in self._held.value_of
-            )
-        )
+        if _target(node) == "aten.empty":  # memory without a kernel
+            self._held.add(node, node.name, traced(node))
+            return
         fields = self._fields(node) or {"reason": "no expression of tunebench"}
+        reads = self._reads(node, fields)
         self._calls[node.name] = node
         writes = self._written(node)
         if "roles" in fields and "expression" not in fields:
             results = results_of(node, fields["workloads"], fields["roles"])
             fields["roles"] |= {name: value for name, (value, _) in results.items()}
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
+
+    def _reads(self, node: fx.Node, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the values that own the memory that a call reads; numbers in its expression are not read."""
+        kept = {operand.value for operand in fields.get("operands", {}).values()}
+        known = [one for one in node.all_input_nodes if one in self._held.value_of]
+        memory = [(one, self._held.memory_of(self._held.value_of[one])) for one in known]
+        is_number = [
+            "expression" in fields and owner not in kept and number_of(one) is not None
+            for one, owner in memory
+        ]
+        found = (owner for (_, owner), number in zip(memory, is_number, strict=True) if not number)
+        return tuple(dict.fromkeys(found))
+
+    def _drop_unread_numbers(self, outputs: Container[str]) -> None:
+        """Remove the nodes that write one number if all their readers have it in their expressions."""
+        read = {value for node in self._nodes for value in node.reads}
+        unread = {
+            node.name
+            for node in self._nodes
+            if node.expression and not node.operands and not {*node.writes} & read
+            if not any(value in outputs for value in node.writes)
+        }
+        self._nodes = [node for node in self._nodes if node.name not in unread]
+        self._calls = {name: call for name, call in self._calls.items() if name not in unread}
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
         found = traced(node)
@@ -319,10 +342,12 @@ class _Translator:
         texts: dict[str, Any] = {}
         for key, value in given.items():
             number = number_of(value)
-            if isinstance(number, float) and not math.isfinite(number):
+            if number is not None and not math.isfinite(number):
                 return {"reason": f"{key} of {number}"}
             if number is not None and key in _NUMBERS:
                 texts[key] = repr(number)
+            elif number is not None:
+                texts[key] = number
             elif isinstance(value, fx.Node):
                 operand = self._held.operand(value, result)
                 if isinstance(operand, str):
@@ -379,7 +404,7 @@ _BY_BATCH = {
 
 _REDUCTIONS = {"aten::amax": "max", "aten::amin": "min", "aten::mean": "mean", "aten::sum": "sum"}
 
-_NUMBERS = frozenset({"self", "other", "value"})
+_NUMBERS = frozenset({"fill_value", "max", "min", "other", "s", "self", "value"})
 """Arguments of elementwise operators that may be numbers instead of tensors."""
 
 
@@ -394,28 +419,18 @@ def _is_written(result: Any) -> bool:
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of an elementwise node, or why there are none."""
     reasons = [one for one in operands.values() if isinstance(one, str)]
-    if reasons or not text or not operands:
+    if reasons or not text:
         return {"reason": reasons[0]} if reasons else None
     try:
-        return {"expression": canonical(text), "operands": dict(operands)}
+        used = names(parse_expression(text))
     except InputError as error:
         return {"reason": str(error)}
+    return {"expression": canonical(text), "operands": {name: operands[name] for name in used}}
 
 
 def _target(node: fx.Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return schema.name.replace("::", ".") if schema is not None else str(node.target)
-
-
-_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
-"""Operators that return a view although their schema does not say so."""
-
-
-def _is_view(node: fx.Node) -> bool:
-    func = node.target
-    if not hasattr(func, "_schema"):
-        return False
-    return bool(func.is_view) or func._schema.name in _VIEWS or func._schema.name == "aten::detach"
 
 
 def _with_statistics(text: str, node: fx.Node) -> str:

@@ -33,6 +33,7 @@ from tunebench.graph.plan import PartitionPlan, plan
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph, is_static
+from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
@@ -150,6 +151,7 @@ class Backend:
         device, ordinal = _device(module)
         if is_inference(module):
             fuse_attention(module.graph)
+        fold_constants(module)
         repeat_casts(module.graph)
         rewriter, planned = GraphRewriter(module), []
         for phase, part in parts_of(module).items():

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._attention_pattern import fuse_attention
+from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._translation import Translation, translate
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 
@@ -121,6 +122,7 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
         def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             if phase == "inference" and fuse_attention(graph.graph):
                 graph.recompile()
+            fold_constants(graph)
             repeat_casts(graph.graph)
             run = compiler(graph, phase)
 
