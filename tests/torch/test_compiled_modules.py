@@ -241,6 +241,8 @@ GATHERS: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         [R(4, 4), R(6, 4)],
     ),
 }
+
+
 def lower_triangle() -> Tensor:
     places = torch.arange(6)
     return places[:, None] > places

@@ -115,7 +115,7 @@ def _computed(module: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any
     if not shown or not all(isinstance(one, Tensor) and one.numel() <= LARGEST_FOLDED for one in shown):
         return None
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda one: known[one])
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return node.target(*args, **kwargs)
 
 
 def _is_repeatable(target: Any) -> bool:
