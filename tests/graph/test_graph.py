@@ -518,6 +518,13 @@ def test_measured_group_time_is_divided_and_beats_predictions(
     assert {offer.price.by for offer in slower.chosen} == {"torch"}
 
 
+def test_plan_by_measured_kernels_alone_predicts_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}))
+    monkeypatch.setattr("tunebench.graph.price.Forecaster.best", None)
+    found = plan(chain(), described()["h100-sxm"], measured_only=True)
+    assert [offer.price.us for offer in found.fused] == [50.0]
+
+
 class FakeTimes:
     """Fake measured times: of tuned kernels, and torch's as a multiple of those."""
 

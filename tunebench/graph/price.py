@@ -133,8 +133,6 @@ class Prices:
         known = [one for one in found if one is not None]
         if not known or len(known) < len(found):
             return None
-        if self._measured_only and any(one.how == "predicted" for one in known):
-            return None
         copies_us = self.copy_us(2 * group.copied) if group.copied else 0.0
         return Price(
             us=sum(one.us for one in known) + copies_us,
@@ -169,6 +167,8 @@ class Prices:
         moved = workload.traffic().total_bytes
         if known is not None:
             variant, us, how = known.variant, known.expected_us, "measured"
+        elif self._measured_only:
+            return None
         else:
             best = self._forecaster.best(workload)
             if best is None:

@@ -425,7 +425,12 @@ def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[st
         used = names(parse_expression(text))
     except InputError as error:
         return {"reason": str(error)}
-    return {"expression": canonical(text), "operands": {name: operands[name] for name in used}}
+    reason = "" if used else "fills a tensor with one number"
+    return {
+        "expression": canonical(text),
+        "operands": {name: operands[name] for name in used},
+        "reason": reason,
+    }
 
 
 def _target(node: fx.Node) -> str:
