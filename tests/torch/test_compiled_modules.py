@@ -322,6 +322,16 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         Function(lambda x, mask: x.masked_fill(mask > 0, -100.0).softmax(-1)),
         [R(2, 3, 8), R(3, 8)],
     ),
+    "slices with steps": lambda: (
+        Function(
+            lambda x, p: (
+                (p[:, 1::2] * x[:, :4:2] + p[:, ::2].exp()).sum()
+                + (p[::2, :, 5::6] * p[2:, :, :2].tanh()).sum()
+            ),
+            R(4, 4, 12),
+        ),
+        [R(4, 4, 12)],
+    ),
     "slices of one product": lambda: (
         Function(lambda x, w: torch.sigmoid((x @ w)[..., :8]) * torch.tanh((x @ w)[..., 8:]), R(8, 16)),
         [R(3, 8)],

@@ -90,6 +90,18 @@ def _at(node: fx.Node, result: Tensor, axis: int, place: int) -> Part:
     return node, _only_within(index, axis, place, 1)
 
 
+def _every(node: fx.Node, result: Tensor, axis: int, first: int, step: int) -> Part:
+    """Return a tensor as every `step`-th index along an axis of the result, which is split by the step."""
+    strides, shape = list(map(int, traced(node).stride())), list(map(int, result.shape))
+    before, place = divmod(first, step)
+    shape[axis : axis + 1] = [shape[axis] // step, step]
+    start = -before * strides[axis]
+    strides.insert(axis + 1, 0)
+    index = IndexMap(tuple(shape), tuple(strides), start)
+    within = _only_within(index, axis, before, int(traced(node).shape[axis]))
+    return node, _only_within(within, axis + 1, place, 1)
+
+
 def _outside(node: fx.Node, result: Tensor, axis: int, first: int, end: int) -> list[Part]:
     """Return a tensor of the result's shape as the parts before and after a range of indices."""
     whole, extent = broadcast_map(traced(node), result.shape), int(result.shape[axis])
@@ -130,8 +142,12 @@ def _pad(args: Arguments, result: Tensor) -> list[Part] | None:
 
 def _slice_backward(args: Arguments, result: Tensor) -> list[Part] | None:
     axis = _axis(args, result)
-    first = slice(args["start"], args["end"]).indices(int(result.shape[axis]))[0]
-    return [_from(args["grad_output"], result, axis, first)] if args["step"] == 1 else None
+    first, step = slice(args["start"], args["end"]).indices(int(result.shape[axis]))[0], args["step"]
+    if step == 1:
+        return [_from(args["grad_output"], result, axis, first)]
+    if result.shape[axis] % step:
+        return None
+    return [_every(args["grad_output"], result, axis, first, step)]
 
 
 def _select_backward(args: Arguments, result: Tensor) -> list[Part] | None:
