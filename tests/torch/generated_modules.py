@@ -209,8 +209,10 @@ def _roll(to: _Writer, a: int, b: int, c: int) -> str | None:
 def _repeat(to: _Writer, a: int, b: int, c: int) -> str | None:
     x = to.pick(a)
     times = [1] * (to.tensors[x].dim() + b % 2)
-    times[c % max(1, len(times))] = 2 if times else 1
-    return f"{x}.repeat({times})" if times else None
+    if not times:
+        return None
+    times[c % len(times)] = 2
+    return f"{x}.repeat({times})"
 
 
 # -- pointwise ---------------------------------------------------------------------------------------------

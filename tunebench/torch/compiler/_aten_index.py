@@ -7,6 +7,7 @@ its indices.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,7 @@ def _only_within(index: IndexMap, axis: int, first: int, count: int) -> IndexMap
     """Return a map whose operand is 0 outside of a range of the indices along an axis."""
     coefficients = tuple(int(other == axis) for other in range(len(index.shape)))
     guards = (*index.guards, Guard(coefficients, -first, count))
-    return IndexMap(index.shape, index.strides, index.start, guards)
+    return dataclasses.replace(index, guards=guards)
 
 
 def _from(node: fx.Node, result: Tensor, axis: int, first: int) -> Part:
@@ -202,7 +203,7 @@ def _roll(args: Arguments, result: Tensor) -> list[Part] | None:
 
 
 def _shifted(index: IndexMap, axis: int, count: int) -> IndexMap:
-    return IndexMap(index.shape, index.strides, index.start + count * index.strides[axis], index.guards)
+    return dataclasses.replace(index, start=index.start + count * index.strides[axis])
 
 
 def _repeat(args: Arguments, result: Tensor) -> list[Part] | None:
