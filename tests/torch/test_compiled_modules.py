@@ -243,6 +243,12 @@ GATHERS: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
 }
 
 
+def products_of_single(x: Tensor, weight: Tensor, added: Tensor) -> Tensor:
+    for _ in range(4):
+        x = torch.addmm(x, x, weight)
+    return torch.where(x > added, x, added * 0.5)
+
+
 def lower_triangle() -> Tensor:
     places = torch.arange(6)
     return places[:, None] > places
@@ -321,6 +327,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
     "masked softmax": lambda: (
         Function(lambda x, mask: x.masked_fill(mask > 0, -100.0).softmax(-1)),
         [R(2, 3, 8), R(3, 8)],
+    ),
+    "products of single elements": lambda: (
+        Function(lambda x, p, q: products_of_single(p.unsqueeze(0), q, p), R(1), R(1, 1)),
+        [R(1)],
     ),
     "slices with steps": lambda: (
         Function(

@@ -166,7 +166,7 @@ def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Work
         view, axes, dtype = operand.index, workload.axes, workload.dtype
     whole = chain.after(view)
     found = None if whole is None else whole.operands(graph)
-    if whole is None or found is None:
+    if whole is None or found is None or not found[0]:  # one element has no axes
         return None
     shape, terms = tuple(map(int, found[0].split("x"))), math.prod(view.shape[-axes:])
     inner = next((count for count in range(1, len(shape) + 1) if math.prod(shape[-count:]) == terms), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -116,7 +117,7 @@ class _Translator:
                 self._held.add_item(node)
             else:
                 self._call(node)
-        self._drop_unread_numbers(outputs)
+        self._leave_numbers(outputs)
         translated = Graph(
             name=self._name,
             phase=self._phase,
@@ -165,17 +166,20 @@ class _Translator:
         found = (owner for (_, owner), number in zip(memory, is_number, strict=True) if not number)
         return tuple(dict.fromkeys(found))
 
-    def _drop_unread_numbers(self, outputs: Container[str]) -> None:
-        """Remove the nodes that write one number if all their readers have it in their expressions."""
+    def _leave_numbers(self, outputs: Container[str]) -> None:
+        """Leave nodes that write one number to torch; remove those whose readers have it in expressions."""
         read = {value for node in self._nodes for value in node.reads}
-        unread = {
-            node.name
-            for node in self._nodes
-            if node.expression and not node.operands and not {*node.writes} & read
-            if not any(value in outputs for value in node.writes)
-        }
-        self._nodes = [node for node in self._nodes if node.name not in unread]
-        self._calls = {name: call for name, call in self._calls.items() if name not in unread}
+        kept = []
+        for node in self._nodes:
+            is_number = bool(node.expression) and not node.operands and not node.workloads
+            if is_number and not any(value in read or value in outputs for value in node.writes):
+                del self._calls[node.name]
+            elif is_number:
+                reason = "fills a tensor with one number"
+                kept.append(dataclasses.replace(node, expression="", reason=reason))
+            else:
+                kept.append(node)
+        self._nodes = kept
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
         found = traced(node)
@@ -425,12 +429,7 @@ def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[st
         used = names(parse_expression(text))
     except InputError as error:
         return {"reason": str(error)}
-    reason = "" if used else "fills a tensor with one number"
-    return {
-        "expression": canonical(text),
-        "operands": {name: operands[name] for name in used},
-        "reason": reason,
-    }
+    return {"expression": canonical(text), "operands": {name: operands[name] for name in used}}
 
 
 def _target(node: fx.Node) -> str:
