@@ -328,6 +328,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         Function(lambda x, mask: x.masked_fill(mask > 0, -100.0).softmax(-1)),
         [R(2, 3, 8), R(3, 8)],
     ),
+    "slices without elements": lambda: (
+        Function(lambda x, p: torch.cat([p[:, :4] * x, (p * x)[:, 4:]], 1) + p.exp(), R(3, 4)),
+        [R(3, 4)],
+    ),
     "products of single elements": lambda: (
         Function(lambda x, p, q: products_of_single(p.unsqueeze(0), q, p), R(1), R(1, 1)),
         [R(1)],

@@ -42,7 +42,9 @@ def moved_elements(name: str, args: Arguments, result: Tensor) -> list[Part] | N
         result: The traced result.
     """
     parts = _READERS[name](args, result)
-    return parts if parts is not None and len(parts) <= MOST_PARTS else None
+    if parts is None or len(parts) > MOST_PARTS:
+        return None
+    return parts if all(traced(node).numel() for node, _ in parts) else None
 
 
 def broadcast_map(tensor: Tensor, shape: Sequence[int]) -> IndexMap:
