@@ -25,23 +25,26 @@ from tunebench.testing.variant_contract import check_launches, sample_configs
 from tunebench.variant import CudaVariant, Variant
 from tunebench.workload import Workload
 
+CASES = cases()
+FIRST = {case.values[0]: case.values[1] for case in reversed(CASES)}
+"""The first workload of each variant."""
+
 
 @needs_compiler
-@pytest.mark.parametrize(("variant", "workload"), cases())
+@pytest.mark.parametrize(("variant", "workload"), CASES)
 def test_emulated_results_are_right(
     variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
 ) -> None:
     """The first workload of a variant with the default, each other one with its own configuration."""
     count = pytestconfig.getoption("configs")
     configs = sample_configs(variant, workload, H100, count + 1)
-    is_first = next(case for case in cases() if case.values[0] is variant).values[1] == workload
-    for config in configs[:count] if is_first else configs[1:] or configs:
+    for config in configs[:count] if workload == FIRST[variant] else configs[1:] or configs:
         small = variant.emulation_workload(workload, config)
         checks.assert_right_in_every_order(variant, small, config, sanitize=True)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(cases()))
+@pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(CASES))
 def test_binary_matches_declared_resources(
     variant: CudaVariant[Any], workload: Workload, device: Device
 ) -> None:
@@ -57,14 +60,14 @@ def test_binary_matches_declared_resources(
     assert np.all(costs.smem_bytes <= used_bytes)
 
 
-@pytest.mark.parametrize(("variant", "workload"), cases())
+@pytest.mark.parametrize(("variant", "workload"), CASES)
 def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workload: Workload) -> None:
     check_launches(variant, workload, H100)
     for config in sample_configs(variant, workload, H100, 20):
         assert "#include" not in variant.source(workload, config)
 
 
-@pytest.mark.parametrize(("variant", "workload"), cases())
+@pytest.mark.parametrize(("variant", "workload"), CASES)
 def test_tiles_account_for_what_is_computed_beyond_the_edges(
     variant: CudaVariant[Any], workload: Workload
 ) -> None:
