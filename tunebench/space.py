@@ -254,7 +254,7 @@ class Space:
                 holds = self._holds(constraint, branch.ordinals[rows], context)
                 branch = branch.where(holds, group)
         if self._root.kept[0] > MOST_KEPT:
-            del self.__dict__["_root"]
+            self.__dict__.pop("_root", None)  # another thread may have removed it
         return branch.table(self)
 
     @functools.cached_property

@@ -176,8 +176,8 @@ def fastest_variant(
 ) -> TunableVariant | None:
     """Return the variant with the lowest predicted time, the first of equal ones; None if there is none.
 
-    Variants after one whose time is that of the memory traffic are not considered: none can be faster.
-    Compilers need not be installed.
+    The search ends at the first variant that takes no longer than the memory traffic, since none can be
+    faster. Compilers need not be installed.
 
     Args:
         workload: The workload.
@@ -189,9 +189,9 @@ def fastest_variant(
     for variant in variants(workload):
         if best_us <= least:
             break
-        tunable = None
-        if variant.refuses(workload, device) is None:
-            tunable = _tunable(variant, workload, device, cache)
+        if variant.refuses(workload, device) is not None:
+            continue
+        tunable = _tunable(variant, workload, device, cache)
         if tunable is not None and tunable.predicted_us(tunable.fastest()) < best_us:
             best, best_us = tunable, tunable.predicted_us(tunable.fastest())
     return best
