@@ -73,12 +73,12 @@ void check(CUresult result, const char* doing) {
   std::exit(1);
 }
 
-// An element of random sign and significand, of a magnitude from 1/2 to 1; an integer from -128 to 127. An integer of 8
-// bytes is an index, and 0 is the one that is always valid.
+// An element of random sign and significand, of a magnitude from 1/2 to 1, or an integer of one byte. Larger integers
+// are indices or offsets: 0, which is always valid.
 uint64_t random_element(const Tensor& tensor, uint64_t& state) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;  // xorshift (Marsaglia, 2003)
   const int significand = tensor.significand_bits, exponent = tensor.exponent_bits;
-  if (exponent == 0 && tensor.bytes == 8) return 0;
+  if (exponent == 0 && tensor.bytes > 1) return 0;
   if (exponent == 0) return significand == 1 ? state >> 8 & 1 : uint64_t(int64_t(int8_t(state >> 8)));
   const uint64_t half = ((uint64_t(1) << (exponent - 1)) - 2) << significand;
   const uint64_t sign = (state >> 63) << (exponent + significand);
