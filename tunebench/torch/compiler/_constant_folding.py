@@ -126,7 +126,7 @@ def _is_repeatable(target: Any) -> bool:
     return not is_random and not target._schema.is_mutable and "empty" not in target._schema.name
 
 
-def _is_a_view(node: fx.Node) -> bool:
+def _shares_memory(node: fx.Node) -> bool:
     return node.target is operator.getitem or is_view(node)
 
 
@@ -137,17 +137,17 @@ def _returned(graph: fx.Graph, known: Mapping[fx.Node, Any]) -> set[fx.Node]:
     while queue:
         node = queue.pop()
         found.add(node)
-        queue += [one for one in node.all_input_nodes if _is_a_view(node)]
+        queue += [one for one in node.all_input_nodes if _shares_memory(node)]
     return found
 
 
 def _is_needed(node: fx.Node, value: Any, known: Mapping[fx.Node, Any]) -> bool:
     """Return whether an operation, or a view, reads a constant that is not a literal or filled already."""
-    if node.op == "get_attr" or _is_a_view(node) or node.target in _NUMBERS:
+    if node.op == "get_attr" or _shares_memory(node) or node.target in _NUMBERS:
         return False
     if not isinstance(value, Tensor) or value.stride() != traced(node).stride():
         return False
-    return any(user not in known or _is_a_view(user) for user in node.users)
+    return any(user not in known or _shares_memory(user) for user in node.users)
 
 
 _NUMBERS = frozenset({aten.full.default, aten.scalar_tensor.default})

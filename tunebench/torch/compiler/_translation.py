@@ -167,7 +167,7 @@ class _Translator:
         return tuple(dict.fromkeys(found))
 
     def _leave_numbers(self, outputs: Container[str]) -> None:
-        """Leave nodes that write one number to torch; remove those whose readers have it in expressions."""
+        """Remove nodes that write one number which all readers have in expressions; torch runs others."""
         read = {value for node in self._nodes for value in node.reads}
         kept = []
         for node in self._nodes:
