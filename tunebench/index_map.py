@@ -270,7 +270,7 @@ class IndexMap:
         return total
 
     def _gathered(self) -> tuple[int, int, int]:
-        """Return the least step of all gathers, the expected number of different indices, and the last."""
+        """Return the smallest step of the gathers, the expected number of different indices, the largest."""
         along = {axis for one in self.gathers for axis, factor in enumerate(one.coefficients) if factor}
         along = {axis for axis in along if not self.strides[axis]}
         count = math.prod(self.shape[axis] for axis in along)

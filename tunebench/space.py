@@ -268,7 +268,7 @@ class Space:
 
     @functools.cached_property
     def _ready(self) -> tuple[tuple[tuple[Constraint, tuple[int, ...]], ...], ...]:
-        """For each parameter the constraints whose arguments are known from there on, and their places."""
+        """For each parameter, the constraints to apply once it is added, and the columns they read."""
         places = {name: place for place, name in enumerate(self.names)}
         ready: list[list[tuple[Constraint, tuple[int, ...]]]] = [[] for _ in self.parameters]
         for constraint in self.constraints:

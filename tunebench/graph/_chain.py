@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MAX_CHAINS = 48
-"""Most chains that end in one node. First come those of all nodes up to each distance, then shorter ones."""
+"""Most chains to consider per last node: those of all nodes up to each distance first, then shorter ones."""
 
 MAX_CHAIN_NODES = 12
 """Most nodes of a chain."""

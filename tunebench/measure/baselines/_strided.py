@@ -130,7 +130,7 @@ def _reader(index: IndexMap, box: Box | None, memory: Any, arrays: Arrays) -> Ca
 
 
 def _gathering(index: IndexMap, memory: Any, indices: Tensors, arrays: Arrays) -> Callable[[], Any]:
-    """Return a function that returns an operand's gathered elements: rows by their index, or else any."""
+    """Return a function that gathers an operand's elements, by whole rows where an index selects a row."""
     gather, *others = index.gathers
     rows = [axis for axis, factor in enumerate(gather.coefficients) if factor]
     rest = [axis for axis in range(len(index.shape)) if axis not in rows]

@@ -94,7 +94,7 @@ def _at(node: fx.Node, result: Tensor, axis: int, place: int) -> Part:
 
 
 def _every(node: fx.Node, result: Tensor, axis: int, first: int, step: int) -> Part:
-    """Return a tensor as every `step`-th index along an axis of the result, which is split by the step."""
+    """Return a tensor as the part of the result at every `step`-th index of an axis; the axis is split."""
     strides, shape = list(map(int, traced(node).stride())), list(map(int, result.shape))
     before, place = divmod(first, step)
     shape[axis : axis + 1] = [shape[axis] // step, step]
