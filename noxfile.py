@@ -34,11 +34,15 @@ ARCHITECTURES = {
 TORCH = ("torch==2.13.0", "expecttest>=0.3")
 """Tests run with one PyTorch version, because its OpInfo samples differ between versions."""
 
+BASELINES = ("torch", "triton")
+"""Packages that kernels are compared with on a GPU."""
+
 LONG = (
     "architectures",
     "budget_schedulers",
     "compile_matrix",
     "fusion",
+    "gpu_rehearsal",
     "learned_pruner",
     "patched_models",
     "search",
@@ -173,15 +177,31 @@ def _add_gpu_session(architecture: str, products: str) -> None:
     def accept(session: nox.Session) -> None:
         if not _has_driver():
             session.error(f"needs a GPU of {architecture} ({products}); this machine has no NVIDIA driver")
-        session.install(".[cuda,dev]")
+        wheels, arguments = _offline(session)
+        session.install(*wheels, ".[cuda,dev]", *BASELINES)
         listed = session.run("tunebench", "devices", "--json", silent=True)
         here = {device["architecture"] for device in json.loads(str(listed)) if device["known"] == "here"}
         if architecture not in here:
             session.error(f"needs a GPU of {architecture} ({products}); this machine has: {', '.join(here)}")
-        session.run("python", "-m", "tests.gpu.acceptance", "--arch", architecture, *session.posargs)
+        session.run("python", "-m", "tests.gpu.acceptance", "--arch", architecture, *arguments)
 
-    accept.__doc__ = f"Accept the CUDA kernels on a GPU of {architecture} ({products})."
+    accept.__doc__ = f"Accept the CUDA kernels on a GPU of {architecture} ({products}); `--offline WHEELS`."
     nox.session(name=f"gpu-{architecture}")(accept)
+
+
+def _offline(session: nox.Session) -> tuple[list[str], list[str]]:
+    """Return the arguments of pip, and of the session's command without `--offline WHEELS`.
+
+    With `--offline WHEELS`, packages come from the wheels in that folder, which must have every dependency
+    and those of the build (`setuptools`), and no network is needed.
+    """
+    arguments = list(session.posargs)
+    if "--offline" not in arguments:
+        return [], arguments
+    at = arguments.index("--offline")
+    if at + 1 == len(arguments) or not Path(arguments[at + 1]).is_dir():
+        session.error("--offline needs a folder of wheels")
+    return ["--no-index", "--find-links", arguments[at + 1]], arguments[:at] + arguments[at + 2 :]
 
 
 for _architecture, _products in ARCHITECTURES.items():

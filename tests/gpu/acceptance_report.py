@@ -1,32 +1,51 @@
-"""Report of an acceptance run, written after every step so that an interrupted run keeps its results."""
+"""Report of an acceptance run: a folder, and a tar file of it that is rewritten while results come."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AcceptanceReport"]
+__all__ = ["ARCHIVE", "DATABASE", "AcceptanceReport"]
+
+ARCHIVE = "acceptance.tar.gz"
+DATABASE = "acceptance.db"
+PACK_EVERY_S = 2.0
+PACK_SHARE = 0.05
+"""Largest share of the time spent on writing the tar file."""
 
 
 class AcceptanceReport:
-    """A folder with `report.json` (an entry per step) and `STEP.jsonl` (a line per configuration).
+    """A folder with `report.json` (an entry per step), `STEP.jsonl` (a line per configuration), a database.
 
-    An existing report is continued: steps that run again replace their entry.
+    An existing report is continued: steps that run again replace their entry. With `archive`, the folder is
+    also written to a tar file, every few seconds while results come, and always whole: a run that is killed
+    loses a few seconds of results.
 
     Args:
         folder: Folder of the report; created if missing.
+        archive: Tar file to write; None writes none.
         say: Called with each progress line.
         now: Monotonic clock, in seconds.
     """
 
     def __init__(
-        self, folder: Path, *, say: Callable[[str], object] = print, now: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        *,
+        archive: Path | None = None,
+        say: Callable[[str], object] = print,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._say, self._now = folder, say, now
+        self.folder, self._archive, self._say, self._now = folder, archive, say, now
         self._started = now()
+        self._packed_s, self._packing_s = -1e9, 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "report.json"
         self.steps: dict[str, Any] = {}
@@ -34,17 +53,28 @@ class AcceptanceReport:
         if self._path.is_file():
             self.steps = json.loads(self._path.read_text(encoding="utf-8"))
 
+    @staticmethod
+    def unpack(archive: Path, folder: Path) -> None:
+        """Extract the tar file of an earlier run.
+
+        Args:
+            archive: The tar file, compressed or not.
+            folder: Folder to extract to; created if missing.
+
+        Raises:
+            tarfile.TarError, OSError: It cannot be read, or its files would leave the folder.
+        """
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+
     def begin(self, step: str) -> None:
-        """Delete the lines and the entry of a step; `before` keeps the entry."""
+        """Delete the lines and the entry of a step; `before` keeps the entry.
+
+        The first `put` of the step writes the report, so that a run that is killed before keeps the entry.
+        """
         self.before[step] = self.steps.get(step, {})
         self.steps[step] = {"complete": False}
-        (self._folder / f"{step}.jsonl").unlink(missing_ok=True)
-        self._write()
-
-    def rows_of_others(self, step: str, workloads: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the rows of a step's previous run for workloads other than the given ones."""
-        done = set(workloads)
-        return [row for row in self.before.get(step, {}).get("rows", []) if row["workload"] not in done]
+        (self.folder / f"{step}.jsonl").unlink(missing_ok=True)
 
     def put(self, step: str, **facts: Any) -> None:
         """Add facts to a step's entry and write the report."""
@@ -53,8 +83,12 @@ class AcceptanceReport:
 
     def line(self, step: str, row: Mapping[str, Any]) -> None:
         """Append one line to a step's file."""
-        with (self._folder / f"{step}.jsonl").open("a", encoding="utf-8") as file:
+        with (self.folder / f"{step}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def text(self, name: str, text: str) -> None:
+        """Write a text file of the report."""
+        _replace(self.folder / name, lambda half: half.write_text(text, encoding="utf-8"))
 
     def say(self, text: str) -> None:
         """Report progress, with the seconds since the start."""
@@ -62,10 +96,49 @@ class AcceptanceReport:
 
     def problems(self, steps: Iterable[str]) -> list[str]:
         """Return the problems of the given steps."""
-
         return [f"{step}: {text}" for step in steps for text in self.steps[step].get("problems", [])]
 
     def _write(self) -> None:
-        half = self._path.with_suffix(".tmp")
-        half.write_text(json.dumps(self.steps, indent=1) + "\n", encoding="utf-8")
-        half.replace(self._path)
+        self.text("report.json", json.dumps(self.steps, indent=1) + "\n")
+        since_s = self._now() - self._packed_s
+        if since_s >= max(PACK_EVERY_S, self._packing_s / PACK_SHARE):
+            self.pack()
+
+    def pack(self) -> None:
+        """Write the tar file now."""
+        if self._archive is None:
+            return
+        begun = time.monotonic()
+        self._archive.parent.mkdir(parents=True, exist_ok=True)
+        _replace(self._archive, self._pack)
+        self._packed_s, self._packing_s = self._now(), time.monotonic() - begun
+
+    def _pack(self, half: Path) -> None:
+        with tarfile.open(half, "w:gz", compresslevel=1) as file:
+            for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+                name = str(path.relative_to(self.folder))
+                if name == DATABASE:
+                    with _copied(path) as copy:
+                        file.add(copy, name)
+                elif not name.startswith(DATABASE) and path.suffix != ".tmp":
+                    file.add(path, name)
+
+
+@contextlib.contextmanager
+def _copied(database: Path) -> Any:
+    """Return a consistent copy of a database that another process may be writing."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / DATABASE
+        with (
+            contextlib.closing(sqlite3.connect(database)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+        yield copy
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name and rename it, so that a reader or a kill sees all of it or none."""
+    half = path.with_name(f"{path.name}.tmp")
+    write(half)
+    half.replace(path)

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.gpu.acceptance_report import AcceptanceReport
-from tunebench._environment import cache_folder
+from tests.gpu.child import ChildLimits, RunChild, last_answer, run_child
+from tunebench._environment import binary_folder
 from tunebench.bound import refine
 from tunebench.compile import worker as compile_worker
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.executor import WorkerExecutor
+from tunebench.executor import TaskRefused, WorkerExecutor
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Measured, Result, to_json
+from tunebench.outcome import Measured, Result, TimedOut, to_json
 from tunebench.task import Task
 from tunebench.tuning import tunable
 from tunebench.tuning.tunable import TunableVariant
@@ -38,21 +36,85 @@ from tunebench.workloads import parse
 __all__ = [
     "AcceptanceItem",
     "AcceptanceRun",
+    "HangCount",
     "OutcomeTally",
-    "executor",
     "fault_of",
     "gpu_candidates",
     "in_turns",
     "items_to_verify",
     "line_of",
-    "run_gpu_process",
     "run_items",
     "shuffled",
+    "start_executor",
 ]
 
-COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
+COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 60.0, 20.0
+GRACE_S = 5.0
+"""Time after the end of a step in which running configurations may still finish, in seconds."""
+MOST_HANGS = 3
+"""Hangs of a variant after which it is not run again in this run."""
 MOST_QUOTED = 40
 """Most problems per step in the report; all of them are in the step's JSON Lines file."""
+
+
+class HangCount:
+    """Hangs of each variant in this run; a variant that hangs too often is not run again."""
+
+    def __init__(self) -> None:
+        self._hangs: Counter[str] = Counter()
+
+    def add(self, variant: str) -> None:
+        """Count a hang of a variant."""
+        self._hangs[variant] += 1
+
+    def allows(self, variant: str) -> bool:
+        """Return whether the variant hung fewer than `MOST_HANGS` times."""
+        return self._hangs[variant] < MOST_HANGS
+
+    def refuse(self, task: Task) -> str | None:
+        """Return why a task is not measured, for an executor."""
+        key = task.variant.key
+        return None if self.allows(key) else f"{key} hung {MOST_HANGS} times in this run"
+
+    def count(self, task: Task, done: Future[Result]) -> None:
+        """Count the hang of a task that is done, if it is one."""
+        if not done.cancelled() and done.exception() is None and isinstance(done.result().outcome, TimedOut):
+            self.add(task.variant.key)
+
+    @property
+    def stopped(self) -> list[str]:
+        """Variants that are not run again."""
+        return sorted(variant for variant in self._hangs if not self.allows(variant))
+
+
+def start_executor(
+    device: Device, protocol: Protocol, refuse: Callable[[Task], str | None]
+) -> WorkerExecutor[Task]:
+    """Return an executor with one compiling process per core and one measuring process.
+
+    Args:
+        device: The GPU.
+        protocol: How samples are taken.
+        refuse: Returns why a compiled task is not measured, or None.
+    """
+    setup = measure_worker.Setup(runner="cuda", device=device, protocol=protocol)
+    return LocalExecutor(
+        compiling=ProcessStage(
+            function=compile_worker.compile_task,
+            start=compile_worker.start,
+            start_arguments=(binary_folder(), ()),
+            workers=os.cpu_count() or 1,
+            timeout_s=COMPILE_TIMEOUT_S,
+        ),
+        measuring=ProcessStage(
+            function=measure_worker.measure,
+            start=measure_worker.start,
+            start_arguments=(setup,),
+            timeout_s=RUN_TIMEOUT_S,
+        ),
+        overlap=True,
+        refuse=refuse,
+    )
 
 
 @dataclass
@@ -62,21 +124,43 @@ class AcceptanceRun:
     Attributes:
         device: The GPU.
         report: The report.
-        folder: Folder of the report and the database.
         match: Only workloads whose text contains this string are run.
-        until: Monotonic time at which the current step must end, in seconds.
+        until: Time of `clock` at which the current step must end, in seconds.
+        child: Function that runs child processes.
+        start_executor: Function that returns the executor of a step (see `start_executor`).
+        clock: Monotonic clock, in seconds.
+        hangs: Hangs of each variant.
     """
 
     device: Device
     report: AcceptanceReport
-    folder: Path
     match: str = ""
     until: float = 0.0
+    child: RunChild = run_child
+    start_executor: Callable[..., WorkerExecutor[Task]] = start_executor
+    clock: Callable[[], float] = time.monotonic
+    hangs: HangCount = field(default_factory=HangCount)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the report and the database."""
+        return self.report.folder
 
     @property
     def left_s(self) -> float:
         """Time left for the step, in seconds."""
-        return self.until - time.monotonic()
+        return self.until - self.clock()
+
+    def ask(self, *arguments: str, most_s: float, before: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the last answer of a child process.
+
+        Args:
+            *arguments: Command line of `tests.gpu.gpu_process`.
+            most_s: Time limit, in seconds; less if the step ends earlier.
+            before: Command that runs the process, such as a checker.
+        """
+        limits = ChildLimits(total_s=max(0.0, min(most_s, self.left_s)))
+        return last_answer(self.child(arguments, limits, tuple(before)))
 
 
 @dataclass(frozen=True)
@@ -123,9 +207,10 @@ def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str
 def items_to_verify(
     workloads: Iterable[str], count: int, device: Device
 ) -> tuple[list[AcceptanceItem], list[str]]:
-    """Return `count` configurations of each workload and variant, defaults first, and the problems found.
+    """Return `count` configurations of each workload and variant, and the problems found.
 
-    Thus an interrupted run has verified every variant once before it verifies one twice.
+    Defaults come first, those of variants that use wgmma before all others, so that an interrupted run has
+    verified every variant once before it verifies one twice.
     """
     turns: list[list[AcceptanceItem]] = [[] for _ in range(count)]
     problems = []
@@ -140,6 +225,8 @@ def items_to_verify(
             first = [] if default is None else [AcceptanceItem(text, candidate, default)]
             for turn, item in zip(turns, [*first, *others], strict=False):
                 turn.append(item)
+    for turn in turns:
+        turn.sort(key=lambda item: "wgmma" not in item.candidate.variant.key)
     return [item for turn in turns for item in turn], problems
 
 
@@ -197,45 +284,37 @@ def fault_of(item: AcceptanceItem, result: Result) -> str | None:
     return None
 
 
-def executor(device: Device, protocol: Protocol) -> LocalExecutor:
-    """Return an executor with one compiling process per core and one measuring process."""
-    setup = measure_worker.Setup(runner="cuda", device=device, protocol=protocol)
-    return LocalExecutor(
-        compiling=ProcessStage(
-            function=compile_worker.compile_task,
-            start=compile_worker.start,
-            start_arguments=(cache_folder() / "binaries", ()),
-            workers=os.cpu_count() or 1,
-            timeout_s=COMPILE_TIMEOUT_S,
-        ),
-        measuring=ProcessStage(
-            function=measure_worker.measure,
-            start=measure_worker.start,
-            start_arguments=(setup,),
-            timeout_s=RUN_TIMEOUT_S,
-        ),
-        overlap=True,
-    )
-
-
 def run_items(
-    items: Iterable[AcceptanceItem], on: WorkerExecutor[Task], device: Device, until: float
+    session: AcceptanceRun, items: Iterable[AcceptanceItem], protocol: Protocol
 ) -> Iterator[tuple[AcceptanceItem, Result | BaseException]]:
-    """Run configurations until a monotonic time; yield each with its result or with the exception raised."""
+    """Run configurations until the step ends; yield each with its result or with the exception raised.
+
+    A configuration of a variant that hung too often is not run; `TaskRefused` is its exception.
+
+    Args:
+        session: The run.
+        items: The configurations.
+        protocol: How samples are taken.
+    """
     waiting, running = iter(items), {}
-    while True:
-        while len(running) < on.capacity and time.monotonic() < until:
-            item = next(waiting, None)
-            if item is None:
-                break
-            running[on.submit(item.task(device))] = item
-        if not running:
-            return
-        done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
-        if not done and time.monotonic() > until + RUN_TIMEOUT_S:
-            return
-        for future in done:
-            yield running.pop(future), _answer(future)
+    with session.start_executor(session.device, protocol, session.hangs.refuse) as on:
+        while True:
+            while len(running) < on.capacity and session.left_s > 0:
+                item = next(waiting, None)
+                if item is None:
+                    break
+                task = item.task(session.device)
+                future = on.submit(task)
+                # Before the executor measures the next task, which may be of the same variant.
+                future.add_done_callback(functools.partial(session.hangs.count, task))
+                running[future] = item
+            if not running:
+                return
+            done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+            if not done and session.left_s < -GRACE_S:
+                return
+            for future in done:
+                yield running.pop(future), _answer(future)
 
 
 def _answer(future: Future[Result]) -> Result | BaseException:
@@ -250,11 +329,14 @@ class OutcomeTally:
         self._session, self._step, self._total = session, step, total
         self.problems = list(problems)
         self.outcomes: Counter[str] = Counter()
-        self._reported_s = time.monotonic()
+        self._reported_s = session.clock()
 
     def add(self, item: AcceptanceItem, result: Result | BaseException) -> None:
         """Count one result; report a problem at once, and progress every 5 seconds."""
-        if isinstance(result, BaseException):
+        problem = None
+        if isinstance(result, TaskRefused):
+            kind = "left out"
+        elif isinstance(result, BaseException):
             kind, problem = "fault", f"{item}: {type(result).__name__}: {result}"
         else:
             kind, problem = result.outcome.kind, fault_of(item, result)
@@ -263,8 +345,8 @@ class OutcomeTally:
         if problem is not None:
             self.problems.append(problem[:600])
             self._session.report.say(f"{self._step}: WRONG: {problem[:300]}")
-        if time.monotonic() - self._reported_s > 5.0:
-            self._reported_s = time.monotonic()
+        if self._session.clock() - self._reported_s > 5.0:
+            self._reported_s = self._session.clock()
             self._write()
 
     def _write(self, **facts: Any) -> None:
@@ -277,48 +359,11 @@ class OutcomeTally:
             outcomes=dict(self.outcomes),
             problem_count=len(self.problems),
             problems=self.problems[:MOST_QUOTED],
+            stopped=self._session.hangs.stopped,
             **facts,
         )
 
     def end(self, **facts: Any) -> None:
-        """Write the final entry."""
-        self._write(complete=sum(self.outcomes.values()) == self._total, **facts)
-
-
-def run_gpu_process(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float) -> dict[str, Any]:
-    """Run `gpu_process` in a new process and return its last answer.
-
-    Args:
-        arguments: Its command line.
-        before: Command that runs the process, such as a checker.
-        timeout_s: Time limit; the process group is killed after it.
-
-    Returns:
-        The last JSON line, plus `problem` if the process failed and `timed_out` if it was killed.
-    """
-    command = [*before, sys.executable, "-m", "tests.gpu.gpu_process", *arguments]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
-        start_new_session=True,  # so that its children can be killed with it
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-            late = False
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, errors = process.communicate()
-            late = True
-    answers = [
-        json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")
-    ]
-    answer: dict[str, Any] = answers[-1] if answers else {}
-    if late:
-        return {**answer, "problem": f"no answer within {timeout_s:.0f} s", "timed_out": True}
-    if process.returncode != 0:
-        lines = [line for line in (output + errors).splitlines() if line.strip()]
-        return {**answer, "problem": f"exit status {process.returncode}: {' | '.join(lines[-12:])}"[:2000]}
-    return answer or {"problem": "the process printed no answer"}
+        """Write the final entry; `stopped` lists the variants that hung too often."""
+        whole = sum(self.outcomes.values()) == self._total and not self.outcomes["left out"]
+        self._write(complete=whole, **facts)

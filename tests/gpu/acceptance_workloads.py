@@ -1,4 +1,4 @@
-"""Workloads of the acceptance steps `verify`, `sanitize`, `measure`, `compare` and `record`.
+"""Workloads of the acceptance steps.
 
 They are listed in `acceptance_workloads.toml`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunebench.workloads import parse
 
-__all__ = ["MEASURED", "RECORDED", "SANITIZED", "VERIFIED", "measured"]
+__all__ = ["HEADLINE", "MEASURED", "RECORDED", "REFERENCES", "SANITIZED", "VERIFIED", "WGMMA", "measured"]
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -24,6 +24,28 @@ VERIFIED: list[str] = [
 
 SANITIZED = [text for text in VERIFIED if "=1024" not in text and "=4096" not in text]
 """Workloads that are small enough for compute-sanitizer."""
+
+
+LEAST_FLOPS = 1e5
+
+
+def _one_of_each(texts: list[str]) -> list[str]:
+    """Return the smallest workload above `LEAST_FLOPS` of each operator and direction, in f16."""
+    found: dict[tuple[str, str], str] = {}
+    for workload in sorted(map(parse, texts), key=lambda workload: workload.flops()):
+        if workload.dtype == "f16" and workload.flops() > LEAST_FLOPS:
+            found.setdefault((workload.operator, getattr(workload, "direction", "")), str(workload))
+    return list(found.values())
+
+
+REFERENCES = _one_of_each(SANITIZED)
+"""Workloads whose reference on the GPU is compared with that on the host."""
+
+WGMMA: list[str] = _LISTED["wgmma"]
+"""Workloads of medium size: every variant that uses wgmma supports one of them."""
+
+HEADLINE: list[str] = _LISTED["headline"]
+"""Workloads whose times are compared with the libraries, the most important first."""
 
 MEASURED: dict[str, int] = {str(parse(text)): trials for text, trials in _LISTED["measured"]}
 """Number of trials of each workload to tune."""

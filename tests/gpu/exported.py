@@ -90,7 +90,7 @@ def header_folder() -> Path | None:
 
 def ran(choice: ChosenConfig, folder: Path, form: Format, include: Path) -> str | None:
     """Export, build and run one choice; print its output and return the failure, or None."""
-    cache = BinaryCache(_environment.cache_folder())
+    cache = BinaryCache(_environment.binary_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
     write_export(choice, binary, folder, form)
     commands = [line.split() for line in build_lines(choice, form)[:-1]]

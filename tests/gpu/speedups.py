@@ -10,10 +10,7 @@ from tunebench.db.record import Record
 from tunebench.outcome import Measured
 from tunebench.workloads import parse
 
-__all__ = ["bandwidth_shares", "best_of_each", "fusion_gains", "ratios", "worth_comparing"]
-
-WORTH_COMPARING = 4.0
-"""Variants slower than this factor times the best variant are not compared with the baselines."""
+__all__ = ["bandwidth_shares", "best_of_each", "fusion_gains", "ratios"]
 
 ALL = "best of all"
 
@@ -39,13 +36,6 @@ def best_of_each(entries: Iterable[Record]) -> dict[str, dict[str, Any]]:
                 "bound_us": entry.bound_us,
             }
     return dict(sorted(best.items(), key=lambda item: float(item[1]["median_us"])))
-
-
-def worth_comparing(paths: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return variant, configuration, variant, configuration, ..., best first: the arguments of `contest`."""
-    limit_us = WORTH_COMPARING * min((path["median_us"] for path in paths.values()), default=0.0)
-    near = [(key, path["config"]) for key, path in paths.items() if path["median_us"] <= limit_us]
-    return [text for pair in near for text in pair]
 
 
 def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

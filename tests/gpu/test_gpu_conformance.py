@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.emulate.ptx_layouts import FRAGMENTS, ldmatrix_element, wgmma_sum
 from tests.gpu import acceptance_run
 from tests.gpu import wrapper_conformance as conformance
 from tests.gpu.acceptance_report import AcceptanceReport
+from tests.gpu.child import ChildLimits
 from tests.gpu.ptx_wrappers import wrappers_in
 from tests.gpu.wrapper_case import Operand, WrapperCase, WrapperVariant, WrapperWorkload, differences, draw
 from tests.gpu.wrapper_conformance import CASES, by_name, conform, uncovered
@@ -82,9 +84,9 @@ def test_unparsed_inline_assembly_is_an_error() -> None:
 
 
 def test_a_wrapper_without_a_case_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "CASES", CASES[1:])
+    monkeypatch.setattr(conformance, "CASES", [case for case in CASES if case.name != "mma_m16n8k16_f16"])
     assert uncovered() == ["mma_m16n8k16_f16 has no case"]
-    added = dataclasses.replace(CASES[0], name="of nothing")
+    added = dataclasses.replace(by_name()["pick_bytes"], name="of nothing")
     monkeypatch.setattr(conformance, "CASES", (*CASES, added))
     assert uncovered() == ["of nothing has a case but is no wrapper"]
 
@@ -125,9 +127,9 @@ FAULTS = {
     "from_float<half_t>": ("magnitude + 0xfffu", "magnitude + 0x1000u", ("r[",)),
     "to_tf32": ("bits + 0x1000u", "bits + 0xfffu", ("r[",)),
     "wgmma_m64k32_e4m3<128>": (
-        '"e4m3", 1, N, false, false,',
-        '"e4m3", 1, N / 2, false, false,',
-        ("d[32]: ",),
+        '({a, b, value, "e4m3"',
+        '({b, a, value, "e4m3"',
+        ("lane 0, d[",),
     ),
     "copy_box_2d at (0, 0)": ("corner[] = {x, y};", "corner[] = {x, y + 1};", ("lane 0, r[",)),
     "fast_rsqrt": ("return 1.0f / sqrtf(x);", "return 1.000001f / sqrtf(x);", ("r[0]",)),
@@ -190,13 +192,65 @@ def test_wgmma_cases_compute_matrix_products(case: WrapperCase) -> None:
     blocks = inputs["inputs"].view(element).astype(np.float32)
     blocks = blocks.reshape(-1, case.threads, 128 // element.itemsize)
     n, a_along_m, b_along_n = case.threads - 64, "true, " in case.name, "true>" in case.name
-    fragments = words.view(np.float32).reshape(-1, case.threads, n // 8, 2, 2)[:, :128]
-    # Thread (warp, g, t) has rows g and g + 8 of its warp, and columns 2 t and 2 t + 1 of each 8.
-    parts = fragments.reshape(-1, 4, 8, 4, n // 8, 2, 2).transpose(0, 1, 5, 2, 4, 3, 6)
-    for lines, product in zip(blocks, parts.reshape(-1, 64, n), strict=True):
+    summed = np.int32 if case.outputs[0].kind == "i32" else np.float32
+    sums = words.view(summed).reshape(-1, case.threads, n // 2)[:, :128]
+    rows, columns = np.moveaxis([[wgmma_sum(t, i) for i in range(n // 2)] for t in range(128)], -1, 0)
+    for lines, found in zip(blocks, sums, strict=True):
         a = lines[:64].T if a_along_m else lines[:64]
         b = np.hstack(np.split(lines[64:], n // 64)) if b_along_n else lines[64:].T
-        assert np.array_equal(product, a @ b)
+        assert np.array_equal(found, (a @ b)[rows, columns])
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith("mma_")], ids=lambda case: case.name)
+def test_mma_fragments_are_where_the_isa_states(case: WrapperCase) -> None:
+    fragment = FRAGMENTS[int(case.name.split("k")[1].split("_")[0])]
+    for lanes, result in warps(case):
+        a, b = np.zeros((16, fragment.k)), np.zeros((fragment.k, 8))
+        for lane in range(32):
+            for i in range(4 * fragment.per_register):
+                a[fragment.a(lane, i)] = lanes[1][lane, i]
+            for i in range(2 * fragment.per_register):
+                b[fragment.b(lane, i)] = lanes[2][lane, i]
+        product = a @ b
+        for lane in range(32):
+            for i in range(4):
+                assert result[lane, i] == lanes[0][lane, i] + product[fragment.d(lane, i)]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name.startswith("ldmatrix")], ids=lambda case: case.name
+)
+def test_ldmatrix_elements_are_where_the_isa_states(case: WrapperCase) -> None:
+    trans, matrices = "trans" in case.name, 2 if "x2" in case.name else 4
+    for (words, permutation), result in warps(case):
+        rows = np.ascontiguousarray(words).view(np.uint16)  # row of 8 elements of each thread
+        found = np.ascontiguousarray(result).view(np.uint16).reshape(32, matrices, 2)
+        for lane, matrix, half in np.ndindex(found.shape):
+            row, column = ldmatrix_element(lane, half, trans)
+            assert found[lane, matrix, half] == rows[permutation[8 * matrix + row, 0], column]
+
+
+def warps(case: WrapperCase) -> Iterator[tuple[list[Any], Any]]:
+    """Yield the operands and the result of each warp of a case, as elements by lane."""
+    variant, inputs = WrapperVariant(case), draw(case)
+    outputs = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
+    ends = np.cumsum([operand.count for operand in case.inputs])[:-1]
+    for words, result in zip(
+        inputs["inputs"].reshape(-1, 32, variant.workload.in_words),
+        outputs.reshape(-1, 32, variant.workload.out_words),
+        strict=True,
+    ):
+        parts = zip(case.inputs, np.split(words, ends, axis=1), strict=True)
+        yield [_elements(part, operand) for operand, part in parts], _elements(result, case.outputs[0])
+
+
+def _elements(words: Any, operand: Operand) -> Any:
+    kind = {"u32": "i32", "rows": "i32", "tf32": "f32", "i8": "i8"}.get(operand.kind, operand.kind)
+    return (
+        np.ascontiguousarray(words).view(numpy_dtype(kind)).astype(np.int32 if kind == "i32" else np.float64)
+    )
 
 
 @needs_nvrtc
@@ -268,57 +322,139 @@ def test_data_is_copied_to_the_gpu_and_back(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def session(folder: Path) -> acceptance_run.AcceptanceRun:
-    return acceptance_run.AcceptanceRun(
-        H100, AcceptanceReport(folder, say=lambda text: None), folder, until=float("inf")
-    )
+@needs_compiler
+def test_expected_outputs_are_emulated_once_and_again_when_a_case_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, cases = tmp_path / "expected.npz", [by_name()["pick_bytes"], by_name()["to_tf32"]]
+    emulated: list[str] = []
+
+    def on_host(variant: WrapperVariant, *rest: Any) -> Any:
+        emulated.append(variant.case.name)
+        return emulate(variant, *rest)
+
+    monkeypatch.setattr(conformance, "on_host", on_host)
+    assert conformance.write_expected(file, cases) == []
+    assert conformance.write_expected(file, cases) == []
+    assert emulated == ["pick_bytes", "to_tf32"]
+    changed = dataclasses.replace(cases[1], body="EACH(8) r[i] = 2 * to_tf32(x[i]);")
+    assert conformance.write_expected(file, [cases[0], changed]) == []
+    assert emulated == ["pick_bytes", "to_tf32", "to_tf32"]
+    monkeypatch.setattr(conformance, "find_compiler", lambda: None)
+    assert conformance.write_expected(file, [*cases, changed]) == ["to_tf32"]
+
+
+def test_outputs_are_emulated_for_a_part_of_the_step_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now, emulated = [0.0], list[str]()
+
+    def on_host(variant: WrapperVariant, *_: Any) -> Any:
+        now[0] += 3.0
+        emulated.append(variant.case.name)
+        return {"outputs": np.zeros((1, 1), np.int32)}
+
+    monkeypatch.setattr(conformance, "on_host", on_host)
+    monkeypatch.setattr(conformance, "find_compiler", lambda: "g++")
+    child = Child()
+    here = session(tmp_path, child)
+    here.clock, here.until = lambda: now[0], 20.0
+    conformance.conformance(here)
+    assert len(emulated) == 3  # 40 % of 20 s
+    assert child.asked == [emulated]
+    step = here.report.steps["conformance"]
+    assert not step["complete"]
+    assert sum("no expected outputs" in problem for problem in step["problems"]) > 40
 
 
 @needs_compiler
-def test_hanging_case_is_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = [case.name for case in CASES if case.runs_on(H100)]
-    asked: list[list[str]] = []
-
-    def run_gpu_process(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
-        asked.append(arguments)
-        passed = dict.fromkeys(names[:2]) if len(asked) == 1 else dict.fromkeys(arguments[1:])
-        if len(asked) == 1:
-            return {
-                "running": names[2],
-                "found": passed,
-                "problem": "late",
-                "timed_out": True,
-            }
-        return {"found": passed | {names[-1]: "lane 3, d[0]: 1, expected 2"}}
-
-    monkeypatch.setattr(conformance, "run_gpu_process", run_gpu_process)
-    here = session(tmp_path)
-    conformance.conformance(here)
-    assert asked == [["conformance", *names], ["conformance", *names[3:]]]
-    step = here.report.steps["conformance"]
-    assert step["problems"] == [
-        f"{names[2]}: late",
-        f"{names[-1]}: lane 3, d[0]: 1, expected 2",
+def test_answers_name_the_running_case_and_its_result(tmp_path: Path) -> None:
+    names = ["fast_exp2", "fast_rsqrt"]
+    conformance.write_expected(tmp_path / "expected.npz", [by_name()[name] for name in names])
+    answers = list(conformance.answers(tmp_path / "expected.npz", names, conformance.on_host))
+    assert answers == [
+        {"running": "fast_exp2"},
+        {"case": "fast_exp2", "found": None},
+        {"running": "fast_rsqrt"},
+        {"case": "fast_rsqrt", "found": None},
     ]
+
+
+def session(folder: Path, child: Any) -> acceptance_run.AcceptanceRun:
+    report = AcceptanceReport(folder, say=lambda text: None)
+    return acceptance_run.AcceptanceRun(H100, report, until=float("inf"), child=child)
+
+
+class Child:
+    """Child process whose cases pass, except for those that hang, crash or differ."""
+
+    def __init__(self, **faults: str) -> None:
+        self.faults, self.asked = faults, list[list[str]]()
+
+    def __call__(self, arguments: Any, limits: ChildLimits, before: Any = ()) -> Any:
+        assert limits.answer_s == 10.0
+        names = list(arguments[2:])
+        self.asked.append(names)
+        for name in names:
+            yield {"running": name}
+            fault = self.faults.get(name)
+            if fault in ("hang", "crash"):
+                yield {"problem": fault} | ({"timed_out": True} if fault == "hang" else {})
+                return
+            yield {"case": name, "found": fault}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(conformance, "write_expected", lambda path, cases, in_time: [])
+    return [case.name for case in CASES if case.runs_on(H100)]
+
+
+def test_hopper_cases_come_first_from_barrier_to_multicast(names: list[str]) -> None:
+    order = [
+        "mbarrier",
+        "setmaxnreg",
+        "copy_box_2d",
+        "wgmma_m64k16<",
+        "wgmma_m64k16_registers",
+        "copy_pixels_4d",
+        "cluster",
+        "copy_box_3d_multicast",
+        "mma_m16n8k16_f16",
+    ]
+    first = [next(i for i, name in enumerate(names) if name.startswith(start)) for start in order]
+    assert first == sorted(first)
+    along_k = ["true" not in name for name in names if name.startswith(("wgmma_m64k16<", "wgmma_m64k32"))]
+    assert along_k == sorted(along_k, reverse=True)
+
+
+def test_cases_share_a_process_until_one_of_them_ends_it(names: list[str], tmp_path: Path) -> None:
+    child = Child(**{names[2]: "lane 3 differs", names[4]: "hang", names[6]: "crash"})
+    here = session(tmp_path, child)
+    conformance.conformance(here)
+    assert child.asked == [names, *([name] for name in names[5:])]
+    step = here.report.steps["conformance"]
+    assert step["problems"] == [f"{names[2]}: lane 3 differs", f"{names[4]}: hang", f"{names[6]}: crash"]
     assert (step["complete"], step["undone"]) == (True, [])
 
 
-@needs_compiler
-def test_process_that_does_not_start_is_not_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        conformance, "run_gpu_process", lambda *_, **__: {"problem": "exit status 1: no driver"}
-    )
-    run = session(tmp_path)
-    conformance.conformance(run)
-    step = run.report.steps["conformance"]
-    assert step["problems"] == ["before any case: exit status 1: no driver"]
+def test_second_run_repeats_only_what_did_not_pass(names: list[str], tmp_path: Path) -> None:
+    here = session(tmp_path, Child(**{names[2]: "differs", names[4]: "hang"}))
+    conformance.conformance(here)
+    again = Child()
+    here.child = again
+    here.report.begin("conformance")
+    conformance.conformance(here)
+    assert again.asked == [[names[2], names[4]]]
+    step = here.report.steps["conformance"]
+    assert (step["problems"], step["complete"]) == ([], True)
+    assert step["cases"] == dict.fromkeys(names)
+
+
+def test_process_that_does_not_start_is_tried_twice(names: list[str], tmp_path: Path) -> None:
+    here = session(tmp_path, lambda *_: iter([{"problem": "exit status 1: no driver"}]))
+    conformance.conformance(here)
+    step = here.report.steps["conformance"]
+    assert step["problems"] == ["before any case: exit status 1: no driver"] * 2
     assert not step["complete"]
-    assert len(step["undone"]) > 10
-
-
-@needs_compiler
-def test_answers_name_the_running_case_and_results() -> None:
-    names = ["fast_exp2", "fast_rsqrt"]
-    answers = [dict(answer) for answer in conformance.answers(names, conformance.on_host)]
-    assert [answer.get("running") for answer in answers] == [*names, None]
-    assert answers[-1]["found"] == dict.fromkeys(names)
+    assert step["undone"] == names

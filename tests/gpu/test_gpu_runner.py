@@ -51,9 +51,7 @@ def gpu() -> Device:
 
 
 def compiled(variant: Variant[Any], workload: Workload, config: Config, on: Device) -> Any:
-    return compile_config(
-        variant, workload, config, on, BinaryCache(_environment.cache_folder() / "binaries")
-    )
+    return compile_config(variant, workload, config, on, BinaryCache(_environment.binary_folder()))
 
 
 def ask(variant: Variant[Any], workload: Workload, config: Config, on: Device, **how: Any) -> Task:

@@ -27,7 +27,20 @@ MOST_QUOTED = 3
 SEED = 1
 
 Kind = Literal[
-    "u32", "i32", "f32", "tf32", "f16", "bf16", "e4m3", "i8", "floats", "numbers", "approx", "rows", "bytes"
+    "u32",
+    "i32",
+    "f32",
+    "tf32",
+    "f16",
+    "bf16",
+    "e4m3",
+    "i8",
+    "floats",
+    "numbers",
+    "approx",
+    "rows",
+    "bytes",
+    "stored",
 ]
 """How operand words are drawn and result words are compared.
 
@@ -37,6 +50,7 @@ integers, exact in the dtype    f32, tf32 (as bits), f16, bf16, e4m3, i8, packed
 f32                             floats: any, special values included; numbers: between -125 and 125; approx:
                                 results within `APPROXIMATE`
 integers used by the body       rows: a permutation of the block's threads; bytes: 0 to 16
+random bits                     stored: results that the body itself stores, by a tensor map
 """
 
 PER_WORD = {"f32": 1, "tf32": 1, "f16": 2, "bf16": 2, "e4m3": 4, "i8": 4}
@@ -78,6 +92,7 @@ class WrapperCase:
         before: C++ code before the kernel.
         boxes: Box height of each tensor map argument (`map0`, ...), in lines. A line is the input of one
             thread: 64 elements of 16 bits. The dimensions of a map are element, thread and block.
+        result_box: The same of a last tensor map, of the results; 0 for none.
         rank: Dimensions of the maps: 3, or 2 if the threads of all blocks form one dimension.
         pixel_box: Set if the maps are im2col maps: a line is a pixel, the threads of a block are an image
             with rows of 8 pixels, and `boxes` counts pixels.
@@ -97,6 +112,7 @@ class WrapperCase:
     covers: tuple[str, ...] = ()
     before: str = ""
     boxes: tuple[int, ...] = ()
+    result_box: int = 0
     rank: Literal[2, 3] = 3
     pixel_box: PixelBox | None = None
     threads: int = 32
@@ -200,7 +216,7 @@ class WrapperVariant(CudaVariant[WrapperWorkload]):
             for operand in case.outputs
             if operand.name not in loaded
         ]
-        maps = [f"const __grid_constant__ TensorMap map{i}" for i in range(len(case.boxes))]
+        maps = [f"const __grid_constant__ TensorMap map{i}" for i in range(len(self._maps()))]
         text = SOURCE.format(
             in_words=workload.in_words,
             out_words=workload.out_words,
@@ -224,24 +240,24 @@ class WrapperVariant(CudaVariant[WrapperWorkload]):
         return (Launch(entry="conform", arguments=arguments, **shape),)
 
     def _maps(self) -> tuple[Any, ...]:
-        """Return the tensor maps over the inputs of all threads."""
-        if not self.case.boxes:
-            return ()
+        """Return the tensor maps over the inputs of all threads, and over the results."""
         threads, rank, pixels = self.case.threads, self.case.rank, self.case.pixel_box
         extents: tuple[int, ...] = (64, threads, DRAWS) if rank == 3 else (64, threads * DRAWS)
         strides: tuple[int, ...] = (128, 128 * threads)[: rank - 1]
         if pixels:
             extents, strides, rank = (64, 8, threads // 8, DRAWS), (128, 1024, 128 * threads), 2
+        mapped = [("inputs", lines) for lines in self.case.boxes]
+        mapped += [("outputs", self.case.result_box)] if self.case.result_box else []
         return tuple(
             TensorMap(
-                tensor="inputs",
+                tensor=tensor,
                 dtype="f16",
                 extents=extents,
                 strides_bytes=strides,
                 box=(64, lines, 1)[:rank],
                 pixel_box=pixels,
             )
-            for lines in self.case.boxes
+            for tensor, lines in mapped
         )
 
     @property
@@ -262,7 +278,7 @@ def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
             value = f"__uint_as_float({word})" if floats else f"{operand.ctype}({word})"
             yield f"  {operand.ctype} {name}[{operand.count}];"
             yield f"  EACH({operand.count}) {name}[i] = {value};"
-        else:
+        elif operand.kind != "stored":
             value = f"__float_as_uint({name}[i])" if floats else f"u32({name}[i])"
             yield f"  EACH({operand.count}) outputs[at * OUT_WORDS + {first} + i] = {value};"
         first += operand.count
@@ -334,7 +350,7 @@ def differences(case: WrapperCase, got: Any, right: Any) -> str | None:
 
 def _same(got: Any, right: Any, kind: Kind) -> Any:
     """Return which words are equal: same bits, or NaN of any payload."""
-    if kind in ("u32", "i32", "i8", "rows", "bytes"):
+    if kind in ("u32", "i32", "i8", "rows", "bytes", "stored"):
         return got == right
     a, b = (np.ascontiguousarray(words).view(_element(kind)) for words in (got, right))
     if kind == "approx":  # subnormal numbers are flushed to zero
@@ -353,7 +369,7 @@ def _word(word: Any, kind: Kind) -> str:
     """Return a register's bits in hexadecimal and its values."""
     word = np.asarray(word).reshape(1).view(np.uint32)
     text = f"{int(word[0]):#010x}"
-    if kind in ("u32", "rows", "bytes"):
+    if kind in ("u32", "rows", "bytes", "stored"):
         return text
     if kind == "i32":
         return f"{text} ({int(word.view(np.int32)[0])})"

@@ -1,8 +1,8 @@
 """Cases of the PTX wrappers that only Hopper (sm_90a) has: one or two per wrapper.
 
 Bulk copies move the operands to shared memory: the 64 elements of 16 bits of a thread are a line of 128
-bytes. Barriers come first, then copies, then matrix products, which use both: the first differing case names
-the cause.
+bytes. Barriers come first, then copies, then matrix products, which use both, then im2col copies, clusters
+and multicasts: the first differing case names the cause.
 """
 
 from __future__ import annotations
@@ -75,6 +75,25 @@ def _copy(rank: Literal[2, 3], x: int, y: int) -> WrapperCase:
     return _copied(f"copy_box_{rank}d at ({x}, {y})", copy, covers, rank=rank)
 
 
+def _stored() -> WrapperCase:
+    """Store 64 lines by three boxes of 32, the first and the last of which reach beyond the tensor."""
+    body = """__shared__ __align__(1024) u32 lines[96 * 32];
+  const int line = int(threadIdx.x) + 8;
+  EACH(32) lines[32 * line + (i / 4 ^ line % 8) * 4 + i % 4] = m[i];
+  fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    EACH(3) {
+      store_box_3d(shared_address(lines) + 4096 * i, map0, 0, 32 * i - 8, int(blockIdx.x));
+      commit_stores();
+    }
+    wait_for_stores<0>();
+  }"""
+    covers = ("store_box_3d", "commit_stores", "wait_for_stores")
+    shape: dict[str, Any] = {"result_box": 32, "threads": 64, **HOPPER}
+    return WrapperCase("store_box_3d", (LINE,), body, (Operand("r", 32, "stored"),), covers, **shape)
+
+
 def _pixels(
     lower: tuple[int, int],
     upper: tuple[int, int],
@@ -96,8 +115,9 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
     # K-major: a step advances 32 bytes within a line. M- or N-major: 16 lines; a panel has 64 columns of N.
     of_a = "2048 * step, 8192" if a_along_m else "32 * step, 0"
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
-    if kind == "e4m3":
-        call, wrapper = f"wgmma_m64k32_e4m3<{n}>", "wgmma_m64k32_e4m3"
+    element, sums = {"i8": "s8"}.get(kind, kind), "i32" if kind == "i8" else "float"
+    if kind in ("e4m3", "i8"):
+        call, wrapper = f"wgmma_m64k32_{element}<{n}>", f"wgmma_m64k32_{element}"
     else:
         element, flags = ELEMENT[kind], f"{str(a_along_m).lower()}, {str(b_along_n).lower()}"
         call, wrapper = f"wgmma_m64k16<{element}, {n}, {flags}>", "wgmma_m64k16"
@@ -106,7 +126,7 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{(64 + n) * 128}];
   const u32 of_a = shared_address(lines), of_b = of_a + 64 * 128;
 {_expect((64 + n) * 128, *copies)}  __syncthreads();
-  float sums[{n // 8}][4] = {{}};
+  {sums} sums[{n // 8}][4] = {{}};
   if (threadIdx.x < 128) {{
     mbarrier_wait(barrier, 0);
     wgmma_fence();
@@ -121,14 +141,16 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
   }}
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
     covers = (wrapper, "wgmma_fence", "wgmma_commit", "wgmma_wait", "settle")
-    inputs, outputs = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
+    inputs, outputs = (Operand("m", 32, kind),), (Operand("d", n // 2, "i32" if kind == "i8" else "f32"),)
     return WrapperCase(call, inputs, body, outputs, covers, boxes=(64, n), threads=64 + n, **HOPPER)
 
 
 def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> WrapperCase:
     """As `_product`, with A in registers."""
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
-    call = f"wgmma_m64k16_registers<{ELEMENT[kind]}, {n}, {str(b_along_n).lower()}>"
+    call = f"wgmma_m64k8_tf32_registers<{n}>"
+    if kind != "tf32":
+        call = f"wgmma_m64k16_registers<{ELEMENT[kind]}, {n}, {str(b_along_n).lower()}>"
     copy = "copy_box_3d(of_b, map0, 0, 64, int(blockIdx.x), barrier)"
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{n} * 128];
   __shared__ u32 pairs[64][33];
@@ -152,9 +174,42 @@ def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> Wra
     settle(sums);
   }}
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
-    covers = ("wgmma_m64k16_registers", "computed_by_now")
+    covers = (call.partition("<")[0], "computed_by_now")
     inputs, outputs = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
     return WrapperCase(call, inputs, body, outputs, covers, boxes=(n,), threads=64 + n, **HOPPER)
+
+
+def _product_of_stores() -> WrapperCase:
+    """As `_product` of f16 with n = 64, but threads store the swizzled lines themselves."""
+    body = """__shared__ __align__(1024) u32 lines[128 * 32];
+  EACH(32) lines[32 * threadIdx.x + (i / 4 ^ threadIdx.x % 8) * 4 + i % 4] = m[i];
+  fence_proxy_async();
+  __syncthreads();
+  const u32 of_a = shared_address(lines), of_b = of_a + 64 * 128;
+  float sums[8][4] = {};
+  wgmma_fence();
+  for (int step = 0; step < 4; ++step)
+    wgmma_m64k16<half_t, 64, false, false>(sums, matrix_descriptor_128(of_a + 32 * step, 0, 1024),
+                                           matrix_descriptor_128(of_b + 32 * step, 0, 1024), step > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  settle(sums);
+  EACH(32) d[i] = sums[i / 4][i % 4];"""
+    inputs, outputs = (Operand("m", 32, "f16"),), (Operand("d", 32, "f32"),)
+    return WrapperCase("fence_proxy_async", inputs, body, outputs, threads=128, **HOPPER)
+
+
+def _additions() -> WrapperCase:
+    """Add to the words of two other threads of the block; every word gets two sums."""
+    body = """float* const words = reinterpret_cast<float*>(outputs);
+  EACH(4) words[4 * at + i] = 0.0f;
+  __syncthreads();
+  add_to_global(words + 4 * (at ^ 1), m);
+  add_to_global(words + 4 * (at ^ 7), m);
+  __syncthreads();
+  EACH(4) r[i] = atomicAdd(words + 4 * at + i, 0.0f);"""
+    inputs, outputs = (Operand("m", 4, "f32"),), (Operand("r", 4, "f32"),)
+    return WrapperCase("add_to_global", inputs, body, outputs, **HOPPER)
 
 
 def _registers() -> WrapperCase:
@@ -211,10 +266,25 @@ def _multicast(name: str, at: str, **shape: Any) -> WrapperCase:
 
 CASES: tuple[WrapperCase, ...] = (
     _barrier(),
+    _additions(),
+    _registers(),
     _copy(2, 0, 0),
     _copy(3, 0, 0),
     _copy(3, 8, -3),
     _copy(3, -16, 40),
+    _stored(),
+    *(_product("f16", n) for n in (64, 128, 192, 256)),
+    _product("bf16", 128),
+    *(_product("e4m3", n) for n in (64, 128, 192, 256)),
+    *(_product("i8", n) for n in (64, 128, 192, 256)),
+    _product("f16", 128, a_along_m=True),
+    _product("f16", 128, b_along_n=True),
+    _product("bf16", 256, a_along_m=True, b_along_n=True),
+    *(_product_of_registers("f16", n, b_along_n=True) for n in (64, 128, 192, 256)),
+    _product_of_registers("bf16", 128, b_along_n=True),
+    _product_of_registers("bf16", 256),
+    *(_product_of_registers("tf32", n) for n in (64, 128, 192, 256)),
+    _product_of_stores(),
     # 3 x 3 with padding: first tap from an image's first pixel; last tap from one image into the next.
     _pixels((-1, -1), (-1, -1), 1, (-1, -1), (0, 0)),
     _pixels((-1, -1), (-1, -1), 1, (2, 5), (2, 2)),
@@ -222,16 +292,6 @@ CASES: tuple[WrapperCase, ...] = (
     _pixels((-1, -1), (-1, -1), 2, (1, 3), (1, 2)),
     _pixels((0, 0), (-2, -2), 1, (3, 1), (1, 2)),
     _pixels((-3, 1), (2, -1), 3, (0, 4), (4, 0), channel=40),
-    *(_product("f16", n) for n in (64, 128, 192, 256)),
-    _product("bf16", 128),
-    _product("f16", 128, a_along_m=True),
-    _product("f16", 128, b_along_n=True),
-    _product("bf16", 256, a_along_m=True, b_along_n=True),
-    *(_product_of_registers("f16", n, b_along_n=True) for n in (64, 128, 192, 256)),
-    _product_of_registers("bf16", 128, b_along_n=True),
-    _product_of_registers("bf16", 256),
-    *(_product("e4m3", n) for n in (64, 128, 192, 256)),
-    _registers(),
     _cluster_barrier(),
     _multicast("copy_box_3d_multicast", "0, int(rank) * 32, int(blockIdx.x / 2)"),
     _multicast(
@@ -240,3 +300,4 @@ CASES: tuple[WrapperCase, ...] = (
         pixel_box=PixelBox(lower=(-1, -1), upper=(-1, -1), strides=(1, 1)),
     ),
 )
+"""In the order in which a GPU runs them: each case uses what the cases before it have shown to work."""

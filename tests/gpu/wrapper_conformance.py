@@ -5,17 +5,25 @@ PTX runs on the GPU and, from the same source file, on the host; every register 
 Differences are reported by wrapper, lane and register.
 
 `ptx_wrappers` finds the wrappers in the .cuh files; `wrapper_cases` and `wrapper_cases_hopper` hold their
-cases. A wrapper without a case is a problem, here and in a test.
+cases. A wrapper without a case is a problem, here and in a test. `write_expected` emulates the cases on any
+machine with a C++ compiler, so that no time on the GPU is spent on it.
 
     python -m tests.gpu.wrapper_conformance      # prints the cases and the wrappers they cover
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from tests.gpu.acceptance_run import AcceptanceRun, run_gpu_process
+import numpy as np
+
+from tests.gpu.acceptance_run import AcceptanceRun
+from tests.gpu.child import ChildLimits
 from tests.gpu.ptx_wrappers import files, wrappers
 from tests.gpu.wrapper_case import SEED, WrapperCase, WrapperVariant, WrapperWorkload, differences, draw
 from tests.gpu.wrapper_cases import CASES as GENERAL_CASES
@@ -25,16 +33,32 @@ from tunebench.emulate.emulator import emulate, find_compiler
 from tunebench.errors import DeviceError, TunebenchError
 from tunebench.space import Config
 
-__all__ = ["RunCase", "answers", "by_name", "conform", "conformance", "on_device", "on_host", "uncovered"]
+__all__ = [
+    "EXPECTED",
+    "RunCase",
+    "answers",
+    "by_name",
+    "conform",
+    "conformance",
+    "on_device",
+    "on_host",
+    "uncovered",
+    "write_expected",
+]
 
-STARTING_S, SECONDS_EACH = 30.0, 5.0
-"""Time limit of a process: for its start, plus for each case (compiled twice, run twice)."""
+START_S, CASE_S = 30.0, 10.0
+"""Time limits of the start of a process and of a case (compiled, run and compared), in seconds."""
 NOT_STARTED = "before any case"
+MOST_STARTS = 2
+"""Processes that may end in a row before their first case."""
+EMULATION_SHARE = 0.4
+"""Largest share of the step for outputs that `--prepare` did not compute, or that changed since."""
+EXPECTED = "conformance_expected.npz"
 
 CASES: tuple[WrapperCase, ...] = tuple(
-    case for case in (*GENERAL_CASES, *HOPPER_CASES) if files().issuperset(case.files)
+    case for case in (*HOPPER_CASES, *GENERAL_CASES) if files().issuperset(case.files)
 )
-"""Cases whose helper files exist in this checkout."""
+"""Cases whose helper files exist in this checkout; those of Hopper, the least proven ones, first."""
 
 
 def uncovered() -> list[str]:
@@ -87,11 +111,18 @@ def on_device(device: Device) -> RunCase:
     return run
 
 
-def conform(case: WrapperCase, run: RunCase) -> str | None:
-    """Run a case, compare it with its emulation, and return the differences, or None."""
+def conform(case: WrapperCase, run: RunCase, right: Any = None) -> str | None:
+    """Run a case, compare it with its emulation, and return the differences, or None.
+
+    Args:
+        case: The case.
+        run: Function that runs it.
+        right: The expected outputs; emulated if None.
+    """
     variant = WrapperVariant(case)
     workload, config, inputs = variant.workload, Config({"unused": 0}), draw(case)
-    right = on_host(variant, workload, config, inputs)["outputs"]
+    if right is None:
+        right = on_host(variant, workload, config, inputs)["outputs"]
     return differences(case, run(variant, workload, config, inputs)["outputs"], right)
 
 
@@ -100,65 +131,131 @@ def by_name() -> dict[str, WrapperCase]:
     return {case.name: case for case in CASES}
 
 
+# -- expected outputs ----------------------------------------------------------------------------------------
+
+
+def _key(case: WrapperCase) -> str:
+    """Return the key of a case's expected outputs, which changes with the kernel source and the emulator."""
+    variant = WrapperVariant(case)
+    source = variant.source(variant.workload, Config({"unused": 0}))
+    return hashlib.sha256(f"{source}{_emulator()}".encode()).hexdigest()
+
+
+@functools.cache
+def _emulator() -> str:
+    shim = resources.files("tunebench.emulate") / "shim"
+    texts = [file.read_text(encoding="utf-8") for file in sorted(shim.iterdir(), key=lambda f: f.name)]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def write_expected(
+    path: Path, cases: Sequence[WrapperCase] = CASES, *, in_time: Callable[[], bool] = lambda: True
+) -> list[str]:
+    """Emulate the cases whose outputs are not in a file yet, and write them to it.
+
+    Args:
+        path: The file; outputs of cases that changed are dropped.
+        cases: The cases.
+        in_time: Returns whether there is time to emulate another case.
+
+    Returns:
+        The names of the cases without outputs: there is no C++ compiler, or no time.
+    """
+    known = _read_expected(path)
+    kept = {key: known[key] for key in map(_key, cases) if key in known}
+    missing = [case for case in cases if _key(case) not in kept]
+    for case in missing:
+        if find_compiler() is None or not in_time():
+            break
+        variant = WrapperVariant(case)
+        inputs = draw(case)
+        kept[_key(case)] = on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
+    if kept.keys() != known.keys():
+        half = path.with_suffix(".tmp")
+        with half.open("wb") as file:
+            np.savez_compressed(file, **kept)
+        half.replace(path)
+    return [case.name for case in missing if _key(case) not in kept]
+
+
+def _read_expected(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with np.load(path) as file:
+        return dict(file)
+
+
 # -- the step of an acceptance run ---------------------------------------------------------------------------
 
 
-def answers(names: Sequence[str], run: RunCase) -> Iterator[dict[str, Any]]:
-    """Run cases by name; yield the case that is running and the results of those before it."""
-    found: dict[str, str | None] = {}
+def answers(expected: Path, names: Sequence[str], run: RunCase) -> Iterator[dict[str, Any]]:
+    """Run cases by name; yield each before it runs, and its differences, which are None if it conforms."""
+    right = _read_expected(expected)
     for name in names:
-        yield {"running": name, "found": found}
+        yield {"running": name}
+        case = by_name()[name]
         try:
-            found[name] = conform(by_name()[name], run)
+            yield {"case": name, "found": conform(case, run, right[_key(case)])}
+        except DeviceError:  # the context may be lost: a new process continues
+            raise
         except TunebenchError as error:
-            found[name] = f"{type(error).__name__}: {error}"
-            if isinstance(error, DeviceError):  # the context may be lost: a new process continues
-                yield {"found": found}
-                return
-    yield {"found": found}
+            yield {"case": name, "found": f"{type(error).__name__}: {error}"}
 
 
 def conformance(session: AcceptanceRun) -> None:
-    """Run every case in separate processes, so that a hang or crash is reported and the others still run."""
+    """Run every case that has not passed in an earlier run.
+
+    The cases share a process until one of them ends it; from then on each case has its own process, because
+    the fault may outlive it.
+    """
     report = session.report
-    if find_compiler() is None:
-        report.say("conformance: skipped: emulation needs a C++ compiler")
-        report.put("conformance", complete=True, skipped="no C++ compiler for the emulated twins")
-        return
-    pending = [case.name for case in CASES if case.runs_on(session.device)]
-    others = [case.name for case in CASES if case.name not in pending]
-    found: dict[str, str | None] = {}
-    problems = uncovered()
-    while pending and session.left_s > 1:
-        limit_s = min(session.left_s, STARTING_S + SECONDS_EACH * len(pending))
-        now = _found(run_gpu_process(["conformance", *pending], timeout_s=limit_s))
+    here = [case for case in CASES if case.runs_on(session.device)]
+    others = [case.name for case in CASES if not case.runs_on(session.device)]
+    earlier = report.before.get("conformance", {}).get("cases", {})
+    found: dict[str, str | None] = {case.name: None for case in here if earlier.get(case.name, "") is None}
+    end_s = session.left_s * (1 - EMULATION_SHARE)
+    unknown = write_expected(session.folder / EXPECTED, here, in_time=lambda: session.left_s > end_s)
+    pending = [case.name for case in here if case.name not in found and case.name not in unknown]
+    problems = uncovered() + [f"{name}: no expected outputs, and no C++ compiler or time" for name in unknown]
+    alone, starts = False, 0
+    while pending and session.left_s > 1 and starts < MOST_STARTS:
+        asked = pending[:1] if alone else pending
+        now = _in_a_process(session, asked)
+        starts = starts + 1 if NOT_STARTED in now else 0
+        alone = alone or len(now) < len(asked)
         found |= now
         problems += [f"{name}: {text}" for name, text in now.items() if text is not None]
         pending = [name for name in pending if name not in now]
         report.put("conformance", cases=found, problems=problems, undone=pending, not_here=others)
-        if NOT_STARTED in now:
-            break
     for problem in problems:
         report.say(f"conformance: WRONG: {problem}"[:400])
     passed = sum(text is None for text in found.values())
     report.say(f"conformance: {passed} cases agree with emulation; not run: {len(pending)}")
-    report.put("conformance", cases=found, problems=problems, undone=pending, complete=not pending)
+    facts = {"cases": found, "problems": problems, "undone": pending, "not_here": others}
+    report.put("conformance", **facts, complete=not pending and not unknown)
 
 
-def _found(answer: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the result of each case that a process ran; a case that ended the process failed."""
-    found = dict(answer.get("found", {}))
-    if "problem" in answer:
-        found[answer.get("running", NOT_STARTED)] = str(answer["problem"])
+def _in_a_process(session: AcceptanceRun, names: Sequence[str]) -> dict[str, str | None]:
+    """Run cases in one process and return the differences of those that ran; the one that ended it failed."""
+    found: dict[str, str | None] = {}
+    running = NOT_STARTED
+    limits = ChildLimits(total_s=session.left_s, answer_s=CASE_S, start_s=START_S)
+    arguments = ["conformance", str(session.folder / EXPECTED), *names]
+    for answer in session.child(arguments, limits):
+        if "case" in answer:
+            found[answer["case"]] = answer["found"]
+        elif "running" in answer:
+            running = answer["running"]
+        elif running not in found and session.left_s > 0:
+            found[running] = str(answer["problem"])
     return found
 
 
 def main() -> None:
     """Print the cases and the wrappers they cover."""
-
-    files = wrappers()
+    file = wrappers()
     for case in CASES:
-        print(f"{case.name}: {', '.join(f'{name} ({files.get(name)})' for name in case.wrappers)}")
+        print(f"{case.name}: {', '.join(f'{name} ({file.get(name)})' for name in case.wrappers)}")
     for problem in uncovered():
         print(f"WRONG: {problem}")
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.packaging.distribution import ROOT
 
@@ -37,6 +42,45 @@ def test_development_page_lists_every_session() -> None:
 def test_ci_runs_test_command_of_readme() -> None:
     (command,) = re.findall(r"^\$ (.* nox -s tests)$", README, re.MULTILINE)
     assert command in CI.splitlines()
+
+
+class GpuSession:
+    """Session of nox that keeps its commands; the machine has an H100."""
+
+    def __init__(self, *posargs: str) -> None:
+        self.posargs, self.commands = list(posargs), list[tuple[str, ...]]()
+
+    def install(self, *arguments: str) -> None:
+        self.commands.append(("install", *arguments))
+
+    def run(self, *arguments: str, silent: bool = False) -> str:
+        self.commands.append(arguments)
+        return json.dumps([{"architecture": "sm_90", "known": "here"}])
+
+    def error(self, text: str) -> None:
+        raise ValueError(text)
+
+
+def test_gpu_session_installs_torch_and_needs_no_network_with_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    noxfile = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(noxfile)
+    monkeypatch.setattr(noxfile, "_has_driver", lambda: True)
+    accept = noxfile.nox.registry.get()["gpu-sm_90"].func
+    online = GpuSession("--run", "1")
+    accept(online)
+    assert online.commands[0] == ("install", ".[cuda,dev]", "torch", "triton")
+    assert online.commands[-1][-4:] == ("--arch", "sm_90", "--run", "1")
+    offline = GpuSession("--offline", str(tmp_path), "--run", "1")
+    accept(offline)
+    assert offline.commands[0][:4] == ("install", "--no-index", "--find-links", str(tmp_path))
+    assert offline.commands[-1][-4:] == ("--arch", "sm_90", "--run", "1")
+    with pytest.raises(ValueError, match="needs a folder of wheels"):
+        accept(GpuSession("--offline"))
 
 
 def test_every_architecture_with_bf16_has_gpu_session() -> None:

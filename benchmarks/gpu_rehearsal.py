@@ -1,0 +1,125 @@
+"""Rehearsal of the acceptance on a GPU: which headline figures come out with a fault in each step.
+
+    python -m benchmarks.gpu_rehearsal [--out benchmarks/results/gpu_rehearsal.md]
+
+No GPU is needed, and nothing is measured: the costs and the kernel times are assumed
+(`tests/gpu/rehearsal.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.gpu.acceptance_workloads import HEADLINE
+from tests.gpu.rehearsal import COST_S, SECONDS, Fault, RunFigures, rehearse
+
+KINDS = ("hang", "crash", "wrong", "slow")
+PLACES = (
+    ("conformance", "wgmma", "cases of wgmma"),
+    ("wgmma", "gemm/cuda_wgmma", "gemm/cuda_wgmma"),
+    ("wgmma", "wgmma", "every variant that uses wgmma"),
+    ("headline", "gemm/cuda_wgmma", "gemm/cuda_wgmma"),
+    ("headline", "wgmma", "every variant that uses wgmma"),
+    ("headline", "torch", "torch and torch.compile"),
+    ("headline", "triton", "Triton"),
+    ("headline", "torch.compile", "torch.compile"),
+    ("facts", "", "copy and product"),
+    ("tune", "", "every program"),
+    ("verify", "wgmma", "every variant that uses wgmma"),
+    ("record", "", "every program"),
+    ("sanitize", "", "every program"),
+    ("", "wgmma", "every variant that uses wgmma, and its cases"),
+    ("", "cuda", "every variant"),
+)
+"""Step (empty: every step), part of the names of the faulty programs, and the programs in words."""
+
+PAGE = """# Rehearsal of the acceptance on a GPU
+
+Written by `python -m benchmarks.gpu_rehearsal`. **Not run on a GPU**: the runs and their child processes are
+the real code, over a stand-in for the device and a fake clock. A run may take {limit:.0f} s. Assumed costs:
+{costs}.
+
+Each row injects one fault into every use of the named programs in the named step. A headline figure came out
+if a variant and a library were timed on the workload; there are {total}. "Replaced" counts figures of another
+variant than the one predicted fastest, because that one failed. A hang lasts until its time limit. A slow
+program takes 20 s for each use.
+
+| {header} |
+|{rule}|
+"""
+HEADER = (
+    "step",
+    "fault",
+    "programs",
+    "figures after run 1",
+    "after run 2",
+    "replaced",
+    "tuned",
+    "wall time of runs 1, 2, 3 (s)",
+    "stopped after three hangs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Faults, as the table names them."""
+
+    step: str
+    fault: str
+    programs: str
+    faults: tuple[Fault, ...] = ()
+    kills_s: tuple[tuple[int, float], ...] = ()
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield the rows of the table: no fault, a fault in each step, and killed runs."""
+    yield Scenario("none", "none", "")
+    for step, program, words in PLACES:
+        for kind in KINDS:
+            yield Scenario(step or "every step", kind, words, (Fault(step, kind, program),))
+    for run, second in ((1, 60.0), (1, 300.0), (2, 100.0)):
+        yield Scenario("none", f"run {run} is killed after {second:.0f} s", "", (), ((run, second),))
+
+
+def row(scenario: Scenario, runs: Sequence[RunFigures]) -> str:
+    """Return a row of the table."""
+    stopped = sorted({key for run in runs for key in run.stopped})
+    cells = [
+        scenario.step,
+        scenario.fault,
+        scenario.programs,
+        f"{runs[0].figures} of {len(HEADLINE)}",
+        f"{runs[1].figures} of {len(HEADLINE)}",
+        str(runs[1].replaced),
+        str(runs[1].tuned),
+        ", ".join(f"{run.wall_s:.0f}" for run in runs),
+        ", ".join(f"`{key}`" for key in stopped),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Rehearse every scenario and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="file of the page (default: standard output only)")
+    options = parser.parse_args()
+    costs = ", ".join(f"{name} {seconds:g} s" for name, seconds in COST_S.items())
+    costs = "\n".join(textwrap.wrap(costs, 110))
+    table = {"header": " | ".join(HEADER), "rule": "---|" * (len(HEADER) - 1) + "---"}
+    page = PAGE.format(costs=costs, limit=SECONDS, total=len(HEADLINE), **table)
+    for scenario in scenarios():
+        with tempfile.TemporaryDirectory() as folder:
+            runs = rehearse(scenario.faults, Path(folder), kills_s=dict(scenario.kills_s))
+        page += f"{row(scenario, runs)}\n"
+        print(row(scenario, runs), flush=True)
+    if options.out:
+        options.out.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
