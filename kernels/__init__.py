@@ -18,7 +18,7 @@ import importlib.util
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,7 @@ __all__ = [
     "failed_files",
     "file_of",
     "headers",
+    "import_file",
     "include",
     "load_file",
     "loaded_files",
@@ -96,15 +97,19 @@ def broken_plugins() -> tuple[str, ...]:
     return tuple(_broken_plugins)
 
 
-def _add(found: dict[str, Variant[Any]], module: ModuleType) -> Variant[Any]:
+def _variant_of(module: ModuleType) -> Variant[Any]:
     variant = getattr(module, "VARIANT", None)
     if not isinstance(variant, Variant):
         raise InputError(f"{module.__name__} must define VARIANT, an instance of a Variant subclass")
+    return variant
+
+
+def _add(found: dict[str, Variant[Any]], module: ModuleType) -> None:
+    variant = _variant_of(module)
     if found.setdefault(variant.key, variant) is not variant:
         raise InputError(
             f"{module.__name__}: a variant named {variant.key!r} exists already; choose another name"
         )
-    return variant
 
 
 def _known(operator: str | None = None) -> dict[str, Variant[Any]]:
@@ -148,27 +153,48 @@ def load_file(path: str | Path) -> Variant[Any]:
     Raises:
         InputError: if the file cannot be imported, defines no `VARIANT`, or uses a name that exists already.
     """
+    name = module_name(path)
+    if name not in sys.modules:
+        _import_file(path, _check_new)
+    loaded: Variant[Any] = sys.modules[name].VARIANT
+    _loaded[loaded.key] = loaded
+    return loaded
+
+
+def import_file(path: str | Path) -> None:
+    """Import a user's file in a worker, and in its workers, without plug-ins: they may end it, or hang.
+
+    Args:
+        path: Python file, which `load_file` has loaded in the tuner.
+
+    Raises:
+        InputError: if the file cannot be imported or defines no `VARIANT`.
+    """
+    if module_name(path) not in sys.modules:
+        _import_file(path, lambda variant: None)
+
+
+def _import_file(path: str | Path, check: Callable[[Variant[Any]], None]) -> None:
     file = Path(path).resolve()
     name = module_name(file)
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None or not file.is_file():
-            raise InputError(f"variant file {path}: expected a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-            register_operator(module)
-            given = getattr(module, "VARIANT", None)
-            if isinstance(given, Variant) and given.key in _known(given.operator.operator):
-                raise InputError(f"a variant named {given.key!r} exists already; choose another name")
-            _add(_loaded, module)
-            _files.append(str(file))
-        except (Exception, SystemExit) as error:  # a user's file may raise anything; the message keeps it
-            sys.modules.pop(name, None)
-            raise InputError(f"variant file {path}: {describe_error(error)}") from error
-    loaded: Variant[Any] = sys.modules[name].VARIANT
-    return loaded
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise InputError(f"variant file {path}: expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        register_operator(module)
+        check(_variant_of(module))
+        _files.append(str(file))
+    except (Exception, SystemExit) as error:  # a user's file may raise anything; the message keeps it
+        sys.modules.pop(name, None)
+        raise InputError(f"variant file {path}: {describe_error(error)}") from error
+
+
+def _check_new(variant: Variant[Any]) -> None:
+    if variant.key in _known(variant.operator.operator):
+        raise InputError(f"a variant named {variant.key!r} exists already; choose another name")
 
 
 def preload(paths: Iterable[str]) -> None:
@@ -179,7 +205,7 @@ def preload(paths: Iterable[str]) -> None:
     """
     for path in paths:
         try:
-            load_file(path)
+            import_file(path)
         except InputError as error:
             _failed[module_name(path)] = str(error)
 

@@ -289,6 +289,7 @@ def pass_launch(
     inputs: tuple[Argument | TensorMap, ...] = ("q", "k", "v", "do"),
     flags: tuple[bool, ...] = (),
     more: tuple[Argument, ...] = (),
+    parts: int = 1,
 ) -> Launch:
     """Return the launch of one pass over the scores.
 
@@ -301,11 +302,12 @@ def pass_launch(
         inputs: Inputs in addition to the terms of queries.
         flags: Template arguments after the side.
         more: Arguments after those that all passes have.
+        parts: Blocks that share a tile.
     """
     of_queries = side == "queries"
     return Launch(
         entry=f"attention_gradients<{', '.join(['Choice', *map(flag, (of_queries, *flags))])}>",
-        grid=(int(blocks(workload, side, tile)), 1, 1),
+        grid=(int(blocks(workload, side, tile)) * parts, 1, 1),
         block=(threads, 1, 1),
         arguments=(
             *(*inputs, "terms"),
@@ -327,26 +329,29 @@ def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
     return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
 
 
-def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
+def terms_launch(workload: Attention, sums: str, multiple: int = 1, cleared: int | None = None) -> Launch:
     """Return the launch of the first kernel.
 
     Args:
         workload: The workload.
         sums: Tensor that the kernel clears, if the configuration uses it.
         multiple: Multiple that the queries of a head are padded to.
+        cleared: Lines that it clears there; default: one per query.
     """
     pitch = terms_scratch(workload, multiple).shape[2]
-    rows = workload.batch * workload.heads * workload.seq_q
+    rows = workload.batch * workload.heads * pitch
+    cleared = rows if cleared is None else cleared
     a_block = TERMS_THREADS // int(workload_constants(workload)["LANES"])
     return Launch(
         entry="attention_terms<Choice>",
-        grid=(ceil_div(rows, a_block), 1, 1),
+        grid=(int(ceil_div(max(rows, cleared), a_block)), 1, 1),
         block=(TERMS_THREADS, 1, 1),
         arguments=(
             *("o", "do", "lse", "terms", sums),
             Scalar("long long", rows),
             Scalar("int", workload.seq_q),
             Scalar("int", pitch),
+            Scalar("long long", cleared),
         ),
     )
 

@@ -31,9 +31,6 @@ __all__ = [
     "time_of_busiest",
 ]
 
-OTHER_REGISTERS = 32
-"""Registers of a multiplying thread in addition to scores, their exponentials, and results."""
-
 INSTRUCTION_REGISTERS = 30
 """Registers of a wgmma in addition to its sums, of those that a thread is launched with (see `wgmma_tile`).
 
@@ -58,12 +55,17 @@ def smem_bytes(workload: Attention, lines: Any, barriers: Any, consumers: Any) -
     return lines * line_bytes + wgmma_tile.staging_bytes(consumers) + 8 * barriers
 
 
-def registers_suffice(workload: Attention, bn: Any, consumers: Any, kept: Any) -> Any:
-    """Values of a thread must stay in registers, and sums of a wgmma in the registers of the launch."""
+def registers_suffice(
+    workload: Attention,
+    bn: Any,
+    consumers: Any,
+    needed: Any,
+    producer_registers: int = wgmma_tile.PRODUCER_REGISTERS,
+) -> Any:
+    """The `needed` values of a thread must fit in registers, and sums of a wgmma in those of the launch."""
     one = np.maximum(bn, dim(workload)) // 2 + INSTRUCTION_REGISTERS
-    return (kept + OTHER_REGISTERS <= wgmma_tile.consumer_registers(consumers, 1)) & (
-        one <= launched_registers(consumers, 1)
-    )
+    room = wgmma_tile.consumer_registers(consumers, 1, producer_registers)
+    return (needed <= room) & (one <= launched_registers(consumers, 1))
 
 
 def time_of_busiest(blocks: int, consumers: int, device: Device) -> float:
@@ -82,7 +84,9 @@ def _alone(config: Config) -> Config:
     return Config({"consumers": config["consumers"], "min_blocks": 1})
 
 
-def choices(workload: Attention, config: Config) -> dict[str, str | bool | int]:
+def choices(
+    workload: Attention, config: Config, producer_registers: int = wgmma_tile.PRODUCER_REGISTERS
+) -> dict[str, str | bool | int]:
     """Return the constants that describe the warpgroups and registers of a block."""
     consumers = config["consumers"]
     return {
@@ -93,7 +97,7 @@ def choices(workload: Attention, config: Config) -> dict[str, str | bool | int]:
         "CONSUMERS": consumers,
         "THREADS": threads(consumers),
         "STAGING_BYTES": wgmma_tile.staging_bytes(consumers),
-        **wgmma_tile.moved_registers(_alone(config)),
+        **wgmma_tile.moved_registers(_alone(config), producer_registers),
     }
 
 

@@ -423,7 +423,8 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         parameters = ("warps", "rows", "dq_rows", "step", "part", "stages")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
         choices |= {"THREADS": 32 * config["warps"], "DEPTH": padded(workload)}
-        choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
+        choices |= {"ADDS_DQ": config["dq"] == "atomic", "SUM_COLUMNS": workload.head_dim}
+        choices |= {"BY_HEAD": config["together"] == "head"}
         choice = constants("Choice", **backward.workload_constants(workload), **choices)
         shared = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_operand")
         kernel = _scores.with_scores(SOURCE, workload, BIAS, WINDOW, TERM="term(r, n, e, 0)")

@@ -37,6 +37,9 @@ from tunebench.workloads.operators.attention import Attention
 
 GROUPS = (1, 4, 16, 64)
 
+OTHER_REGISTERS = 32
+"""Registers of a multiplying thread in addition to scores, their exponentials, and results."""
+
 
 def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
     """Return the shared memory of a block: rows of q, the ring, and the common parts of Hopper kernels."""
@@ -46,7 +49,8 @@ def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> An
 
 def registers_suffice(bn: Any, consumers: Any, workload: Attention) -> Any:
     """Scores, exponentials and results must stay in registers, sums of a wgmma in those of the launch."""
-    return _wgmma.registers_suffice(workload, bn, consumers, _wgmma.dim(workload) // 2 + bn // 2 + bn // 4)
+    needed = _wgmma.dim(workload) // 2 + bn // 2 + bn // 4 + OTHER_REGISTERS
+    return _wgmma.registers_suffice(workload, bn, consumers, needed)
 
 
 def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:

@@ -54,6 +54,7 @@ __all__ = [
     "grid",
     "injected",
     "keep_remainder",
+    "most_blocks",
     "parts_are_few",
     "scratch",
     "shares",
@@ -153,7 +154,7 @@ def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
     return workload.batch * ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
 
 
-usual_blocks = blocks
+usual_blocks = most_blocks = blocks
 
 
 def grid(workload: Gemm, config: Mapping[str, Any]) -> tuple[int, int, int]:

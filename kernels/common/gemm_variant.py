@@ -50,6 +50,9 @@ class GemmOperation(Protocol):
     def usual_blocks(self, workload: Any, bm: Any, bn: Any) -> Any:
         """Return the number of tiles of bm x bn in a typical run."""
 
+    def most_blocks(self, workload: Any, bm: Any, bn: Any) -> Any:
+        """Return the most tiles of bm x bn in any run."""
+
     def shares(self, workload: Any, table: Table, device: Device) -> gemm.Share:
         """Return the share of the product that the busiest blocks compute, for each configuration."""
 
@@ -97,15 +100,15 @@ class TiledGemm(CudaVariant[W]):
         """Return source that the headers do not have: an injected activation, a prologue (override)."""
         return ""
 
-    def kernel_text(self, workload: W) -> str:
-        """Return the source of the kernel (override if it depends on the workload)."""
+    def kernel_text(self, workload: W, config: Config) -> str:
+        """Return the source of the kernel (override if it depends on workload or configuration)."""
         return self.text
 
     def source(self, workload: W, config: Config) -> str:
         """Return the translation unit for this workload's types and this configuration, for all sizes."""
         constants = self.operation.workload_constants(workload) | self.choices(workload, config)
         choice = gemm.constants("Choice", **constants)
-        return helpers(*self.headers) + self.preamble(workload) + choice + self.kernel_text(workload)
+        return helpers(*self.headers) + self.preamble(workload) + choice + self.kernel_text(workload, config)
 
     def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
         """Return the tiling of m, n and k."""

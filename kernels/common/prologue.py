@@ -15,7 +15,9 @@ from tunebench.kernels.common.cuda_expression import PRINTER, filled, special
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import PREFIX, vectors
 
-__all__ = ["applied", "operands", "preamble", "refusal", "special_of_element"]
+__all__ = ["PARAMETERS", "applied", "is_cheap", "operands", "preamble", "refusal", "special_of_element"]
+
+_CHEAP = {"add", "sub", "mul", "abs", "max", "min", "relu", "square"}
 
 _STRUCT = """
 struct Prologue {
@@ -55,8 +57,9 @@ def preamble(workload: Any, header: str) -> str:
     return _struct(workload) + helpers("prologue", header) if workload.has_pre else ""
 
 
-_PARAMETERS = """
+PARAMETERS = """
           const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,"""
+"""Parameters of a kernel with a prologue, which are added to its text."""
 
 
 def applied(source: str, workload: Any, *, tile: str, prologue_tile: str) -> str:
@@ -71,7 +74,7 @@ def applied(source: str, workload: Any, *, tile: str, prologue_tile: str) -> str
     if not workload.has_pre:
         return filled(source, PARAMETERS="", TILE=tile, VECTORS="")
     vectors = ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}"
-    return filled(source, PARAMETERS=_PARAMETERS, TILE=prologue_tile, VECTORS=vectors)
+    return filled(source, PARAMETERS=PARAMETERS, TILE=prologue_tile, VECTORS=vectors)
 
 
 def operands(workload: Any) -> tuple[str, str]:
@@ -86,6 +89,11 @@ def refusal(key: str, workload: Any) -> str | None:
     if workload.has_pre:
         return f"{key} does not support a prologue: pre={workload.pre}"
     return None
+
+
+def is_cheap(workload: Any) -> bool:
+    """Return whether each step of the prologue is one instruction or two, which need no registers."""
+    return {step.operation for step in steps(parse(workload.pre))} <= _CHEAP
 
 
 def special_of_element(workload: Any) -> int:

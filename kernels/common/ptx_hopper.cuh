@@ -82,8 +82,19 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #endif
 }
 
+// Makes accesses to shared memory, of this thread and of those it has synchronised with, visible to bulk copies and
+// wgmma that follow: these are of another proxy ("Async Proxy"). Required where one follows ordinary loads or stores of
+// the same bytes; after waiting for a copy or a product, none is required.
+__device__ __forceinline__ void fence_proxy_async() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::fence_proxy_async();
+#else
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // ---- bulk tensor copies ("cp.async.bulk.tensor") -----------------------------------------------------------
-// Asynchronous copies from global to shared memory: the box of the map whose first element has these coordinates,
+// Asynchronous copies, first those from global to shared memory: the box of the map whose first element has these coordinates,
 // innermost first. Elements outside the tensor are zeros. `target` is a multiple of 128 bytes; the barrier counts all
 // bytes of the box when they have arrived. One thread copies a whole box.
 
@@ -162,6 +173,39 @@ __device__ __forceinline__ void copy_pixels_4d_multicast(u32 target, const Tenso
 #endif
 }
 
+// Copies a box from shared memory to the tensor. Elements outside the tensor are not written. `source` is a multiple of
+// 128 bytes. Other threads' writes to it need fence_proxy_async, and a barrier, before.
+__device__ __forceinline__ void store_box_3d(u32 source, const TensorMap& map, int x, int y, int z) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {x, y, z};
+  emulated::store_box(source, &map, 3, corner);
+#else
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z), "r"(source)
+               : "memory");
+#endif
+}
+
+// Closes this thread's group of copies to global memory.
+__device__ __forceinline__ void commit_stores() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::commit_stores();
+#else
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all groups of this thread but the N latest have read their shared memory. Required before that memory is
+// written again, and before the block exits.
+template <int N>
+__device__ __forceinline__ void wait_for_stores() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::wait_for_stores(N);
+#else
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#endif
+}
+
 // Prefetches a tensor map before its first use.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 #ifdef TUNEBENCH_EMULATE
@@ -212,13 +256,23 @@ __device__ __forceinline__ void wgmma_wait() {
 #endif
 }
 
+template <class T>
+constexpr bool IS_INTEGER = false;
+template <>
+constexpr bool IS_INTEGER<i32> = true;
+
 // No instruction: keeps the compiler from using sums before the preceding wait.
-template <int N>
-__device__ __forceinline__ void settle(float (&sums)[N][4]) {
-#ifndef TUNEBENCH_EMULATE
+template <class Sum, int N>
+__device__ __forceinline__ void settle(Sum (&sums)[N][4]) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::settle(sums[0], 4 * N);
+#else
 #pragma unroll
   for (int j = 0; j < N; ++j)
-    asm volatile("" : "+f"(sums[j][0]), "+f"(sums[j][1]), "+f"(sums[j][2]), "+f"(sums[j][3])::"memory");
+    if constexpr (IS_INTEGER<Sum>)
+      asm volatile("" : "+r"(sums[j][0]), "+r"(sums[j][1]), "+r"(sums[j][2]), "+r"(sums[j][3])::"memory");
+    else
+      asm volatile("" : "+f"(sums[j][0]), "+f"(sums[j][1]), "+f"(sums[j][2]), "+f"(sums[j][3])::"memory");
 #endif
 }
 
@@ -237,16 +291,21 @@ template <class T>
 constexpr bool IS_BF16 = false;
 template <>
 constexpr bool IS_BF16<bf16_t> = true;
+template <class T>
+constexpr bool IS_I8 = false;
+template <>
+constexpr bool IS_I8<i8> = true;
 
 #ifndef TUNEBENCH_EMULATE
-#define WGMMA_SUMS_8(d, j)                                                                                          \
-  "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3]), "+f"(d[j + 1][0]), "+f"(d[j + 1][1]), "+f"(d[j + 1][2]), \
-      "+f"(d[j + 1][3])
-#define WGMMA_SUMS_32(d, j) WGMMA_SUMS_8(d, j), WGMMA_SUMS_8(d, j + 2), WGMMA_SUMS_8(d, j + 4), WGMMA_SUMS_8(d, j + 6)
-#define WGMMA_SUMS_64(d) WGMMA_SUMS_32(d, 0)
-#define WGMMA_SUMS_128(d) WGMMA_SUMS_64(d), WGMMA_SUMS_32(d, 8)
-#define WGMMA_SUMS_192(d) WGMMA_SUMS_128(d), WGMMA_SUMS_32(d, 16)
-#define WGMMA_SUMS_256(d) WGMMA_SUMS_192(d), WGMMA_SUMS_32(d, 24)
+// Sums of f32 (c is "+f") or i32 ("+r").
+#define WGMMA_SUMS_8(c, d, j)                                                                                 \
+  c(d[j][0]), c(d[j][1]), c(d[j][2]), c(d[j][3]), c(d[j + 1][0]), c(d[j + 1][1]), c(d[j + 1][2]), c(d[j + 1][3])
+#define WGMMA_SUMS_32(c, d, j) \
+  WGMMA_SUMS_8(c, d, j), WGMMA_SUMS_8(c, d, j + 2), WGMMA_SUMS_8(c, d, j + 4), WGMMA_SUMS_8(c, d, j + 6)
+#define WGMMA_SUMS_64(c, d) WGMMA_SUMS_32(c, d, 0)
+#define WGMMA_SUMS_128(c, d) WGMMA_SUMS_64(c, d), WGMMA_SUMS_32(c, d, 8)
+#define WGMMA_SUMS_192(c, d) WGMMA_SUMS_128(c, d), WGMMA_SUMS_32(c, d, 16)
+#define WGMMA_SUMS_256(c, d) WGMMA_SUMS_192(c, d), WGMMA_SUMS_32(c, d, 24)
 #define WGMMA_NAMES_64                                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -263,15 +322,20 @@ constexpr bool IS_BF16<bf16_t> = true;
 // X-major.
 #define WGMMA_BEGIN(n, kind, of_a, of_b, add)                                                         \
   "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n kind " {"       \
-  WGMMA_NAMES_##n "}, " of_a ", " of_b ", p, 1, 1"
+  WGMMA_NAMES_##n "}, " of_a ", " of_b ", p"
 #define WGMMA_16_BIT(n, type, of_a, of_b, add, major_a, major_b)                                      \
-  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", " major_a ", " major_b ";\n}" \
-               : WGMMA_SUMS_##n(sums)                                                                 \
+  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", 1, 1, " major_a ", " major_b ";\n}" \
+               : WGMMA_SUMS_##n("+f", sums)                                                                 \
                : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(A_ALONG_M)), "n"(int(B_ALONG_N))       \
                : "memory")
-#define WGMMA_8_BIT(n, type, of_a, of_b, add)                                                         \
-  asm volatile(WGMMA_BEGIN(n, "k32.f32." type "." type, of_a, of_b, add) ";\n}"                       \
-               : WGMMA_SUMS_##n(sums)                                                                 \
+#define WGMMA_E4M3(n, of_a, of_b, add)                                                                \
+  asm volatile(WGMMA_BEGIN(n, "k32.f32.e4m3.e4m3", of_a, of_b, add) ", 1, 1;\n}"                      \
+               : WGMMA_SUMS_##n("+f", sums)                                                           \
+               : "l"(a), "l"(b), "r"(int(accumulate))                                                 \
+               : "memory")
+#define WGMMA_S8(n, of_a, of_b, add)                                                                  \
+  asm volatile(WGMMA_BEGIN(n, "k32.s32.s8.s8", of_a, of_b, add) ";\n}"                                \
+               : WGMMA_SUMS_##n("+r", sums)                                                           \
                : "l"(a), "l"(b), "r"(int(accumulate))                                                 \
                : "memory")
 #define WGMMA_16_BIT_OF_ANY_N(type)                             \
@@ -284,8 +348,8 @@ constexpr bool IS_BF16<bf16_t> = true;
   else                                                          \
     WGMMA_16_BIT(256, type, "%128", "%129", "%130", "%131", "%132")
 #define WGMMA_REGISTERS(n, type, of_a, of_b, add, major_b)                                            \
-  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", " major_b ";\n}"          \
-               : WGMMA_SUMS_##n(sums)                                                                 \
+  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", 1, 1, " major_b ";\n}"          \
+               : WGMMA_SUMS_##n("+f", sums)                                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)),            \
                  "n"(int(B_ALONG_N))                                                                  \
                : "memory")
@@ -298,6 +362,11 @@ constexpr bool IS_BF16<bf16_t> = true;
     WGMMA_REGISTERS(192, type, "{%96,%97,%98,%99}", "%100", "%101", "%102");        \
   else                                                                              \
     WGMMA_REGISTERS(256, type, "{%128,%129,%130,%131}", "%132", "%133", "%134")
+#define WGMMA_TF32_REGISTERS(n, of_a, of_b, add)                                                      \
+  asm volatile(WGMMA_BEGIN(n, "k8.f32.tf32.tf32", of_a, of_b, add) ", 1, 1;\n}"                       \
+               : WGMMA_SUMS_##n("+f", sums)                                                           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate))             \
+               : "memory")
 #endif
 
 // Instantiated widths.
@@ -344,6 +413,31 @@ __device__ __forceinline__ void wgmma_m64k16_registers(float (&sums)[N / 8][4], 
 #endif
 }
 
+// The same of tf32 with A in registers, 8 of K, in the layout of mma_m16n8k8_tf32: in warp w,
+//   a[0] = A[16 w + g][t], a[1] = A[16 w + g + 8][t], a[2] and a[3] likewise at t + 4.
+// Elements are f32, of which the product ignores the lower 13 bits, in registers and in shared memory alike: operands
+// must have been rounded (`to_tf32`). B is K-major.
+template <int N>
+__device__ __forceinline__ void wgmma_m64k8_tf32_registers(float (&sums)[N / 8][4], const u32 (&a)[4], u64 b,
+                                                           bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N>, "other widths are not written out");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) {
+    return __uint_as_float(*static_cast<const u32*>(element) & 0xffffe000u);
+  };
+  emulated::warpgroup_multiply({0, b, value, "tf32", 4, N, false, false, accumulate, a}, sums[0]);
+#else
+  if constexpr (N == 64)
+    WGMMA_TF32_REGISTERS(64, "{%32,%33,%34,%35}", "%36", "%37");
+  else if constexpr (N == 128)
+    WGMMA_TF32_REGISTERS(128, "{%64,%65,%66,%67}", "%68", "%69");
+  else if constexpr (N == 192)
+    WGMMA_TF32_REGISTERS(192, "{%96,%97,%98,%99}", "%100", "%101");
+  else
+    WGMMA_TF32_REGISTERS(256, "{%128,%129,%130,%131}", "%132", "%133");
+#endif
+}
+
 template <int N>
 __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
   static_assert(IS_WGMMA_WIDTH<N>, "other widths are not written out");
@@ -352,25 +446,72 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&sums)[N / 8][4], u64 a
   emulated::warpgroup_multiply({a, b, value, "e4m3", 1, N, false, false, accumulate}, sums[0]);
 #else
   if constexpr (N == 64)
-    WGMMA_8_BIT(64, "e4m3", "%32", "%33", "%34");
+    WGMMA_E4M3(64, "%32", "%33", "%34");
   else if constexpr (N == 128)
-    WGMMA_8_BIT(128, "e4m3", "%64", "%65", "%66");
+    WGMMA_E4M3(128, "%64", "%65", "%66");
   else if constexpr (N == 192)
-    WGMMA_8_BIT(192, "e4m3", "%96", "%97", "%98");
+    WGMMA_E4M3(192, "%96", "%97", "%98");
   else
-    WGMMA_8_BIT(256, "e4m3", "%128", "%129", "%130");
+    WGMMA_E4M3(256, "%128", "%129", "%130");
+#endif
+}
+
+// The same of i8 with sums in i32, which wrap around.
+template <int N>
+__device__ __forceinline__ void wgmma_m64k32_s8(i32 (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N>, "other widths are not written out");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) { return float(*static_cast<const i8*>(element)); };
+  emulated::warpgroup_multiply({a, b, value, "s8", 1, N, false, false, accumulate}, sums[0]);
+#else
+  if constexpr (N == 64)
+    WGMMA_S8(64, "%32", "%33", "%34");
+  else if constexpr (N == 128)
+    WGMMA_S8(128, "%64", "%65", "%66");
+  else if constexpr (N == 192)
+    WGMMA_S8(192, "%96", "%97", "%98");
+  else
+    WGMMA_S8(256, "%128", "%129", "%130");
 #endif
 }
 
 // The instruction by element type; it takes 32 bytes of K.
 template <class T, int N, bool A_ALONG_M, bool B_ALONG_N>
-__device__ __forceinline__ void wgmma_m64(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64(Wide<T> (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
   if constexpr (sizeof(T) == 1) {
     static_assert(!A_ALONG_M && !B_ALONG_N, "8-bit operands are K-major");
-    wgmma_m64k32_e4m3<N>(sums, a, b, accumulate);
+    if constexpr (IS_I8<T>)
+      wgmma_m64k32_s8<N>(sums, a, b, accumulate);
+    else
+      wgmma_m64k32_e4m3<N>(sums, a, b, accumulate);
   } else {
     wgmma_m64k16<T, N, A_ALONG_M, B_ALONG_N>(sums, a, b, accumulate);
   }
+}
+
+// The same with A in registers.
+template <class T, int N, bool B_ALONG_N>
+__device__ __forceinline__ void wgmma_m64_registers(float (&sums)[N / 8][4], const u32 (&a)[4], u64 b, bool accumulate) {
+  if constexpr (sizeof(T) == 4) {
+    static_assert(!B_ALONG_N, "32-bit operands are K-major");
+    wgmma_m64k8_tf32_registers<N>(sums, a, b, accumulate);
+  } else {
+    wgmma_m64k16_registers<T, N, B_ALONG_N>(sums, a, b, accumulate);
+  }
+}
+
+// ---- additions to global memory ("red") -----------------------------------------------------------------------
+
+// Adds four f32 to four neighbours, each of which is atomic by itself. `target` is a multiple of 16 bytes.
+__device__ __forceinline__ void add_to_global(float* target, const float (&values)[4]) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::check_aligned(target, 16, "add_to_global");
+  for (int i = 0; i < 4; ++i) atomicAdd(target + i, values[i]);
+#else
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
+               "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+               : "memory");
+#endif
 }
 
 // ---- registers ("setmaxnreg") -------------------------------------------------------------------------------
@@ -380,7 +521,7 @@ __device__ __forceinline__ void wgmma_m64(float (&sums)[N / 8][4], u64 a, u64 b,
 template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
 #ifdef TUNEBENCH_EMULATE
-  emulated::set_registers(REGISTERS);
+  emulated::set_registers(REGISTERS, emulated::Registers::given);
 #else
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 #endif
@@ -389,7 +530,7 @@ __device__ __forceinline__ void give_registers() {
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
 #ifdef TUNEBENCH_EMULATE
-  emulated::set_registers(REGISTERS);
+  emulated::set_registers(REGISTERS, emulated::Registers::taken);
 #else
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 #endif

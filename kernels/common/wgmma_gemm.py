@@ -1,29 +1,26 @@
 """Base class of matrix products on Hopper's tensor cores by wgmma.
 
-The cuda_wgmma variants of gemm and gated_gemm derive from it. TMA copies tiles of a and b as boxes into a
-ring of buffers. The device code is in gemm_wgmma.cuh.
+The cuda_wgmma variants of gemm, gated_gemm and grouped_gemm derive from it. TMA copies tiles of a and b as
+boxes into a ring of buffers. The device code is in gemm_wgmma.cuh.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm, wgmma_tile
-from tunebench.kernels.common.gemm_variant import Constants, TiledGemm
+from tunebench.kernels.common import gemm, prologue, wgmma_tile
+from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W
 from tunebench.kernels.common.wgmma_tile import LINE_BYTES
 from tunebench.space import Config, Constraint, Parameter, Table
 from tunebench.variant import Argument, Costs, Launch, TensorMap, ceil_div
-from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["RING", "WgmmaGemm", "constraints", "fits"]
-
-W = TypeVar("W", bound=Gemm | GatedGemm)
+__all__ = ["RING", "WgmmaGemm", "constraints"]
 
 RING = (
     Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring in shared memory"),
@@ -37,13 +34,23 @@ RING = (
 )
 
 
+COPIED_PER_CLOCK, STORED_PER_CLOCK = 32.0, 24.0
+"""Bytes that an SM reads from L2 and writes to it per clock: estimates, which only order defaults."""
+
+
 # -- constraints --------------------------------------------------------------------------------------------
 
 
-def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
-    """Tiles must be less than twice as large as c unless no smaller one exists, and be countable."""
-    worthwhile = ((bm < 2 * workload.m) | (bm == 64)) & ((bn < 2 * workload.n) | (bn == 64))
-    return worthwhile & (gemm.blocks(workload, 1.0 * bm, 1.0 * bn) <= gemm.MAX_BLOCKS / 4)
+def tiles_fit(operation: GemmOperation) -> Constraint:
+    """Return the constraint on the tiles of an operation."""
+
+    def holds(bm: Any, bn: Any, workload: Any) -> Any:
+        """Tiles must be less than twice as large as c unless no smaller one exists, and be countable."""
+        worthwhile = ((bm < 2 * workload.m) | (bm == 64)) & ((bn < 2 * workload.n) | (bn == 64))
+        # As floats: the number of tiles may exceed 64 bits.
+        return worthwhile & (operation.most_blocks(workload, 1.0 * bm, 1.0 * bn) <= gemm.MAX_BLOCKS / 4)
+
+    return holds
 
 
 def steps_are_lines(bk: Any, workload: Any) -> Any:
@@ -63,9 +70,11 @@ def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload
     return (cluster_m * cluster_n <= 2) & both_busy
 
 
-def constraints(matrices: int = 1) -> tuple[Constraint, ...]:
-    """Return the constraints of a space for products of a with `matrices` matrices b, except `fits`."""
+def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
+    """Return the constraints of a space for an operation's products."""
+    matrices = operation.MATRICES
     return (
+        tiles_fit(operation),
         wgmma_tile.consumers_share_the_tile,
         wgmma_tile.sums_stay_in_registers(matrices),
         steps_are_lines,
@@ -83,22 +92,43 @@ class WgmmaGemm(TiledGemm[W]):
     """A variant for Hopper by wgmma and TMA.
 
     Attributes:
-        usual: Tiles that libraries ship, largest first: bm, bn, consumers.
+        usual: Tiles that libraries ship, largest first: bm, bn, consumers, pingpong.
         dtypes: Input types that the variant multiplies.
     """
 
     minimum_cc = (9, 0)
     maximum_cc = (9, 0)
-    usual: ClassVar[tuple[tuple[int, int, int], ...]]
+    usual: ClassVar[tuple[tuple[int, int, int, int], ...]]
     dtypes: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def product(self, workload: W) -> Gemm:
-        """Return one of the products, with c as its result."""
+        """Return one of the products, with c as its result; all groups as one product."""
 
     @abc.abstractmethod
     def arguments(self, workload: W, config: Config) -> tuple[Argument, ...]:
         """Return the kernel's arguments after the tensor maps of a and of each b."""
+
+    def products(self, table: Any) -> Any:
+        """Return the instructions per 64 rows and 32 bytes of k: one for each matrix b (override)."""
+        return self.operation.MATRICES
+
+    def passes_of_b(self, workload: W) -> int:
+        """Return how often each element of b is written to shared memory and read from there (override)."""
+        return 1
+
+    def producer_registers(self, workload: W) -> int:
+        """Return the registers per thread of the producer's warpgroup (override)."""
+        return wgmma_tile.PRODUCER_REGISTERS
+
+    def usual_rows(self, workload: W) -> int:
+        """Return the rows of a that are multiplied by the same b in a typical run (override)."""
+        return self.product(workload).m
+
+    def edge_rows(self, workload: W, bm: Any) -> Any:
+        """Return the fewest rows of a in a tile of bm rows, in any run (override)."""
+        m = self.product(workload).m
+        return m - (ceil_div(m, bm) - 1) * bm
 
     def limits(self, workload: W, device: Device) -> str | None:
         """Return why wgmma or TMA cannot do this workload, or None if they can."""
@@ -106,13 +136,14 @@ class WgmmaGemm(TiledGemm[W]):
         if workload.dtype not in self.dtypes:
             listed = f"{', '.join(self.dtypes[:-1])} and {self.dtypes[-1]}"
             return f"{key} multiplies {listed}, not {workload.dtype}"
-        if workload.dtype == "e4m3" and workload.trans != "nt":
-            return f"{key} multiplies e4m3 with trans=nt only: k must be contiguous in both a and b"
+        if itemsize(workload.dtype) == 1 and workload.trans != "nt":
+            return f"{key} multiplies {workload.dtype} with trans=nt only: k must be contiguous in a and b"
         if min(gemm.widths(whole)[:2]) * itemsize(workload.dtype) < 16:
             return f"{key} copies by TMA: the row lengths of a and b must be multiples of 16 bytes"
         if max(whole.m, whole.n, whole.k, whole.batch) > wgmma_tile.MOST_EXTENT:
             return f"{key} supports dimensions of up to {wgmma_tile.MOST_EXTENT} elements"
-        if not any(fits(bm, bn, whole) for bm, bn, _ in self.usual):
+        fits = tiles_fit(self.operation)
+        if not any(fits(bm, bn, workload) for bm, bn, *_ in self.usual):
             return f"c ({whole.batch}, {whole.m}, {whole.n}) has too many tiles for {key}"
         return None
 
@@ -121,43 +152,67 @@ class WgmmaGemm(TiledGemm[W]):
         return "sm_90a"
 
     def default(self, workload: W, device: Device) -> Config:
-        """Return the usual tile with the least work for the busiest SM."""
-        whole = self.product(workload)
-
-        def work(config: Config) -> int:
-            bm, bn = config["bm"], config["bn"]
-            rounds = ceil_div(gemm.blocks(whole, bm, bn), device.sm_count)
-            # The cost of multiplying a tile grows with its area, that of reading it with its edges.
-            return int(
-                rounds * (self.operation.MATRICES * bm * bn + 48 * (bm + self.operation.MATRICES * bn))
-            )
-
-        ordered = sorted(self._usual(workload, device), key=work)
+        """Return the usual tile with the lowest estimated time."""
+        ordered = sorted(
+            self._usual(workload, device), key=lambda config: self._estimate_clocks(workload, config, device)
+        )
         return self.space.first_valid(ordered, workload=workload, device=device)
 
+    def _estimate_clocks(self, workload: W, config: Config, device: Device) -> float:
+        """Return the estimated time in clocks, to order configurations by.
+
+        Copies overlap with products. In pingpong, the store of one tile overlaps with the products of the
+        next; otherwise all wait for it.
+        """
+        whole, matrices = self.product(workload), self.operation.MATRICES
+        bm, bn = config["bm"], config["bn"]
+        rounds = ceil_div(self.operation.usual_blocks(workload, bm, bn), device.sm_count)
+        fma_per_clock = device.mma_flop_per_clock.get(whole.dtype, 1024.0) / 2
+        lines = bm / config["cluster_n"] + matrices * bn / config["cluster_m"]
+        products = matrices * bm * bn * whole.k / fma_per_clock
+        copies = lines * whole.k * itemsize(whole.dtype) / COPIED_PER_CLOCK
+        shared = self._shared_bytes(workload, bm, bn, whole.k) / device.smem_bytes_per_clock
+        store = bm * bn * itemsize(whole.out) / STORED_PER_CLOCK
+        tile = max(products, copies, shared)
+        return float(rounds * max(tile, store) + store if config["pingpong"] else rounds * (tile + store))
+
+    def _shared_bytes(self, workload: W, bm: Any, bn: Any, k: Any) -> Any:
+        """Return the bytes that pass through shared memory for a tile: written once, read once.
+
+        How often wgmma reads an operand that its warps share is not published.
+        """
+        columns = self.operation.MATRICES * bn * self.passes_of_b(workload)
+        return 2 * itemsize(workload.dtype) * k * (bm + columns)
+
     def _usual(self, workload: W, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles with the most stages that fit; as clusters of two if they fill the device."""
-        whole = self.product(workload)
-        for bm, bn, consumers in self.usual:
-            bk = LINE_BYTES // itemsize(whole.dtype)
-            paired = bm < whole.m and gemm.blocks(whole, bm, bn) >= device.sm_count
-            cluster_m = 2 if paired else 1
-            config = {
-                "bm": bm,
-                "bn": bn,
-                "bk": bk,
-                "stages": 0,
-                "consumers": consumers,
-                "pingpong": 0,
-                "cluster_m": cluster_m,
-                "cluster_n": 1,
-                "staged": 1,
-                "group_m": max(g for g in (1, 4, 8) if g == 1 or g * cluster_m * bm < 2 * whole.m),
-                "min_blocks": 1,
-            }
-            room = device.smem_per_block_bytes - int(self.smem_bytes(workload, config))
-            deepest = room // ((bm + self.operation.MATRICES * bn) * LINE_BYTES + 16)
-            yield Config({**config, "stages": min(8, max(2, 2 * ceil_div(whole.k, bk)), deepest)})
+        """Yield the usual tiles with the most stages that fit, in clusters of two if those keep SMs busy.
+
+        Clusters are along m. Where b takes more passes, tiles are high, and clusters along n copy less.
+        """
+        whole, rows = self.product(workload), self.usual_rows(workload)
+        for bm, bn, consumers, pingpong in self.usual:
+            busy = 2 * self.operation.usual_blocks(workload, bm, bn) >= device.sm_count
+            for cluster_m, cluster_n in ((2 if busy and bm < rows else 1, 1), (1, 2)):
+                if cluster_n == 2 and not (busy and bn < whole.n and self.passes_of_b(workload) > 1):
+                    continue
+                config = {
+                    "bm": bm,
+                    "bn": bn,
+                    "bk": LINE_BYTES // itemsize(whole.dtype),
+                    "stages": 0,
+                    "consumers": consumers,
+                    "pingpong": pingpong,
+                    "cluster_m": cluster_m,
+                    "cluster_n": cluster_n,
+                    "staged": 1,
+                    "group_m": max(g for g in (1, 4, 8) if g == 1 or g * cluster_m * bm < 2 * rows),
+                    "min_blocks": 1,
+                }
+                room = device.smem_per_block_bytes - int(self.smem_bytes(workload, config))
+                deepest = room // ((bm + self.operation.MATRICES * bn) * LINE_BYTES + 24)
+                yield Config(
+                    {**config, "stages": min(8, max(2, 2 * ceil_div(whole.k, config["bk"])), deepest)}
+                )
 
     def block_threads(self, config: Config) -> int:
         """Return the threads of a block."""
@@ -168,14 +223,18 @@ class WgmmaGemm(TiledGemm[W]):
         return wgmma_tile.smem_bytes(config, workload.dtype, self.operation.MATRICES)
 
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
-        """Count tiles as blocks, as persistent blocks share tiles. Parts beyond the edge multiply zeros."""
+        """Count the fewest tiles of any run as blocks: persistent blocks share them.
+
+        Parts beyond the edge multiply zeros, or rows of the next group.
+        """
         names = ("bm", "bn", "bk", "consumers", "cluster_m", "cluster_n")
         bm, bn, bk, consumers, cluster_m, cluster_n = (table[name].astype(np.float64) for name in names)
         whole = self.product(workload)
         size, padded_k = itemsize(whole.dtype), ceil_div(whole.k, bk) * bk
         tiles = gemm.blocks(whole, bm, bn)
-        of_a = wgmma_tile.least_copied(whole.m, bm, whole.k, bk, cluster_n, whole.trans[0] == "n")
-        of_b = wgmma_tile.least_copied(whole.n, bn, whole.k, bk, cluster_m, whole.trans[1] == "t")
+        rows, columns = self.edge_rows(workload, bm), whole.n - (ceil_div(whole.n, bn) - 1) * bn
+        of_a = wgmma_tile.least_copied(rows, bm, whole.k, bk, cluster_n, whole.trans[0] == "n")
+        of_b = wgmma_tile.least_copied(columns, bn, whole.k, bk, cluster_m, whole.trans[1] == "t")
         return Costs(
             blocks=tiles,
             full_blocks=tiles,
@@ -183,13 +242,12 @@ class WgmmaGemm(TiledGemm[W]):
             smem_bytes=self.smem_bytes(workload, table),
             mma_flop=self.operation.MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=whole.dtype,
-            # Written once and read once. How often wgmma reads an operand that its warps share is not
-            # published.
-            smem_traffic_bytes=2 * size * padded_k * (bm + self.operation.MATRICES * bn),
+            sfu=bm * whole.k * prologue.special_of_element(whole),
+            smem_traffic_bytes=self._shared_bytes(workload, bm, bn, padded_k),
             # Copies of the smallest tile, at the edge of c.
             fill_bytes=(of_a + self.operation.MATRICES * of_b) * size,
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
-            instructions=self.operation.MATRICES * 4 * bm / 64 * padded_k * size / 32,
+            instructions=self.products(table) * 4 * bm / 64 * padded_k * size / 32,
             # A warpgroup adds 32 bytes of k by one product of 64 x bn, which takes bn / 2 clocks of all
             # tensor cores of its SM. The next product adds to the same sums; each matrix b has its own sums.
             # In pingpong a block works on as many tiles as it has consumers. A tile waits for its first copy,
@@ -200,7 +258,7 @@ class WgmmaGemm(TiledGemm[W]):
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
         """Return warpgroup products, bulk tensor copies, and setmaxnreg where registers move."""
-        product = "QGMMA" if self.product(workload).dtype == "e4m3" else "HGMMA"
+        product = {"e4m3": "QGMMA", "i8": "IGMMA"}.get(workload.dtype, "HGMMA")
         return (product, "UTMALDG", *(["USETMAXREG"] if wgmma_tile.registers_move(config) else []))
 
     def choices(self, workload: W, config: Config) -> Constants:
@@ -211,31 +269,32 @@ class WgmmaGemm(TiledGemm[W]):
             "THREADS": wgmma_tile.threads(config["consumers"]),
             "PINGPONG": bool(config["pingpong"]),
             "STAGED": bool(config["staged"]),
-            "STAGING_BYTES": wgmma_tile.staging_bytes(config["consumers"], config["staged"]),
+            "STAGING_BYTES": int(wgmma_tile.staging_bytes(config["consumers"], config["staged"])),
             "VEC_C": gemm.widths(self.product(workload))[2],
-            **wgmma_tile.moved_registers(config),
+            **wgmma_tile.moved_registers(config, self.producer_registers(workload)),
             "TileA": "PanelTile<In, BM, BK, A_K_CONTIGUOUS, CLUSTER_N>",
             "TileB": "PanelTile<In, BN, BK, B_K_CONTIGUOUS, CLUSTER_M>",
         }
 
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
         """Return one launch of persistent blocks, one tile per block at most."""
-        whole, cluster_m, cluster_n = self.product(workload), config["cluster_m"], config["cluster_n"]
-        clusters = gemm.blocks(whole, config["bm"] * cluster_m, config["bn"] * cluster_n)
+        cluster_m, cluster_n = config["cluster_m"], config["cluster_n"]
+        tile = (config["bm"] * cluster_m, config["bn"] * cluster_n)
+        clusters = int(self.operation.most_blocks(workload, *tile))
         return (
             Launch(
                 entry=f"{self.entry}<Choice>",
                 grid=(clusters * cluster_m * cluster_n, 1, 1),
                 block=(self.block_threads(config), 1, 1),
-                arguments=(*self._maps(workload, config), *self.arguments(workload, config)),
+                arguments=(*self.maps(workload, config), *self.arguments(workload, config)),
                 smem_bytes=int(self.smem_bytes(workload, config)),
                 cluster=cluster_m * cluster_n,
                 blocks_per_sm=config["min_blocks"],
             ),
         )
 
-    def _maps(self, workload: W, config: Config) -> Iterator[TensorMap]:
-        """Yield the tensor maps of a and of each b."""
+    def maps(self, workload: W, config: Config) -> Iterator[TensorMap]:
+        """Yield the tensor maps of a and of each b (override if there are more)."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         trans, (a, *each_b) = self.product(workload).trans, workload.inputs()[: 1 + self.operation.MATRICES]
         yield wgmma_tile.panel_map(a, trans[0] == "n", bm, bk, config["cluster_n"])

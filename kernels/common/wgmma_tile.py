@@ -14,7 +14,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.space import Config, Constraint, takes_config
-from tunebench.variant import TensorMap, ceil_div
+from tunebench.variant import TensorMap
 from tunebench.workload import Tensor
 
 __all__ = [
@@ -112,8 +112,12 @@ def moved_registers(config: Config, producer_registers: int = PRODUCER_REGISTERS
 
 
 def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
-    """Return the bytes of shared memory in which warps gather results: 16 rows of 32 f32, padded by 8."""
-    return staged * 4 * consumers * 16 * (32 + 8) * 4
+    """Return the bytes of shared memory in which warps gather results.
+
+    16 rows of 32 f32, padded by 8; or, if `staged` is 2, two boxes of 16 lines of 128 bytes.
+    """
+    per_row = (staged == 1) * (32 + 8) * 4 + (staged == 2) * 2 * LINE_BYTES
+    return 4 * consumers * 16 * per_row
 
 
 def smem_bytes(config: Any, dtype: DType, matrices: int = 1) -> Any:
@@ -125,18 +129,25 @@ def smem_bytes(config: Any, dtype: DType, matrices: int = 1) -> Any:
         matrices: Number of matrices b. Their results pass through shared memory as one tile.
     """
     bm, bn, bk, consumers, stages, staged = (config[name] for name in TILE)
-    barriers = 2 * stages + consumers
+    barriers = (3 if dtype == "tf32" else 2) * stages + consumers  # tf32: one more when b has been rounded
     ring = stages * (bm + matrices * bn) * bk * itemsize(dtype)
     return ring + staging_bytes(consumers, staged) + 8 * barriers
 
 
-def least_copied(extent: int, tile: Any, k: int, bk: Any, parts: Any, along_k: bool) -> Any:
+def least_copied(last: Any, tile: Any, k: int, bk: Any, parts: Any, along_k: bool) -> Any:
     """Return a lower bound of the elements of an operand that the block with the shortest tile copies.
 
     Elements beyond the edge are not read. Each of the `parts` blocks of a cluster reads one part of a shared
     tile. Whether the other parts pass the same port is not known, so they are not counted.
+
+    Args:
+        last: Rows of op(a), or columns of op(b), of the shortest tile.
+        tile: Rows or columns of a full tile.
+        k: Elements of the summed dimension.
+        bk: Extent of a tile along k.
+        parts: Number of blocks that each copy a part of the tile.
+        along_k: Whether the operand's lines run along k.
     """
-    last = extent - (ceil_div(extent, tile) - 1) * tile
     if along_k:  # parts are groups of lines, each of k elements
         return np.maximum(0, last - (parts - 1) * tile / parts) * k
     return last * np.where(parts == 1, k, k // bk * bk / parts)

@@ -318,14 +318,14 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
 // Consumer: multiplies this warpgroup's share of the tiles and stores the results.
 template <class C>
 __device__ __forceinline__ void consume(const Destination<typename C::In, typename C::Out, i64>& output,
-                                        i64 part_size, u32 buffers, u32 barriers, u8* staging,
-                                        const Tiles<C>& tiles, int consumer, const ConvProduct<C>& product) {
+                                        i64 part_size, const BlockMemory<C>& memory, const Tiles<C>& tiles,
+                                        int consumer, const ConvProduct<C>& product) {
   constexpr int ROWS = ROWS_OF_CONSUMER<C>, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
   const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
   constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
-  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
-  Ring<C::STAGES> place = {barriers};
-  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
+  float* const gathered = reinterpret_cast<float*>(memory.staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+  Ring<C::STAGES> place = {memory.barriers};
+  Turn<TURNS> turn(memory.barriers + 16 * C::STAGES, first_turn);
   // Skips the stages of tiles that other warpgroups multiply.
   const auto skip_tiles = [&](u32 index, int count) {
     for (int i = 0; i < count; ++i, index += tiles.step)
@@ -339,7 +339,7 @@ __device__ __forceinline__ void consume(const Destination<typename C::In, typena
     // Nothing is kept from tile to tile: the code in between needs the registers.
     float sums[ROWS / 64][1][C::BN / 8][4] = {};
     if (steps > 0) {
-      multiply<C>(sums, buffers, first_row, place, steps, turn);
+      multiply<C>(memory.buffers, sums, first_row, place, steps, turn);
     } else {  // no tap reaches these pixels
       turn.take();
       turn.pass();

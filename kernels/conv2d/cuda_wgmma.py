@@ -146,9 +146,7 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
            int groups, int tap_skip, int tap_shift, int row_classes, int column_classes, int grid_height,
            int grid_width, int grid_top, int grid_left, int first_row_class, int first_column_class,
            int group_m, int parts, i64 part_size) {
-  u8* const ring = swizzled_shared();
-  u8* const staging = ring + C::STAGES * STAGE_BYTES<C>;
-  const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
+  const BlockMemory<C> memory;
   const Sizes<i32> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, pad_w, dilation, groups, tap_skip,
                             tap_shift, row_classes, column_classes};
   const PixelGrid grid = {grid_height, grid_width, grid_top, grid_left, C::DIRECTION == DGRAD ? 1 : stride};
@@ -156,10 +154,8 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
   const Tiles<C> tiles(product.m(), product.n(), product.times(), group_m);
   const Destination<typename C::In, typename C::Out, i64> output = {out, scale, bias, residual, 0, 0, 0};
   by_role<C>(
-      barriers, [&] { produce<C>(a_map, b_map, buffers, barriers, tiles, product); },
-      [&](int consumer) {
-        consume<C>(output, part_size, buffers, barriers, staging, tiles, consumer, product);
-      });
+      memory.barriers, [&] { produce<C>(a_map, b_map, memory.buffers, memory.barriers, tiles, product); },
+      [&](int consumer) { consume<C>(output, part_size, memory, tiles, consumer, product); });
 }
 """
 

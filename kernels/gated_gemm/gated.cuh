@@ -21,11 +21,18 @@ __device__ __forceinline__ void gate(float (&results)[M][N], const float (&sums)
     for (int j = 0; j < N; ++j) results[i][j] = Activation()(sums[i][j]) * sums[i][N + j];
 }
 
-// Sums of 64 rows of gemm_wgmma.cuh, separate for each matrix. In place, to save registers.
-template <class Activation, int IN_N>
-__device__ __forceinline__ void gate(float (&gates)[1][IN_N][4], const float (&ups)[1][IN_N][4]) {
+// Sums of gemm_wgmma.cuh: BLOCKS times 64 rows of both matrices at once, or of the first matrix and then of the second.
+// The results replace the sums of the first matrix to save registers.
+template <class Activation, int BLOCKS, int IN_N, int COUNT, int WIDTH>
+__device__ __forceinline__ void gate_in_place(float (&sums)[COUNT][1][WIDTH][4]) {
+  constexpr bool JOINED = WIDTH == 2 * IN_N;
 #pragma unroll
-  for (int j = 0; j < IN_N; ++j)
+  for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) gates[0][j][e] = Activation()(gates[0][j][e]) * ups[0][j][e];
+    for (int j = 0; j < IN_N; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float up = JOINED ? sums[i][0][IN_N + j][e] : sums[BLOCKS + i][0][j][e];
+        sums[i][0][j][e] = Activation()(sums[i][0][j][e]) * up;
+      }
 }

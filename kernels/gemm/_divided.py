@@ -33,7 +33,7 @@ class DividedGemm(TiledGemm[Gemm]):
         """Return the source of the activation, if it is an expression, and of the prologue, if any."""
         return gemm.injected(workload) + prologue.preamble(workload, self.prologue_header)
 
-    def kernel_text(self, workload: Gemm) -> str:
+    def kernel_text(self, workload: Gemm, config: Config) -> str:
         """Return the source of the kernel, with a prologue if the workload has one."""
         return prologue.applied(self.text, workload, tile=self.tile, prologue_tile=self.prologue_tile)
 

@@ -7,6 +7,7 @@ only, so that tile counts are bounds over all splits of the rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tunebench.kernels.common.cuda import ctype
 from tunebench.kernels.common.gemm import AFFORDABLE_FMA, MAX_BLOCKS, Share, alignment, keep_remainder
 from tunebench.space import Parameter, Table
 from tunebench.variant import Scalar, ceil_div
+from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 MATRICES = 1
@@ -26,11 +28,19 @@ TURNS = (1, 2, 4, 8, 16)
 TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "most tiles per block, one after the other")
 
 
+@functools.lru_cache(maxsize=64)
+def product(workload: GroupedGemm) -> Gemm:
+    """Return the product of the rows of all groups with one matrix; cached, because constraints ask."""
+    same = {name: getattr(workload, name) for name in ("m", "n", "k", "dtype", "trans", "out")}
+    return Gemm(**same)
+
+
 def workload_constants(workload: GroupedGemm) -> dict[str, str | bool | int]:
     """Return the compile-time constants that depend on the workload only; sizes are arguments."""
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
+        "A_K_CONTIGUOUS": True,
         "B_K_CONTIGUOUS": workload.trans == "nt",
     }
 
@@ -56,7 +66,7 @@ def least_tiles(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
     return ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
 
 
-def most_tiles(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
+def most_blocks(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
     """Return the most tiles of bm x bn: as many groups as possible end one row into a tile."""
     filled = workload.most_filled
     return (filled + (workload.m - filled) // bm) * ceil_div(workload.n, bn)
@@ -72,7 +82,7 @@ def usual_blocks(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
 
 def grid(workload: GroupedGemm, config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return a grid that leaves each block `tiles_a_block` tiles at most, for every split of the rows."""
-    tiles = most_tiles(workload, config["bm"], config["bn"])
+    tiles = most_blocks(workload, config["bm"], config["bn"])
     return (int(ceil_div(tiles, config.get("tiles_a_block", 1))), 1, 1)
 
 
@@ -95,7 +105,7 @@ def busiest_blocks(
         Tiles of each full block, number of full blocks, and all work as a number of such blocks (a fraction).
     """
     least = least_tiles(workload, bm, bn)
-    grid_blocks = ceil_div(most_tiles(workload, bm, bn), tiles_a_block)
+    grid_blocks = ceil_div(most_blocks(workload, bm, bn), tiles_a_block)
     many, few = ceil_div(least, grid_blocks), np.maximum(1, least // grid_blocks)
     some, every = least - (many - 1) * grid_blocks, np.minimum(least, grid_blocks)
 
@@ -131,7 +141,7 @@ def fits(bm: Any, bn: Any, workload: GroupedGemm) -> Any:
     """Tiles must fit in one grid, and be less than twice as large as c unless no smaller one exists."""
     worthwhile = ((bm < 2 * workload.m) | (bm <= 16)) & ((bn < 2 * workload.n) | (bn <= 16))
     # As floats: the number of tiles may exceed 64 bits.
-    return worthwhile & (most_tiles(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
+    return worthwhile & (most_blocks(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
 
 
 def turns_fill_the_device(bm: Any, bn: Any, tiles_a_block: Any, workload: GroupedGemm, device: Device) -> Any:

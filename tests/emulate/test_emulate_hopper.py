@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.emulate.ptx_layouts import SWIZZLES, im2col_pixels, matrix_descriptor, shared_image
 from tests.support import needs_compiler
 from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, emulate, watch
@@ -18,7 +20,8 @@ from tunebench.variant import Launch, PixelBox, TensorMap
 
 HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "ptx_hopper"))
 SIGNATURE = """
-__global__ void toy(const __grid_constant__ TensorMap map, float* y, const float* x, int n) {
+__global__ void __launch_bounds__(384, 1)
+toy(const __grid_constant__ TensorMap map, float* y, const float* x, int n) {
   extern __shared__ __align__(1024) u8 bytes[];
   const u32 shared = shared_address(bytes), t = threadIdx.x, barrier = shared + 60000;
   const float* const floats = reinterpret_cast<const float*>(bytes);
@@ -29,7 +32,7 @@ __global__ void toy(const __grid_constant__ TensorMap map, float* y, const float
 def lines(n: int, **other: Any) -> TensorMap:
     """Return a tensor map of x as lines of 32 f32 (128 bytes); an incomplete last line is left out."""
     facts = {"extents": (32, n // 32), "strides_bytes": (128,), "box": (32, 4), "swizzle_bytes": 0}
-    return TensorMap(tensor="x", dtype="f32", **{**facts, **other})
+    return TensorMap(**{"tensor": "x", "dtype": "f32", **facts, **other})
 
 
 class HopperToy(ToyVariant):
@@ -152,8 +155,6 @@ def test_box_is_zero_filled_beyond_tensor(order: Order, column: int, line: int) 
 @needs_compiler
 @pytest.mark.parametrize("swizzle_bytes", [32, 64, 128])
 def test_swizzle_permutes_chunks_by_line_number(swizzle_bytes: int) -> None:
-    # 1024 bytes of 16-byte chunks. Of each 128-byte line, chunk c is where c ^ line is, but for the bits
-    # that a shorter swizzle leaves alone. Source: PTX ISA, "Swizzling modes", the tables of 8 lines.
     width = swizzle_bytes // 4
     body = (
         SET_UP
@@ -163,10 +164,10 @@ def test_swizzle_permutes_chunks_by_line_number(swizzle_bytes: int) -> None:
     box = {"box": (width, 256 // width), "extents": (width, 256 // width), "strides_bytes": (swizzle_bytes,)}
     y = run(body, X, swizzle_bytes=swizzle_bytes, **box).reshape(8, 8, 4)
     chunks = X.reshape(8, 8, 4)
-    moves = {128: (0, 1, 2, 3, 4, 5, 6, 7), 64: (0, 1, 2, 3) * 2, 32: (0, 1) * 4}[swizzle_bytes]
-    for line, move in enumerate(moves):
-        for chunk in range(8):
-            np.testing.assert_array_equal(y[line, chunk ^ move], chunks[line, chunk])
+    table = SWIZZLES[swizzle_bytes]
+    for line in range(8):
+        for place, chunk in enumerate(table[line % len(table)]):
+            np.testing.assert_array_equal(y[line, place], chunks[line, int(chunk)])
 
 
 @needs_compiler
@@ -210,6 +211,53 @@ def test_blocks_of_cluster_arrive_at_remote_barriers(order: Order) -> None:
     np.testing.assert_array_equal(run(body, X, order, cluster=2), np.repeat([0, 1], 128))
 
 
+# -- copies to global memory ---------------------------------------------------------------------------------
+
+TO_Y = {"tensor": "y", "extents": (32, 8, 1), "strides_bytes": (128, 1024), "box": (32, 4, 1)}
+STORE = """
+  float* const box = reinterpret_cast<float*>(bytes);
+  box[t] = x[t];
+  fence_proxy_async();
+  __syncthreads();
+  if (t == 0) {
+    store_box_3d(shared, map, COORDINATES, 0);
+    commit_stores();
+    WAIT
+  }
+  __syncthreads();
+  box[t] = 0;
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("column", "line"), [(0, 2), (5, -2), (-3, 6), (40, 0)])
+def test_stored_box_leaves_out_what_is_beyond_tensor(order: Order, column: int, line: int) -> None:
+    body = STORE.replace("COORDINATES", f"{column}, {line}").replace("WAIT", "wait_for_stores<0>();")
+    y = run(body, X, order, **TO_Y).reshape(8, 32)
+    expected = np.full((8, 32), np.nan, np.float32)
+    for i, j in np.ndindex(4, 32):
+        if 0 <= line + i < 8 and 0 <= column + j < 32:
+            expected[line + i, column + j] = X[32 * i + j]
+    np.testing.assert_array_equal(y, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("reason", "wait", "changes"),
+    [
+        ("exits with bulk copies .* not waited for", "", {}),
+        ("exits with bulk copies .* not waited for", "wait_for_stores<1>();", {}),
+        ("multiple of 128 bytes", "store_box_3d(shared + 64, map, 0, 0, 0);", {}),
+        ("3 coordinates in a tensor of 2", "", {"extents": (32, 8), "strides_bytes": (128,), "box": (32, 4)}),
+    ],
+)
+def test_invalid_stores_are_reported(reason: str, wait: str, changes: dict[str, Any]) -> None:
+    body = STORE.replace("COORDINATES", "0, 0").replace("WAIT", wait)
+    with pytest.raises(EmulationFailed, match=reason):
+        run(body, X, **{**TO_Y, **changes})
+
+
 # -- copies of pixels ----------------------------------------------------------------------------------------
 
 
@@ -230,22 +278,10 @@ LOAD_PIXELS = """
 
 
 def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets: Any) -> Any:
-    """Return the pixels that an im2col copy gathers from the padded images.
-
-    The box of pixels is cut out of it at the offsets and thinned by the strides: its pixels, end to end, from
-    that of the coordinates on. Source: PTX ISA, "im2col mode".
-    """
-    margin = 64
-    padded = np.pad(X.reshape(2, 4, 8, 4), ((0, 9), (margin, margin), (margin, margin), (0, 0)))
-
-    def positions(axis: int, extent: int) -> Any:
-        first = margin + lower[axis] + offsets[axis]
-        return slice(first, margin + extent + upper[axis] + offsets[axis], strides[axis])
-
-    box = padded[:, positions(1, 4), positions(0, 8)]
-    column, row = ((at[axis] - lower[axis]) // strides[axis] for axis in (0, 1))
-    first = (at[2] * box.shape[1] + row) * box.shape[2] + column
-    return box.reshape(-1, 4)[first : first + count]
+    """Return the pixels that an im2col copy gathers, zeros outside of the images."""
+    images = X.reshape(2, 4, 8, 4)
+    pixels = itertools.islice(im2col_pixels((8, 4, 2), lower, upper, strides, at, offsets), count)
+    return np.array([images[pixel[::-1]] if pixel else np.zeros(4) for pixel in pixels])
 
 
 COLUMNS = [
@@ -378,30 +414,6 @@ def test_invalid_im2col_maps_are_refused(change: dict[str, Any], rule: str) -> N
 # -- products ------------------------------------------------------------------------------------------------
 
 
-def image(matrix: Any, swizzle: int, along_x: bool, leading: int, stride: int) -> Any:
-    """Return shared memory, as f32 for each of its elements, that holds a matrix (X, K) of 32 bytes along K.
-
-    Source: PTX ISA, "Shared Memory Matrix Layout" and "Strides": core matrices of 8 lines, here by the number
-    of the line within them rather than by bits of the address.
-    """
-    found = np.full(16384, np.nan, np.float32)
-    size = 32 // matrix.shape[1]
-    chunk = 16 // size
-    for x, k in np.ndindex(matrix.shape):
-        line, along = (k % 8, x) if along_x else (x % 8, k)
-        if not swizzle:  # core matrices of 128 bytes
-            along_k = k // 8 if along_x else k // chunk
-            at = x // 8 * stride + along_k * leading + line * 16 + along % chunk * size
-        else:
-            width = swizzle // size
-            groups = x // width * leading + k // 8 * stride if along_x else x // 8 * stride
-            # Lines of a shorter swizzle share 128 bytes; the number of those bytes permutes the chunks.
-            move = line * swizzle // 128 % (swizzle // 16)
-            at = groups + line * swizzle + (along % width // chunk ^ move) * 16 + along % chunk * size
-        found[at // size] = matrix[x, k]
-    return found
-
-
 LAYOUTS = [
     # swizzle in bytes and in the descriptor, along x, leading, stride
     (128, 1, False, 0, 1024),
@@ -430,7 +442,8 @@ PRODUCT = """
     for (int i = 0; i < 4; ++i)
       y[(t / 32 * 16 + t % 32 / 4 + i / 2 * 8) * 64 + 8 * j + t % 4 * 2 + i % 2] = sums[j][i];
 """
-BEFORE, AFTER = "wgmma_fence();", "wgmma_commit(); wgmma_wait<0>();"
+BEFORE, WAIT = "wgmma_fence();", "wgmma_commit(); wgmma_wait<0>();"
+AFTER = WAIT + "settle(sums);"
 
 
 def product(
@@ -458,7 +471,7 @@ def product(
     swizzle, _, along_x, leading, stride = stored
     rng = np.random.default_rng(0)
     a, b = rng.integers(-8, 9, (2, 64, 32 if ctype == "e4m3_t" else 16))
-    x = np.concatenate([image(matrix, swizzle, along_x, leading, stride) for matrix in (a, b)])
+    x = np.concatenate([shared_image(matrix, swizzle, along_x, leading, stride) for matrix in (a, b)])
     _, mode, along_x, leading, stride = described or stored
     facts = {"LEADING": leading, "STRIDE": stride, "MODE": mode, "ALONG": int(along_x)}
     body = PRODUCT.replace("BEFORE", before).replace("AFTER", after).replace("TYPE", ctype)
@@ -466,6 +479,16 @@ def product(
         body = body.replace(name, str(value))
     d = run(body, x, order)[:4096].reshape(64, 64)
     return np.array_equal(d, 2 * a @ b.T), d
+
+
+@needs_compiler
+def test_matrix_descriptor_encodes_fields_as_the_isa_states() -> None:
+    fields = [(0, 0, 1024), (1024, 8192, 1024), (0x3FFE0, 0x3FFF0, 0x1230), (0x41400, 16, 0x2F000)]
+    calls = "".join(f"matrix_descriptor_128({','.join(map(str, field))}), " for field in fields)
+    body = f"const u64 made[] = {{{calls}}}; if (t < 16) y[t] = float(made[t / 4] >> t % 4 * 16 & 0xffff);"
+    words = run(body, X)[:16].reshape(4, 4)
+    for field, parts in zip(fields, words, strict=True):
+        assert sum(int(part) << 16 * i for i, part in enumerate(parts)) == matrix_descriptor(*field, 128)
 
 
 @needs_compiler
@@ -502,14 +525,16 @@ def test_wrong_wgmma_descriptor_changes_product(stored: Any, described: Any) -> 
 
 
 @needs_compiler
-def test_wgmma_sums_read_too_early_are_wrong_in_some_order() -> None:
-    early = "const float seen = sums[0][0]; wgmma_commit(); wgmma_wait<0>(); sums[0][0] = seen;"
-    assert not all(product(LAYOUTS[0], order, after=early)[0] for order in ORDERS)
+def test_wgmma_sums_read_before_the_wait_or_before_settle_are_wrong() -> None:
+    early = f"const float seen = sums[0][0]; {AFTER} sums[0][0] = seen;"
+    assert not any(product(LAYOUTS[0], order, after=early)[0] for order in ORDERS)
+    unsettled = f"{WAIT} const float seen = sums[0][0]; settle(sums); sums[0][0] = seen;"
+    assert not any(product(LAYOUTS[0], order, after=unsettled)[0] for order in ORDERS)
 
 
 @needs_compiler
 def test_wgmma_reads_operands_as_late_as_the_wait() -> None:
-    over = "__syncthreads(); bytes[t] = 0; __syncthreads(); wgmma_commit(); wgmma_wait<0>();"
+    over = "__syncthreads(); bytes[t] = 0; __syncthreads();" + AFTER
     assert product(LAYOUTS[0], "forward", after=over)[0]
     assert not product(LAYOUTS[0], "reverse", after=over)[0]
 
@@ -523,6 +548,13 @@ def test_wgmma_reads_operands_as_late_as_the_wait() -> None:
         ("has not waited for", BEFORE, "wgmma_commit();"),
         ("has not waited for", BEFORE, "wgmma_commit(); wgmma_wait<1>();"),
         ("has not waited for", BEFORE, "wgmma_wait<0>();"),
+        ("has not settled", BEFORE, WAIT),
+        (
+            "settle: the product .* has not been waited for",
+            BEFORE,
+            "wgmma_commit(); settle(sums); wgmma_wait<0>();",
+        ),
+        ("4 registers .* of which some", BEFORE, WAIT + "settle(reinterpret_cast<float(&)[1][4]>(sums[1]));"),
         ("deadlock.*126 of 128 threads", "wgmma_fence(); if (t / 2 == 40) return;", AFTER),
     ],
 )
@@ -571,7 +603,14 @@ REPORTED = [
     ("block 1 of a cluster of 1", "cluster_address(barrier, 1);"),
     ("at the barrier of the cluster, where 383", "if (t) meet(); else __syncthreads();"),
     ("multiple of 8 from 24", "give_registers<20>();"),
-    ("of 65536 that an SM has", "if (t < 128) give_registers<64>(); else take_registers<240>();"),
+    # 168 for each of 384 threads, not all that the SM has
+    (
+        "for 240 registers .* has 1792 left of the 64512",
+        "if (t < 128) give_registers<64>(); else take_registers<240>();",
+    ),
+    ("for 240 registers .* of the 64512", "if (t < 128) give_registers<32>(); else take_registers<240>();"),
+    ("setmaxnreg.inc: 160 registers, where the thread has 168", "take_registers<160>();"),
+    ("setmaxnreg.dec: 176 registers, where the thread has 168", "give_registers<176>();"),
     ("of a warpgroup have", "if (t < 32) give_registers<24>();"),
     ("only 16-bit operands", ONE_PRODUCT_OF_BYTES),
     ("swizzle begins at 1152", ONE_PRODUCT.replace("START", "128")),
@@ -588,6 +627,29 @@ def test_violations_of_ptx_rules_are_reported(reason: str, body: str) -> None:
     with pytest.raises(EmulationFailed, match=reason) as caught:
         run(body, X, order, block=384, **(planes if "tensor of 3" in reason else {}))
     assert not caught.value.timed_out
+
+
+@needs_compiler
+def test_registers_move_within_those_of_the_launch() -> None:
+    body = "if (t >= 256) give_registers<24>(); else take_registers<240>(); y[t % 256] = 1;"
+    for order in ORDERS:  # those that take wait for those that give
+        np.testing.assert_array_equal(run(body, X, order, block=384), np.ones(256))
+
+
+@needs_compiler
+def test_launch_exceeding_declared_bounds_is_reported() -> None:
+    with pytest.raises(EmulationFailed, match=r"512 threads a block; __launch_bounds__ allows 384"):
+        run("", X, block=512)
+
+
+@needs_compiler
+def test_setmaxnreg_without_register_limit_is_reported() -> None:
+    # ptxas ignores setmaxnreg unless the bounds name blocks, too.
+    for bounds in ("", "__launch_bounds__(384)"):
+        text = HELPERS + SIGNATURE.replace("__launch_bounds__(384, 1)", bounds) + "give_registers<24>();\n}"
+        variant = HopperToy(text, lines(256), block=384, cluster=1)
+        with pytest.raises(EmulationFailed, match="no effect without a register limit"):
+            emulate(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)})
 
 
 @needs_compiler

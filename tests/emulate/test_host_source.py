@@ -48,6 +48,29 @@ def test_other_forms_of_declarations_are_not_emulated(declaration: str) -> None:
         as_host_cxx(declaration)
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "void __launch_bounds__(32 * W, 1)\nf(int (*a)(int), T b)\n{ g(); }",
+            "void \nf(int (*a)(int), T b)\n{ emulated::launch_bounds(32 * W, 1); g(); }",
+        ),
+        (
+            "void __launch_bounds__(Threads<C>::COUNT) f(ALL) {}",
+            "void  f(ALL) { emulated::launch_bounds(Threads<C>::COUNT);}",
+        ),
+        ("void __launch_bounds__(64) f(int);", "void  f(int);"),
+    ],
+)
+def test_launch_bounds_are_declared_at_the_start_of_the_kernel(source: str, expected: str) -> None:
+    assert as_host_cxx(source) == expected
+
+
+def test_launch_bounds_of_unfinished_source_are_not_emulated() -> None:
+    with pytest.raises(NotEmulated, match="closing parenthesis"):
+        as_host_cxx("void __launch_bounds__(64) f(int")
+
+
 def test_every_declaration_gets_separate_struct() -> None:
     text = as_host_cxx("__shared__ int a; __shared__ int b;")
     assert "tunebench_shared_0" in text
@@ -56,7 +79,17 @@ def test_every_declaration_gets_separate_struct() -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["x;\n", "// __shared__ int c;\n", "/* a\nb */", '"// no"', "__shared__\nint s;\n"])
+        st.sampled_from(
+            [
+                "x;\n",
+                "// __shared__ int c;\n",
+                "/* a\nb */",
+                '"// no"',
+                "__shared__\nint s;\n",
+                "void __launch_bounds__(64,\n1) f()\n{}\n",
+                "void __launch_bounds__\n(64) f();\n",
+            ]
+        )
     )
 )
 def test_line_numbers_are_kept(parts: list[str]) -> None:

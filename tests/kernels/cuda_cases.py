@@ -118,6 +118,7 @@ WORKLOADS = {
         "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,batch=2,pre=relu(x*scale+shift)",
         "gemm:m=37,n=58,k=30,dtype=bf16,epilogue=bias+relu,pre=x*sigmoid(1.702*x)",
         "gemm:m=33,n=65,k=17,dtype=tf32",
+        "gemm:m=33,n=68,k=76,dtype=tf32",
         "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",
         "gemm:m=35,n=27,k=45,dtype=e4m3,trans=tn,out=f16",
         "gemm:m=33,n=48,k=96,dtype=i8,trans=nt,batch=2",
@@ -131,7 +132,7 @@ WORKLOADS = {
     ),
     "grouped_gemm": (
         "grouped_gemm:groups=5,m=67,n=53,k=43,dtype=f32",
-        "grouped_gemm:groups=9,m=40,n=72,k=104,dtype=f16,trans=nt,skew=zipf",
+        "grouped_gemm:groups=9,m=140,n=72,k=104,dtype=f16,trans=nt,skew=zipf",
         "grouped_gemm:groups=4,m=130,n=34,k=38,dtype=bf16,skew=one,out=f32",
         "grouped_gemm:groups=3,m=1,n=65,k=17,dtype=tf32,trans=nt",
         "grouped_gemm:groups=3,m=30,n=48,k=80,dtype=e4m3",

@@ -28,7 +28,7 @@ A100, H100 = representative("sm_80"), representative("sm_90")
 GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
 GENERATIONS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
 
-HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
+HGMMA, IGMMA, QGMMA, UTMALDG, UTMASTG, USETMAXREG = 0x1F0, 0x1F1, 0x1F3, 0x1B4, 0x1B5, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
 
 

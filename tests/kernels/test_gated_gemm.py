@@ -74,7 +74,9 @@ CASES = [
     (WGMMA, "m=200,n=200,k=136,dtype=f16,out=f32", {"bm": 64, "bn": 192, "consumers": 1, "staged": 1}),
     (WGMMA, "m=264,n=72,k=264,dtype=bf16,trans=nt", {"bm": 64, "bn": 64, "pingpong": 1, "cluster_m": 2}),
     (WGMMA, "m=136,n=136,k=72,dtype=f16,activation=gelu", {"bm": 128, "bn": 64, "cluster_n": 2, "staged": 0}),
+    (WGMMA, "m=136,n=136,k=200,dtype=bf16,trans=nt", {"bm": 128, "bn": 128, "bk": 128, "consumers": 2}),
 ]
+JOINED = CASES[-1]
 SMALL = {"bm": 32, "bn": 32, "group_m": 1, "min_blocks": 1}
 
 
@@ -89,6 +91,36 @@ def test_results_of_each_path_are_right(variant: Any, text: str, choices: dict[s
     workload = gated(text)
     config = configured(variant, workload, choices)
     checks.assert_emulates_right(variant, workload, config, order="reverse", seed=2)
+
+
+FAULTS = {
+    "panels of one matrix": ("K_CONTIGUOUS ? JOINED * PANEL_BYTES : PANEL_BYTES", "PANEL_BYTES"),
+    "tiles one after the other": ("K_CONTIGUOUS && JOINED > 1 ? PANEL_BYTES : BYTES", "BYTES"),
+    "the gate twice": ("JOINED ? sums[i][0][IN_N + j][e]", "JOINED ? sums[i][0][j][e]"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_of_joined_tiles_are_found(fault: str) -> None:
+    variant, text, choices = JOINED
+    workload = gated(text)
+    wrong = checks.planted(variant, *FAULTS[fault])
+    checks.assert_fault_is_found(wrong, workload, configured(variant, workload, choices))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+def test_one_instruction_multiplies_both_matrices_where_it_can(trans: str) -> None:
+    workload = gated(f"m=2048,n=14336,k=4096,dtype=bf16,trans={trans}")
+    config = WGMMA.default(workload, H100)
+    for changes, instructions in (({}, 1), ({"bn": 192, "cluster_m": 1, "stages": 2}, 2)):
+        chosen = WGMMA.space.check(Config({**config, **changes}), workload=workload, device=H100)
+        made = checks.compiled_for_hopper(WGMMA, workload, chosen)
+        steps = chosen["bk"] * 2 // 32 * chosen["bm"] // chosen["consumers"] // 64
+        assert checks.opcodes(made.cubin, 9)[checks.HGMMA] == instructions * steps
+        costs = checks.costs_of(WGMMA, workload, chosen, H100)
+        assert costs.instructions == instructions * 4 * chosen["bm"] / 64 * 4096 / 16
 
 
 @needs_nvrtc

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import kernel_checks as checks
-from tests.kernels.kernel_checks import H100, HGMMA, QGMMA, USETMAXREG, UTMALDG, parser
+from tests.kernels.kernel_checks import H100, HGMMA, IGMMA, QGMMA, USETMAXREG, UTMALDG, UTMASTG, parser
 from tests.support import needs_compiler, needs_nvrtc
 from tunebench.binary import cubin
 from tunebench.bound import bound
@@ -34,7 +34,7 @@ drawn_workloads = st.builds(
     n=extents,
     k=extents,
     batch=st.sampled_from([1, 2, 96]),
-    dtype=st.sampled_from(["f16", "bf16", "e4m3"]),
+    dtype=st.sampled_from(["f16", "bf16", "tf32", "e4m3"]),
     trans=st.sampled_from(["nn", "nt", "tn", "tt"]),
     epilogue=st.sampled_from(Gemm.choices("epilogue")),
     out=st.sampled_from(["f32", "f16", "bf16"]),
@@ -54,15 +54,22 @@ def test_the_default_is_what_libraries_ship() -> None:
     assert (large["bm"], large["bn"], large["bk"], large["consumers"]) == (128, 256, 64, 2)
     sizes = []
     for size in (64, 512, 2048, 8192):
-        config = VARIANT.default(gemm(f"m={size},n={size},k=1024,dtype=f16"), H100)
+        config = VARIANT.default(gemm(f"m={size},n={size},k=4096,dtype=f16"), H100)
         sizes.append(config["bm"] * config["bn"])
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
+def test_the_default_stores_beside_products_where_k_is_short() -> None:
+    chosen = {
+        k: VARIANT.default(gemm(f"m=4096,n=4096,k={k},dtype=f16"), H100)["pingpong"] for k in (64, 256, 4096)
+    }
+    assert chosen == {64: 1, 256: 1, 4096: 0}
+
+
 def test_unsupported_workloads_are_refused_with_a_reason() -> None:
-    for dtype in ("f32", "tf32", "i8"):
-        assert dtype in str(VARIANT.refuses(gemm(f"m=64,n=64,k=64,dtype={dtype}"), H100))
+    assert "and i8, not f32" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=f32"), H100))
+    assert "prologue of tf32" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=tf32,pre=relu(x)"), H100))
     for architecture in ("sm_80", "sm_100", "sm_120"):
         assert "sm_90" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=f16"), representative(architecture)))
     # Lines of a have k elements, or m where a is transposed; those of b have n or k.
@@ -76,6 +83,12 @@ def test_unsupported_workloads_are_refused_with_a_reason() -> None:
     assert VARIANT.refuses(gemm("m=61,n=61,k=80,dtype=e4m3,trans=nt"), H100) is None
     assert "tiles" in str(VARIANT.refuses(gemm("m=1,n=8,k=8,dtype=f16,batch=2147000000"), H100))
     assert "elements" in str(VARIANT.refuses(gemm("m=2147483640,n=8,k=8,dtype=f16"), H100))
+
+
+def test_bulk_copies_store_rows_of_whole_16_bytes() -> None:
+    for n, out, whole in ((136, "f16", True), (132, "f16", False), (132, "f32", True), (133, "f32", False)):
+        table = VARIANT.configs(gemm(f"m=200,n={n},k=136,dtype=f16,trans=nt,out={out}"), H100)
+        assert (2 in table["staged"]) == whole
 
 
 def test_a_large_workload_has_thousands_of_configurations() -> None:
@@ -116,7 +129,10 @@ def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
     (launch,) = VARIANT.launches(workload, config)
-    a_map, b_map = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
+    a_map, b_map, *of_c = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
+    assert [(c.tensor, c.extents[:2], c.box[1:]) for c in of_c] == (
+        [("c", (workload.n, workload.m), (16, 1))] if config["staged"] == 2 else []
+    )
     shared = {"a": (a_map, "bm", "cluster_n"), "b": (b_map, "bn", "cluster_m")}
     for name, (tensor_map, extent, parts) in shared.items():
         (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
@@ -221,6 +237,20 @@ CASES = [
     ("m=3,n=8,k=8,dtype=bf16", {"bm": 64, "consumers": 1}),
     ("m=200,n=133,k=400,dtype=e4m3,trans=nt,epilogue=bias+relu", {"bk": 128, "stages": 3}),
     ("m=136,n=136,k=272,dtype=e4m3,trans=nt,out=f32", {"bk": 256, "cluster_n": 2}),
+    ("m=200,n=133,k=1200,dtype=i8,trans=nt", {"bk": 128, "stages": 3}),
+    ("m=136,n=136,k=272,dtype=i8,trans=nt,batch=2", {"bk": 256, "cluster_m": 2, "staged": 0, "bn": 128}),
+    ("m=200,n=136,k=200,dtype=f16,trans=nn,pre=exp(min(x*scale+shift,2)),epilogue=bias", {"stages": 3}),
+    ("m=136,n=136,k=133,dtype=bf16,trans=tn,pre=x/scale+cos(x)", {"bk": 128, "bm": 64, "consumers": 1}),
+    ("m=264,n=72,k=264,dtype=f16,trans=nt,pre=silu(x-shift)", {"bm": 64, "pingpong": 1, "cluster_m": 2}),
+    ("m=200,n=136,k=100,dtype=tf32,trans=nn,epilogue=bias", {"bk": 32, "stages": 3}),
+    ("m=200,n=133,k=196,dtype=tf32,trans=nt", {"bm": 64, "consumers": 1}),
+    ("m=136,n=200,k=140,dtype=tf32,trans=tn,out=bf16", {"bk": 32, "bm": 64, "pingpong": 1, "cluster_m": 2}),
+    ("m=264,n=137,k=132,dtype=tf32,trans=tt,batch=2", {"bk": 32, "bm": 256, "bn": 128, "cluster_n": 2}),
+    ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"staged": 2, "stages": 3}),
+    ("m=200,n=132,k=136,dtype=bf16,trans=nt,epilogue=bias+residual,out=f32", {"staged": 2}),
+    ("m=200,n=200,k=72,dtype=f16,out=bf16", {"bm": 192, "bn": 192, "consumers": 3, "staged": 2}),
+    ("m=330,n=136,k=72,dtype=f16,batch=2", {"bm": 64, "pingpong": 1, "cluster_m": 2, "staged": 2}),
+    ("m=200,n=132,k=272,dtype=i8,trans=nt,batch=2", {"bk": 128, "bm": 256, "staged": 2}),
 ]
 """Every path is taken by some case."""
 
@@ -253,7 +283,7 @@ FAULTS = {
     "released before it is multiplied": (0, "if (step > 0) release<", "release<"),
     "released by nobody": (
         0,
-        "    if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));\n",
+        "    if (step > 0) release<ClusterTiles<C>::CLUSTER>(place.empty_of(previous));\n",
         "",
     ),
     "one group waited for too few": (0, "  wgmma_wait<0>();\n", "  wgmma_wait<1>();\n"),
@@ -276,6 +306,26 @@ FAULTS = {
         "",
     ),
     "too many registers": (9, "take_registers<C::CONSUMER_REGISTERS>", "take_registers<240>"),
+    "no prologue": (16, "numbers[r / 2].apply(operands[part][i][r])", ""),
+    "numbers of the other half of k": (16, "numbers[r / 2].apply", "numbers[r % 2].apply"),
+    "rows without the swizzle": (16, "* Tile::SIZE ^ line % 8 * 16)", "* Tile::SIZE)"),
+    "elements beyond k": (17, "left > 1 ? u32(elements.at[1].bits) : 0", "u32(elements.at[1].bits)"),
+    "operands of the next step": (16, "sums[i][0], current[part][i],", "sums[i][0], operands[1][part][i],"),
+    "a step released before it is multiplied": (18, "    wgmma_wait<0>();\n    release<", "    release<"),
+    "a square that is not transposed": (19, "round_and_turn(tile, square);", "round_lines(tile + square);"),
+    "squares of the first warp only": (19, "int(threadIdx.x) / 32 % 4 - (4 - ROUNDING_WARPS);", "0;"),
+    "blocks that all stay in place": (19, "of_n = of_k ^ apart, lines", "of_n = of_k, lines"),
+    "words of a along m without the swizzle": (21, "r % 2 * 8, k + lane % 4", "r % 2 * 8 ^ 4, k + lane % 4"),
+    "a box filled again before it has been copied": (
+        25,
+        "        wait_for_stores<0>();  // the last box of the rows before is this one\n",
+        "        wait_for_stores<1>();\n",
+    ),
+    "no wait between boxes": (24, "        wait_for_stores<1>();\n", "        wait_for_stores<2>();\n"),
+    "exit before boxes have been copied": (23, "if (threadIdx.x % 32 == 0) wait_for_stores<0>();", ""),
+    "a box of no group": (23, "      commit_stores();\n", ""),
+    "boxes without the swizzle": (24, "* SIZE ^ group * 16)),", "* SIZE)),"),
+    "boxes of the next rows": (23, "first.m + first_row, first.batch);", "first.m, first.batch);"),
     "rows beyond the edge": (
         1,
         "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
@@ -294,6 +344,29 @@ def test_planted_faults_are_found(fault: str) -> None:
     checks.assert_fault_is_found(checks.planted(VARIANT, old, new), workload, configured(workload, choices))
 
 
+NEARLY = np.float32(1 + 2.0**-10 - 2.0**-23)
+"""Between two numbers of tf32: close to the upper one, but the lower 13 bits cut off give the lower one."""
+
+UNROUNDED = {
+    "a": "#pragma unroll\n        for (int r = 0; r < 4; ++r) four[r] = to_tf32(__uint_as_float(four[r]));\n",
+    "b in lines along k": "part.at[e] = __uint_as_float(to_tf32(part.at[e]));",
+    "b in lines along n": "__uint_as_float(to_tf32(*reinterpret_cast<const float*>(tile + at)))",
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("operand", UNROUNDED)
+def test_elements_are_rounded_to_tf32_and_missing_rounding_is_found(operand: str) -> None:
+    text, choices = CASES[20 if operand == "b in lines along k" else 19]
+    workload = gemm(text)
+    config, inputs = configured(workload, choices), workload.draw(np.random.default_rng(2))
+    inputs |= {name: np.full_like(inputs[name], NEARLY) for name in ("a", "b")}
+    checks.assert_emulates_right(VARIANT, workload, config, inputs)
+    kept = "*reinterpret_cast<const float*>(tile + at)" if operand == "b in lines along n" else ""
+    wrong = checks.planted(VARIANT, UNROUNDED[operand], kept)
+    checks.assert_fault_is_found(wrong, workload, config, inputs)
+
+
 # ------------------------------------------------------------------------------------------- machine code
 
 
@@ -306,6 +379,14 @@ def test_planted_faults_are_found(fault: str) -> None:
         ("m=512,n=512,k=512,dtype=f16,trans=nn,epilogue=bias", {}),
         ("m=4096,n=4096,k=4096,dtype=f16,trans=tt", {"pingpong": 1, "bm": 64, "bn": 256}),
         ("m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", {}),
+        ("m=4096,n=4096,k=4096,dtype=i8,trans=nt", {}),
+        ("m=4096,n=4096,k=4096,dtype=f16,trans=nt,pre=relu(x*scale+shift)", {}),
+        ("m=4096,n=4096,k=4095,dtype=bf16,trans=tn,pre=silu(x*scale+shift)", {"bn": 128}),
+        ("m=4096,n=4096,k=4096,dtype=tf32,trans=nn", {}),
+        ("m=4096,n=4096,k=4096,dtype=tf32,trans=nt,epilogue=bias+gelu", {}),
+        ("m=4096,n=4096,k=4096,dtype=tf32,trans=tt", {"bm": 256, "bn": 128}),
+        ("m=4096,n=4096,k=4096,dtype=bf16,trans=nt", {"staged": 2}),
+        ("m=4096,n=4096,k=4096,dtype=f16,trans=nn,epilogue=bias+gelu,out=f32", {"staged": 2}),
     ],
 )
 def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choices: dict[str, int]) -> None:
@@ -316,8 +397,11 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     counted = checks.opcodes(made.cubin, 9)
     rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
     per_step = config["bk"] * itemsize(workload.dtype) // 32 * rows // 64
-    assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step
+    unrolled = 2 if workload.has_pre or workload.dtype == "tf32" else 1  # two steps: operands in registers
+    assert counted[{"e4m3": QGMMA, "i8": IGMMA}.get(workload.dtype, HGMMA)] == unrolled * per_step
     assert counted[UTMALDG] >= 2
+    boxes = config["bn"] * itemsize(workload.out) // 128 * rows // 64
+    assert counted[UTMASTG] == (boxes if config["staged"] == 2 else 0)
     assert counted[USETMAXREG] == (2 if config["consumers"] > 1 else 0)
     registers = cubin.read_cubin(made.cubin)[made.symbols[0]].registers
     if config["consumers"] > 1:

@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import kernel_checks as checks
-from tests.kernels.kernel_checks import A100, GPUS, H100, parser
+from tests.kernels.kernel_checks import A100, GPUS, H100, HGMMA, QGMMA, UTMALDG, parser
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench.bound import bound
 from tunebench.device import representative
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
+from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.kernels.grouped_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
+from tunebench.kernels.grouped_gemm.cuda_wgmma import VARIANT as WGMMA
 from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
 from tunebench.measure import baseline, baselines
 from tunebench.measure.sampled import Sampled, is_sampled
@@ -29,7 +31,7 @@ from tunebench.measure.verify import InputSet
 from tunebench.space import Config
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-VARIANTS = (SIMT, MMA, NUMBA)
+VARIANTS = (SIMT, MMA, WGMMA, NUMBA)
 grouped = parser(GroupedGemm)
 
 extents = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 31, 64, 127, 128, 1000, 4096, 14336])
@@ -174,7 +176,7 @@ def test_the_most_and_the_least_tiles_of_any_split(m: int, groups: int) -> None:
     for bm in (1, 2, 3, 4):
         counts = [sum(-(-size // bm) for size in split) for split in splits(m, groups)]
         workload = GroupedGemm(groups=groups, m=m, n=7, k=1, dtype="f32")
-        assert _grouped.most_tiles(workload, bm, 2) == 4 * max(counts)
+        assert _grouped.most_blocks(workload, bm, 2) == 4 * max(counts)
         assert _grouped.least_tiles(workload, bm, 2) == 4 * min(counts)
         assert min(counts) <= _grouped.usual_blocks(workload, bm, 7) <= max(counts)
 
@@ -207,15 +209,16 @@ def test_full_blocks_have_their_share_of_any_split(
 @given(drawn_workloads, st.integers(0, 10**6))
 def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: GroupedGemm, choice: int) -> None:
     for variant in VARIANTS:
-        if variant.refuses(w, A100) is None:
-            table = variant.configs(w, A100)
+        if variant.refuses(w, H100) is None:
+            table = variant.configs(w, H100)
             config = table.config(choice % len(table))
             (launch,) = variant.launches(w, config)
-            most = _grouped.most_tiles(w, config["bm"], config["bn"])
+            most = _grouped.most_blocks(w, config["bm"], config["bn"])
             in_turn = config.get("tiles_a_block", 1)
+            # A cluster's last tile in a group may have no rows or columns; it counts as a tile.
             assert -(-most // launch.grid[0]) <= in_turn
             if in_turn > 1:
-                assert _grouped.least_tiles(w, config["bm"], config["bn"]) >= A100.sm_count
+                assert _grouped.least_tiles(w, config["bm"], config["bn"]) >= H100.sm_count
 
 
 # ------------------------------------------------------------------------------------------------- spaces
@@ -248,8 +251,9 @@ def test_cuda_mma_refuses_unsupported_workloads_with_a_reason() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_more_tiles_than_can_be_numbered_are_refused(variant: Any) -> None:
-    huge = grouped("groups=2147483646,m=2147483647,n=2000,k=2,dtype=tf32")
-    assert "tiles" in str(variant.refuses(huge, A100))
+    dtype = "f16" if variant is WGMMA else "tf32"
+    huge = grouped(f"groups=2147483646,m=2147480000,n=2000,k=8,dtype={dtype}")
+    assert "tiles" in str(variant.refuses(huge, H100))
 
 
 @pytest.mark.parametrize(("variant", "least"), [(SIMT, 5000), (MMA, 5000), (NUMBA, 500)], ids=str)
@@ -269,10 +273,10 @@ def test_blocks_take_tiles_in_turn_where_there_are_many() -> None:
 @given(workload=drawn_workloads)
 def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: GroupedGemm) -> None:
     for variant in VARIANTS:
-        if variant.refuses(workload, A100) is not None:
+        if variant.refuses(workload, H100) is not None:
             continue
-        table = variant.configs(workload, A100)
-        costs = variant.costs(workload, table, A100)
+        table = variant.configs(workload, H100)
+        costs = variant.costs(workload, table, H100)
         rows, columns, depth = (
             -(-getattr(workload, name) // table[f"b{name}"]) * table[f"b{name}"] for name in "mnk"
         )
@@ -286,15 +290,15 @@ def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: Gr
         size = itemsize(workload.dtype)
         touched = workload.k * size * (workload.n * rows / table["bm"] + workload.m * columns / table["bn"])
         assert np.all(costs.blocks * costs.fill_bytes <= touched)
-        assert np.all(bound(costs, workload.traffic(), A100, rows=len(table)).us > 0)
+        assert np.all(bound(costs, workload.traffic(), H100, rows=len(table)).us > 0)
 
 
 @given(workload=drawn_workloads, choice=st.integers(0, 10**6))
 def test_emulation_workload_has_the_same_edges_and_machine_code(workload: GroupedGemm, choice: int) -> None:
-    for variant in (SIMT, MMA):
-        if variant.refuses(workload, A100) is not None:
+    for variant in (SIMT, MMA, WGMMA):
+        if variant.refuses(workload, H100) is not None:
             continue
-        table = variant.configs(workload, A100)
+        table = variant.configs(workload, H100)
         config = table.config(choice % len(table))
         small = variant.emulation_workload(workload, config)
         assert variant.source(small, config) == variant.source(workload, config)
@@ -353,6 +357,50 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
     inputs = inputs_of(workload, EDGES["edges"])
     config = configured(variant, workload, choices)
     checks.assert_emulates_right(variant, workload, config, inputs, sanitize=True)
+
+
+OF_WGMMA = [
+    # text, choices, sizes of the groups
+    ("n=72,k=136,dtype=f16,trans=nn", {"stages": 3}, (0, 1, 64, 65, 63, 0, 128, 0)),
+    ("n=133,k=136,dtype=bf16,trans=nt,out=f32", {"staged": 0}, (321, 0, 0, 0, 0, 0, 0, 0)),
+    ("n=72,k=72,dtype=f16,trans=nt", {"pingpong": 1, "consumers": 2}, (0, 1, 64, 65, 63, 0, 128, 0)),
+    ("n=72,k=72,dtype=bf16,trans=nn", {"cluster_m": 2}, (0, 1, 64, 65, 63, 0, 128, 0)),
+    ("n=136,k=72,dtype=f16,trans=nt", {"cluster_n": 2, "group_m": 4}, (1, 1, 1, 1, 1, 1, 1, 314)),
+    ("n=64,k=272,dtype=e4m3,trans=nt", {"bm": 128, "bk": 128, "consumers": 2}, (0, 0, 0, 130, 0, 0, 0, 191)),
+]
+
+
+def of_wgmma(number: int) -> tuple[GroupedGemm, Config, dict[str, Any]]:
+    """Return a case of OF_WGMMA: workload, configuration, inputs."""
+    text, choices, sizes = OF_WGMMA[number]
+    workload = grouped(f"groups=8,m=321,{text}")
+    plain = {"bm": 64, "bn": 64, "bk": 64, "stages": 2, "consumers": 1, "pingpong": 0, "cluster_m": 1}
+    plain |= {"cluster_n": 1, "staged": 1, "group_m": 1, "min_blocks": 1}
+    config = WGMMA.space.check(Config({**plain, **choices}), workload=workload, device=H100)
+    return workload, config, inputs_of(workload, sizes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", range(len(OF_WGMMA)))
+def test_wgmma_results_are_right_in_every_order(number: int) -> None:
+    checks.assert_right_in_every_order(WGMMA, *of_wgmma(number))
+
+
+WGMMA_FAULTS = {
+    "end of the group": (0, "clusters.begin() + clusters.rows()}", "clusters.rows()}"),
+    "matrix of the group": (0, "return {{clusters.group(), ", "return {{0, "),
+    "first row of the group": (0, "clusters.begin() + tile.m, tile.n}", "tile.m, tile.n}"),
+    "columns of a cluster": (4, "groups, tiles_of(columns, C::BN * C::CLUSTER_N))", "groups, 1)"),
+    "matrix of a": (1, "{ return 0; }  // of all", "{ return 1; }  // of all"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", WGMMA_FAULTS)
+def test_planted_faults_in_wgmma_are_found(fault: str) -> None:
+    number, old, new = WGMMA_FAULTS[fault]
+    workload, config, inputs = of_wgmma(number)
+    checks.assert_fault_is_found(checks.planted(WGMMA, old, new), workload, config, inputs)
 
 
 @needs_compiler
@@ -430,6 +478,7 @@ def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
         (MMA, "groups=8,m=16,n=14336,k=4096,dtype=f16"),
         (MMA, "groups=8,m=4096,n=14336,k=4096,dtype=e4m3,trans=nt"),
         (SIMT, "groups=8,m=4096,n=14336,k=4096,dtype=f32,trans=nt"),
+        (WGMMA, "groups=8,m=16,n=14336,k=4096,dtype=f16"),
     ],
 )
 def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -> None:
@@ -437,3 +486,22 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
     if variant.refuses(workload, device):
         pytest.skip(str(variant.refuses(workload, device)))
     checks.assert_default_compiles_without_spills(variant, workload, device)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "text",
+    [
+        "groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt",
+        "groups=60,m=512,n=1408,k=2048,dtype=f16",
+        "groups=8,m=4096,n=14336,k=4096,dtype=e4m3,trans=nt",
+    ],
+)
+def test_wgmma_is_compiled_to_hopper_s_instructions_without_spills(text: str) -> None:
+    workload = grouped(text)
+    config = WGMMA.default(workload, H100)
+    counted = checks.opcodes(checks.compiled_for_hopper(WGMMA, workload, config).cubin, 9)
+    rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
+    per_step = config["bk"] * itemsize(workload.dtype) // 32 * rows // 64
+    assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step
+    assert counted[UTMALDG] >= 2

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench._figure import significant
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.counts import Counts, read_counts
 from tunebench.emulate.host_compiler import Mode, build_executable, find_compiler
@@ -183,7 +184,7 @@ def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, sourc
             check=False,
         )
     except subprocess.TimeoutExpired:
-        reason = f"order {order}: emulation did not finish in {timeout_s:g} s"
+        reason = f"order {order}: emulation did not finish in {significant(timeout_s)} s"
         raise EmulationFailed(reason, timed_out=True) from None
     if process.returncode != 0:
         reason = _reason(process.returncode, process.stderr.decode(errors="replace"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from tunebench import _environment
+from tunebench._figure import significant
 from tunebench._private_file import create_folder, is_private
 from tunebench.compile.cache import binary_key
 from tunebench.emulate.host_source import NotEmulated, as_host_cxx
@@ -220,7 +221,7 @@ def _run(command: list[str], source: str = "") -> None:
             command, input=source, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NotEmulated(f"the host's compiler did not finish in {_TIMEOUT_S:g} s") from None
+        raise NotEmulated(f"the host's compiler did not finish in {significant(_TIMEOUT_S)} s") from None
     if process.returncode != 0:
         errors = [line for line in process.stderr.splitlines() if "error" in line]
         quoted = "; ".join(errors[:5]) or process.stderr.strip()[-500:]

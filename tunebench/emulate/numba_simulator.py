@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunebench._figure import significant
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate.emulator import EmulationFailed
 from tunebench.space import Config
@@ -65,7 +66,7 @@ def simulate(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        reason = f"simulation did not finish in {timeout_s:g} s"
+        reason = f"simulation did not finish in {significant(timeout_s)} s"
         raise EmulationFailed(reason, timed_out=True) from None
     if process.returncode != 0:
         log = process.stderr.decode(errors="replace").strip()

@@ -315,10 +315,11 @@ class Conv2d(FusedProduct):
         g, cg, kg = self.groups, self.c // self.groups, self.k // self.groups
         # Reshape images to (groups, n, height, width, channels of a group), filters to (groups, r, s, kg,
         # cg).
-        x = np.zeros((g, self.n, *self.padded, cg))
+        like = next(iter(inputs.values()))
+        x = np.zeros((g, self.n, *self.padded, cg), like=like)
         inside = x[:, :, self.pad : self.pad + self.h, self.pad_w : self.pad_w + self.w]
-        y = np.zeros((g, self.n, self.p, self.q, kg))
-        w = np.zeros((g, self.r, self.s, kg, cg))
+        y = np.zeros((g, self.n, self.p, self.q, kg), like=like)
+        w = np.zeros((g, self.r, self.s, kg, cg), like=like)
         if "x" in inputs:
             inside[:] = self._grouped(inputs["x"])
         if "dy" in inputs:

@@ -66,10 +66,10 @@ bool open_some_barrier() {
     text += part;
     break;
   }
-  int told = 0;
-  for (size_t w = 0; w < warps.size() && told < 3; ++w)
+  int listed = 0;
+  for (size_t w = 0; w < warps.size() && listed < 3; ++w)
     for (const Group& group : warps[w].open) {
-      if (++told > 3) break;
+      if (++listed > 3) break;
       const unsigned missing = group.call.mask & warps[w].alive & ~group.arrived;
       snprintf(part, sizeof part, "; lanes %08x of warp %d wait in %s of line %d for lanes %08x", group.arrived,
                int(w), group.call.name, group.call.line, missing);

@@ -1,4 +1,5 @@
-// Runtime: bulk copies of a tensor's boxes, and of columns of its pixels, to shared memory. Needs mbarrier.h.
+// Runtime: bulk copies of a tensor's boxes, and of columns of its pixels, to shared memory; of boxes also back to the
+// tensor. Needs mbarrier.h.
 //
 // Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (tiled and im2col modes: bounding boxes, traversal
 // strides, out-of-boundary access; swizzling modes).
@@ -119,6 +120,19 @@ void for_each_line(const BoxCopy& copy, Visit visit) {
   }
 }
 
+// Writes one line of a box to the tensor; elements outside the tensor are not written.
+void store_line(const BoxCopy& copy, unsigned char* target, const Place& line, size_t line_bytes) {
+  const TensorMap& map = copy.map;
+  for (size_t at = 0; at < line_bytes; at += 16) {
+    const unsigned offset = swizzled(line.offset + unsigned(at), map.swizzle_bytes);
+    const unsigned char* const chunk = bytes_at({line.block, offset}, 16, "cp.async.bulk.tensor");
+    for (size_t i = 0; i < 16; i += map.element_bytes) {
+      const int64_t x = copy.corner[0] + int64_t((at + i) / map.element_bytes);
+      if (x >= 0 && x < int64_t(map.extents[0])) memcpy(target + x * map.element_bytes, chunk + i, map.element_bytes);
+    }
+  }
+}
+
 void copy_to(const BoxCopy& copy, int block) {
   Place line = {block, copy.target.offset};
   for_each_line(copy, [&](const unsigned char* source) {
@@ -127,15 +141,21 @@ void copy_to(const BoxCopy& copy, int block) {
   });
 }
 
-// Reports the bytes that a copy reads and writes to the watch, when the copy is issued.
-void tell(const BoxCopy& copy, const void* pc) {
+// Calls `visit` with each part of a line of the tensor that is within the box, and its bytes.
+template <class Visit>
+void for_each_part(const BoxCopy& copy, Visit visit) {
   const TensorMap& map = copy.map;
   const int64_t first = std::max(0, copy.corner[0]);
   const int64_t last = std::min(int64_t(map.extents[0]), int64_t(copy.corner[0]) + int64_t(map.box[0]));
-  for_each_line(copy, [&](const unsigned char* source) {
-    if (source && first < last)
-      watch::box_reads(source + first * map.element_bytes, size_t(last - first) * map.element_bytes, pc);
+  for_each_line(copy, [&](const unsigned char* line) {
+    if (line && first < last) visit(line + first * map.element_bytes, size_t(last - first) * map.element_bytes);
   });
+}
+
+// Reports the bytes that a copy reads and writes to the watch, when the copy is issued.
+void tell(const BoxCopy& copy, const void* pc) {
+  const TensorMap& map = copy.map;
+  for_each_part(copy, [&](const unsigned char* source, size_t bytes) { watch::box_reads(source, bytes, pc); });
   watch::box_is_asked_for();
   for (int block = 0; block < int(blocks.size()); ++block)
     if (copy.blocks >> block & 1u)
@@ -147,10 +167,10 @@ void perform(const BoxCopy& copy) {
   for (int block = 0; block < int(blocks.size()); ++block) {
     if (!(copy.blocks >> block & 1u)) continue;
     copy_to(copy, block);
-    const Place told = {block, copy.barrier.offset};
-    Barrier barrier = load_barrier(told, "cp.async.bulk.tensor");
+    const Place notified = {block, copy.barrier.offset};
+    Barrier barrier = load_barrier(notified, "cp.async.bulk.tensor");
     barrier.bytes -= int(box_bytes(copy.map));
-    store_barrier(told, barrier);
+    store_barrier(notified, barrier);
   }
 }
 
@@ -169,6 +189,35 @@ void check_no_box_is_left() {
   const uint3 block = put_off.front().block, thread = put_off.front().thread;
   fail("block (%u,%u,%u) has exited with a bulk copy under way, that of thread (%u,%u,%u)", block.x, block.y, block.z,
        thread.x, thread.y, thread.z);
+}
+
+// ---- copies to the tensor ("bulk groups") -------------------------------------------------------------------
+
+// Bulk copies to global memory of a thread. Groups are counted from 1.
+struct Stores {
+  struct Store {
+    BoxCopy copy;
+    size_t group;
+  };
+  std::vector<Store> put_off;  // deferred, in issue order
+  size_t groups = 0, read = 0;  // committed; whose sources have been read, as far as the thread knows
+  size_t last = 0;              // group of the latest store
+};
+
+std::vector<Stores> stores;  // of each thread of the cluster
+
+void perform_store(const BoxCopy& copy) {
+  Place line = copy.target;
+  for_each_line(copy, [&](const unsigned char* target) {
+    if (target) store_line(copy, const_cast<unsigned char*>(target), line, line_bytes_of(copy.map));
+    line.offset += unsigned(line_bytes_of(copy.map));
+  });
+}
+
+void check_stores_were_waited_for() {
+  const Stores& mine = stores[size_t(current->linear)];
+  if (mine.last > mine.read)
+    fail("the thread exits with bulk copies from shared memory that it has not waited for (cp.async.bulk.wait_group)");
 }
 
 // Fails if the copy begins outside of the box of pixels, which PTX forbids, or if its offsets are too large.
@@ -233,6 +282,39 @@ void copy_box(unsigned target, const void* tensor_map, int rank, const int* corn
   read_map(copy, tensor_map, rank, false);
   memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
   ask_for(copy, target, barrier, mask, __builtin_return_address(0));
+}
+
+void store_box(unsigned source, const void* tensor_map, int rank, const int* corner) {
+  Stores& mine = stores[size_t(current->linear)];
+  BoxCopy copy = {};
+  read_map(copy, tensor_map, rank, false);
+  memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
+  copy.target = place_of(source, current->block);
+  if (copy.target.block != current->block || copy.target.offset % 128)
+    fail("cp.async.bulk.tensor: the source %u of a store must be a multiple of 128 bytes in the block's own shared memory",
+         copy.target.offset);
+  mine.last = mine.groups + 1;
+  const void* const pc = __builtin_return_address(0);
+  watch::box_leaves(&mine, bytes_at(copy.target, box_bytes(copy.map), "cp.async.bulk.tensor"), box_bytes(copy.map),
+                    mine.last, pc);
+  for_each_part(copy, [&](const unsigned char* target, size_t bytes) { watch::box_writes(&mine, target, bytes, pc); });
+  if (order == Order::forward || (order == Order::random && draw() % 2))
+    perform_store(copy);
+  else
+    mine.put_off.push_back({copy, mine.last});
+}
+
+void commit_stores() { ++stores[size_t(current->linear)].groups; }
+
+void wait_for_stores(int groups_left) {
+  Stores& mine = stores[size_t(current->linear)];
+  if (mine.groups < mine.read + size_t(groups_left)) return;
+  mine.read = mine.groups - size_t(groups_left);
+  while (!mine.put_off.empty() && mine.put_off.front().group <= mine.read) {
+    perform_store(mine.put_off.front().copy);
+    mine.put_off.erase(mine.put_off.begin());
+  }
+  watch::has_waited_for_stores(&mine, mine.read);
 }
 
 void copy_pixels(unsigned target, const void* tensor_map, int rank, const int* corner, const unsigned short* offsets,

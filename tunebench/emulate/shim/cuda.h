@@ -1,7 +1,7 @@
 // The part of CUDA C++ that kernels use, for the host's compiler: keywords, vector types, built-in functions.
 //
-// `__shared__` is missing: no macro can place such variables in memory that is poisoned and watched.
-// host_source.py rewrites their declarations before the compiler sees them.
+// `__shared__` and `__launch_bounds__` are missing: no macro can place such variables in memory that is poisoned and
+// watched, or report the bounds. host_source.py rewrites both before the compiler sees them.
 #pragma once
 #include "interface.h"
 
@@ -18,7 +18,6 @@
 #endif
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __launch_bounds__(...)
 #define __grid_constant__
 #define __restrict__ __restrict
 

@@ -149,6 +149,8 @@ void mbarrier_init(unsigned barrier, unsigned count);
 void mbarrier_arrive(unsigned barrier, unsigned expected_bytes);
 void mbarrier_wait(unsigned barrier, unsigned parity);  // returns when the phase of that parity has ended
 void fence_mbarrier_init();
+// Makes what this thread knows of generic accesses visible to bulk copies and products (`fence.proxy.async`).
+void fence_proxy_async();
 
 // Copies the box of a tensor map at `corner` (innermost coordinate first) and notifies the barrier. With the
 // mask `blocks`, copies to the same address in these blocks of the cluster and notifies the barrier of each.
@@ -158,9 +160,15 @@ void copy_box(unsigned target, const void* tensor_map, int rank, const int* corn
 void copy_pixels(unsigned target, const void* tensor_map, int rank, const int* corner, const unsigned short* offsets,
                  unsigned barrier, unsigned blocks);
 
+// Copies a box from shared memory to the tensor, asynchronously, in the thread's open bulk group. The wait returns when
+// all but that many groups have read their shared memory.
+void store_box(unsigned source, const void* tensor_map, int rank, const int* corner);
+void commit_stores();
+void wait_for_stores(int groups_left);
+
 // D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements. A and B
-// are given by descriptors, and an element's value by a function. A with 16-bit elements may be in four
-// registers of each thread instead: they are read when the product happens.
+// are given by descriptors, and an element's value by a function. A with 16- or 32-bit elements may be in four
+// registers of each thread instead: they are read when the product happens. The sums are NaN until `settle`.
 struct Product {
   unsigned long long a, b;
   float (*value)(const void* element);
@@ -168,12 +176,20 @@ struct Product {
   int element_bytes, n;
   bool a_along_m, b_along_n, accumulate;
   const unsigned* a_registers = nullptr;
+  bool integers = false;  // the sums are 32-bit integers, which wrap around
 };
 void warpgroup_multiply(const Product& product, float* sums);
+void warpgroup_multiply(Product product, int* sums);
 void warpgroup_fence();
 void warpgroup_commit();
 void warpgroup_wait(int groups_left);
-void set_registers(int count);
+void settle(float* sums, int count);
+void settle(int* sums, int count);
+
+// What `__launch_bounds__` declares: called at the start of a kernel that has it.
+void launch_bounds(int threads, int blocks_per_sm = 0, int blocks_per_cluster = 0);
+enum class Registers { taken, given };
+void set_registers(int count, Registers direction);
 
 unsigned cluster_rank();
 unsigned cluster_address(unsigned address, unsigned rank);

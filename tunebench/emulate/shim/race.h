@@ -27,7 +27,15 @@ namespace watch {
 // Knowledge of the other threads: the clock of each up to which its accesses are ordered. An agent performs
 // what threads have issued: the bulk copies that a barrier waits for, the products of a warpgroup. Agents
 // follow the threads.
-using Clock = std::vector<uint32_t>;
+using Times = std::vector<uint32_t>;
+
+// Agents access memory by the async proxy: they see the accesses of threads that a fence.proxy.async has followed, in
+// any thread that knew of them. What they do is known to threads that wait for it without such a fence. Source: PTX ISA,
+// "Async Proxy", "Causality Order" (operations linked by a proxy fence).
+struct Clock {
+  Times known, fenced;
+  uint32_t fenced_epoch = 0;  // of a block without a cluster: epochs up to this one are fenced
+};
 
 // An access: its thread or agent, the number of barriers of the block before it, and its time by its own
 // clock.
@@ -57,6 +65,7 @@ std::vector<bool> has_met_others;      // per block, by an atomic or volatile ac
 std::vector<Clock> clocks;             // per thread: knowledge of the others,
 std::vector<uint32_t> ticks;           // and its own clock
 int agents = 0;
+bool any_fence = false;                // of proxies, in the running cluster
 
 // A place at which threads leave their clocks for threads that arrive later.
 struct MeetingPoint {
@@ -74,6 +83,7 @@ size_t unset_at = 0;
 
 void start_clocks() {
   agents = 0;
+  any_fence = false;
   meeting_points.clear();
   clocks.assign(fibers.size(), {});
   ticks.assign(fibers.size(), 1);
@@ -81,20 +91,35 @@ void start_clocks() {
 
 int new_agent() { return int(clocks.size()) + agents++; }
 
-void learn(Clock& known, const Clock& more) {
+void learn(Times& known, const Times& more) {
   if (known.size() < more.size()) known.resize(more.size(), 0);
   for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
 }
 
-void learn(Clock& known, int who, uint32_t clock) {
+void learn(Times& known, int who, uint32_t clock) {
   if (known.size() <= size_t(who)) known.resize(size_t(who) + 1, 0);
   known[size_t(who)] = std::max(known[size_t(who)], clock);
+}
+
+void learn(Clock& clock, const Clock& more) {
+  learn(clock.known, more.known);
+  learn(clock.fenced, more.fenced);
+  clock.fenced_epoch = std::max(clock.fenced_epoch, more.fenced_epoch);
 }
 
 // Leaves a thread's accesses and knowledge for those that meet it there.
 void leave_at(Clock& place, int thread) {
   learn(place, clocks[size_t(thread)]);
-  learn(place, thread, ticks[size_t(thread)]++);
+  learn(place.known, thread, ticks[size_t(thread)]++);
+}
+
+// Makes a thread's accesses, and those it knows of, visible to the async proxy.
+void fence_at(int thread) {
+  Clock& clock = clocks[size_t(thread)];
+  any_fence = true;
+  learn(clock.fenced, clock.known);
+  learn(clock.fenced, thread, ticks[size_t(thread)]++);
+  clock.fenced_epoch = epoch - 1;
 }
 
 // The accesses of each of these threads are now known to all of them.
@@ -122,13 +147,20 @@ Stamp later(int agent, uint32_t clock, const void* pc) {
 bool precedes(const Stamp& earlier, int thread) {
   if (earlier.who == thread) return true;
   if (earlier.epoch < epoch && blocks.size() == 1 && earlier.who < clocks.size()) return true;
-  const Clock& known = clocks[size_t(thread)];
+  const Times& known = clocks[size_t(thread)].known;
   return earlier.who < known.size() && known[earlier.who] >= earlier.clock;
+}
+
+// Whether a proxy fence is between a thread's earlier access and a later one that `thread` issues to an agent.
+bool fenced(const Stamp& earlier, int thread) {
+  const Clock& clock = clocks[size_t(thread)];
+  if (earlier.epoch <= clock.fenced_epoch && blocks.size() == 1) return true;
+  return earlier.who < clock.fenced.size() && clock.fenced[earlier.who] >= earlier.clock;
 }
 
 // ---- accesses ---------------------------------------------------------------------------------------------
 
-std::string told(const Stamp& stamp, bool wrote, bool of_this_block = true) {
+std::string describe(const Stamp& stamp, bool wrote, bool of_this_block = true) {
   char who[60] = "a copy or product of a warpgroup", text[160];
   const unsigned threads = unsigned(fibers.size() / blocks.size());
   const unsigned i = stamp.who % threads, x = blockDim.x, y = blockDim.y;
@@ -142,11 +174,18 @@ std::string told(const Stamp& stamp, bool wrote, bool of_this_block = true) {
   fail("race on %s, byte %zu: %s; %s", memory.c_str(), at, one.c_str(), other.c_str());
 }
 
+// Fails if an agent accesses what a thread accessed by the generic proxy, and no fence is between.
+void check_proxy(const Stamp& earlier, bool wrote, const Stamp& self, bool writes, size_t at, int thread) {
+  if (earlier.who < clocks.size() && self.who >= clocks.size() && !fenced(earlier, thread))
+    fail("no fence.proxy.async between accesses of shared memory, byte %zu: %s; %s", at, describe(earlier, wrote).c_str(),
+         describe(self, writes).c_str());
+}
+
 // Fails if shared memory was read before it was written. Reported at the next barrier: until then it is a
 // race if the writing thread is merely late.
 void check_unset_read() {
   if (unset_read.epoch)
-    fail("read of shared memory that nobody has written, byte %zu: %s", unset_at, told(unset_read, false).c_str());
+    fail("read of shared memory that nobody has written, byte %zu: %s", unset_at, describe(unset_read, false).c_str());
 }
 
 // Keeps a reader in place of one that it makes redundant, if there is room; prefers readers of different
@@ -176,14 +215,18 @@ void see_shared(size_t piece, size_t size, size_t at, int bytes, bool writes, co
     // The unset bytes of a word that was written in part may be padding.
     if (unset == std::min(4, bytes) && !unset_read.epoch) unset_read = self, unset_at = i + 1 - size_t(unset);
     if (written && (writer.pending || !precedes(writer, thread)) && !(writer.atomic && self.atomic))
-      fail_race("shared memory", i, told(writer, true), told(self, writes));
+      fail_race("shared memory", i, describe(writer, true), describe(self, writes));
+    if (written) check_proxy(writer, true, self, writes, i, thread);
     if (!writes) {
       keep_reader(byte, self, thread);
       continue;
     }
-    for (const Stamp& reader : byte.readers)
-      if (reader.epoch >= first_epoch && !precedes(reader, thread) && !(reader.atomic && self.atomic))
-        fail_race("shared memory", i, told(reader, false), told(self, true));
+    for (const Stamp& reader : byte.readers) {
+      if (reader.epoch < first_epoch) continue;
+      if (!precedes(reader, thread) && !(reader.atomic && self.atomic))
+        fail_race("shared memory", i, describe(reader, false), describe(self, true));
+      check_proxy(reader, false, self, true, i, thread);
+    }
     byte = {self, {}};
   }
 }
@@ -210,9 +253,9 @@ void see_global(GlobalByte* all, const std::string& name, size_t at, int bytes, 
       return other_block == block ? !precedes(other, thread) : !has_met_others[size_t(rank)];
     };
     if (races(byte.writer, byte.writer_block, byte.written_in))
-      fail_race(name, i, told(byte.writer, true, byte.writer_block == block), told(self, writes));
+      fail_race(name, i, describe(byte.writer, true, byte.writer_block == block), describe(self, writes));
     if (writes && races(byte.reader, byte.reader_block, byte.read_in))
-      fail_race(name, i, told(byte.reader, false, byte.reader_block == block), told(self, true));
+      fail_race(name, i, describe(byte.reader, false, byte.reader_block == block), describe(self, true));
     if (writes)
       byte.writer = self, byte.writer_block = block, byte.written_in = launch;
     else

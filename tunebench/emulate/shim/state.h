@@ -31,13 +31,22 @@ struct Copy {
   int group;
 };
 
+// The sums of products in registers of a thread, from the first product until `settle`.
+struct Sums {
+  float* registers;
+  std::vector<float> values;  // what they will hold
+  size_t product;             // number of the latest, in the records of the warpgroup
+};
+
 // What a fiber in State::waiting waits for, and what it has requested of its warpgroup (see hopper.h).
 struct Progress {
-  enum Cause { barrier, products, cluster } waits_for;
+  enum Cause { barrier, products, cluster, registers } waits_for;
   unsigned address, parity;        // of the barrier, in the window of the cluster
-  size_t target;                   // of `issued`, or the phase of the cluster's barrier
+  size_t target;                   // of `issued`, or the phase of the cluster's barrier, or the registers
   size_t issued, groups;           // of the warpgroup's products: records and committed groups so far
+  size_t waited;                   // number of the last product waited for
   bool fenced;                     // since the last wait for products
+  std::vector<Sums> unsettled;     // in registers that must not be accessed
   std::vector<unsigned> unfenced;  // barriers that it has initialised without a fence since
 };
 
@@ -89,7 +98,7 @@ struct Warp {
   Slot in[32], out[32];
   unsigned alive;  // lanes that exist and have not exited
   std::vector<Group> open;
-  int registers;  // per thread, as set by setmaxnreg; 0 if it has not been called
+  int registers;  // per thread, as set by setmaxnreg; 0: as launched
 };
 
 constexpr size_t GUARD = 256;

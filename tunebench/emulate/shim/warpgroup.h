@@ -94,16 +94,17 @@ void read_operand(const Operand& operand, int block, float (*value)(const void*)
   });
 }
 
-// Reads A (64, 16) from registers: in thread t, lane l, register r has rows 16 (t / 32) + l / 4, plus 8 if r
-// is odd, of columns 2 (l % 4), plus 8 if r is 2 or 3, and the next. Section "Register Fragments", A of
-// .m64nNk16.
+// Reads A (64, K) from registers, K being 32 bytes. Of each half of K, thread t, lane l, has the elements in 4 bytes
+// from l % 4 on, in rows 16 (t / 32) + l / 4 (even registers) and that plus 8 (odd ones). Section "Register Fragments",
+// A of .m64nNk16 and of .m64nNk8.
 void read_registers(const Record& record, float* values) {
+  const int size = record.product.element_bytes, per_register = 4 / size, k = 32 / size;
   for (int t = 0; t < 128; ++t)
     for (int r = 0; r < 4; ++r)
-      for (int i = 0; i < 2; ++i) {
-        const auto bits = static_cast<unsigned short>(record.a_registers[t][r] >> (16 * i));
-        const int row = t / 32 * 16 + t % 32 / 4 + r % 2 * 8, column = t % 4 * 2 + r / 2 * 8 + i;
-        values[row * 16 + column] = record.product.value(&bits);
+      for (int i = 0; i < per_register; ++i) {
+        const unsigned bits = record.a_registers[t][r] >> (8 * size * i);  // the lowest bytes are the element
+        const int row = t / 32 * 16 + t % 32 / 4 + r % 2 * 8;
+        values[row * k + t % 4 * per_register + r / 2 * (k / 2) + i] = record.product.value(&bits);
       }
 }
 
@@ -123,14 +124,15 @@ void tell(const Warpgroup& group, const Record& record, size_t number) {
   watch::product_is_issued(name);
 }
 
-// D (64, n) += A (64, steps) B (steps, n).
-__attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) void multiply(float* __restrict d,
+// D (64, n) += A (64, steps) B (steps, n). Products of 8-bit integers are exact in f32.
+template <class Sum>
+__attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) void multiply(Sum* __restrict d,
                                                                                             const float* __restrict a,
                                                                                             const float* __restrict b,
                                                                                             int n, int steps) {
   for (int m = 0; m < 64; ++m)
     for (int k = 0; k < steps; ++k)
-      for (int j = 0; j < n; ++j) d[m * n + j] += a[m * steps + k] * b[k * n + j];
+      for (int j = 0; j < n; ++j) d[m * n + j] += Sum(a[m * steps + k] * b[k * n + j]);
 }
 
 // Thread t of a warpgroup, lane l, has rows 16 (t / 32) + l / 4, and that plus 8, of columns 8 j + 2 (l % 4)
@@ -150,7 +152,7 @@ void perform(const Record& record, int block) {
   const Product& product = record.product;
   const int n = product.n, steps = 32 / product.element_bytes;
   const Operand of_b = decoded(product.b, product.b_along_n, unsigned(product.element_bytes));
-  std::vector<float> a(64 * size_t(steps)), b(size_t(steps * n)), d(64 * size_t(n));
+  std::vector<float> a(64 * size_t(steps)), b(size_t(steps * n));
   if (product.a_registers) {
     read_registers(record, a.data());
   } else {
@@ -158,9 +160,15 @@ void perform(const Record& record, int block) {
     read_operand(of_a, block, product.value, 64, a.data(), size_t(steps), 1);
   }
   read_operand(of_b, block, product.value, n, b.data(), 1, size_t(n));
-  if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { d[size_t(at)] = sum; });
-  multiply(d.data(), a.data(), b.data(), n, steps);
-  for_each_sum(record, [&](float& sum, int at) { sum = d[size_t(at)]; });
+  const auto add = [&](auto zero) {
+    using Sum = decltype(zero);  // the type that the registers hold
+    std::vector<Sum> d(64 * size_t(n));
+    if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { memcpy(&d[size_t(at)], &sum, sizeof sum); });
+    multiply(d.data(), a.data(), b.data(), n, steps);
+    for_each_sum(record, [&](float& sum, int at) { memcpy(&sum, &d[size_t(at)], sizeof sum); });
+  };
+  if (product.integers) add(0u);
+  else add(0.0f);
 }
 
 // Performs what all threads have issued: all of it at once, or only what someone waits for; wakes the waiting
@@ -192,6 +200,30 @@ bool same(const Record& one, const Record& other) {
          !p.a_registers == !q.a_registers;
 }
 
+// Fails if the registers are sums of a product in part.
+void check_whole(const Sums& sums, const float* registers, size_t count) {
+  const float* const end = sums.registers + sums.values.size();
+  if (registers < end && sums.registers < registers + count && (registers != sums.registers || count != sums.values.size()))
+    fail("wgmma: %zu registers at %p, of which some, not all, are the %zu sums of a product", count,
+         static_cast<const void*>(registers), sums.values.size());
+}
+
+// The values of sums that a product writes. Their registers hold NaN until `settle`.
+float* values_of(float* registers, size_t count, bool accumulate) {
+  Progress& progress = current->progress;
+  for (Sums& sums : progress.unsettled) {
+    check_whole(sums, registers, count);
+    if (sums.registers != registers) continue;
+    sums.product = progress.issued + 1;
+    return sums.values.data();
+  }
+  std::vector<float> values(count);
+  if (accumulate) std::copy(registers, registers + count, values.data());
+  memset(registers, 0xff, count * sizeof(float));
+  progress.unsettled.push_back({registers, std::move(values), progress.issued + 1});
+  return progress.unsettled.back().values.data();
+}
+
 // Adds what this thread issues to the records of its warpgroup.
 void issue(const Record& mine, float* sums) {
   Warpgroup& group = warpgroup_of(*current);
@@ -209,10 +241,13 @@ void issue(const Record& mine, float* sums) {
   catch_up(group);
 }
 
-// Fails if a thread exits without waiting for what it has issued.
+// Fails if a thread exits without waiting for what it has issued, or without settling it.
 void check_products_were_waited_for() {
   if (current->progress.issued > warpgroup_of(*current).performed)
     fail("the thread exits with products (wgmma) that it has not waited for");
+  if (!current->progress.unsettled.empty())
+    fail("the thread exits with sums of products (wgmma) that it has not settled: without `settle` after the wait, the "
+         "compiler may read them before it");
 }
 
 }  // namespace
@@ -225,10 +260,30 @@ void warpgroup_multiply(const Product& product, float* sums) {
   if (!current->progress.fenced)
     fail("wgmma.mma_async: no wgmma.fence since the registers were last free for other use");
   if (product.n < 8 || product.n > 256 || product.n % 8) fail("wgmma.mma_async: n is %d", product.n);
-  if (product.a_registers && product.element_bytes != 2) fail("wgmma.mma_async: registers of 16-bit elements alone");
+  if (product.a_registers && product.element_bytes == 1) fail("wgmma.mma_async: no model of 8-bit A in registers");
   current->site = __builtin_return_address(0);
-  issue({false, product, 0, {}, {}}, sums);
+  issue({false, product, 0, {}, {}}, values_of(sums, size_t(product.n) / 2, product.accumulate));
 }
+
+// Sums that no product has written since are left as they are.
+void settle(float* registers, int count) {
+  auto& all = current->progress.unsettled;
+  for (size_t i = 0; i < all.size(); ++i) {
+    check_whole(all[i], registers, size_t(count));
+    if (all[i].registers != registers) continue;
+    if (all[i].product > current->progress.waited) fail("settle: the product (wgmma) has not been waited for");
+    std::copy(all[i].values.begin(), all[i].values.end(), registers);
+    all.erase(all.begin() + long(i));
+    return;
+  }
+}
+
+void warpgroup_multiply(Product product, int* sums) {
+  product.integers = true;
+  warpgroup_multiply(product, reinterpret_cast<float*>(sums));
+}
+
+void settle(int* registers, int count) { settle(reinterpret_cast<float*>(registers), count); }
 
 void warpgroup_commit() {
   ++current->progress.groups;
@@ -246,6 +301,7 @@ void warpgroup_wait(int groups_left) {
     catch_up(group);
     if (current->state == State::waiting) leave(false);
   }
+  progress.waited = std::max(progress.waited, progress.target);
   watch::has_waited_for_products(&group, progress.target);
 }
 

@@ -64,7 +64,7 @@ int piece_of(const unsigned char* at) {
 size_t offset_within(const unsigned char* data, size_t size, const unsigned char* at, int bytes,
                      const std::string& name, const Stamp& self, bool writes) {
   if (at < data || at + bytes > data + size)
-    fail("access outside of %s, at byte %td of %zu: %s", name.c_str(), at - data, size, told(self, writes).c_str());
+    fail("access outside of %s, at byte %td of %zu: %s", name.c_str(), at - data, size, describe(self, writes).c_str());
   return size_t(at - data);
 }
 
@@ -90,11 +90,20 @@ const Tensor* tensor_of(const unsigned char* at) {
   return nullptr;
 }
 
+// Fails if a thread accesses its registers while a product may still write them.
+void check_settled(const unsigned char* at, int bytes, const void* pc) {
+  for (const Sums& sums : current->progress.unsettled) {
+    const auto first = reinterpret_cast<const unsigned char*>(sums.registers);
+    if (at + bytes > first && at < first + sums.values.size() * sizeof(float))
+      fail("sums of a product (wgmma) are accessed before `settle`, pc 0x%x", from_start(pc));
+  }
+}
+
 // An access of the kernel itself by the running thread.
 void access(const void* address, int bytes, bool writes, bool atomic, const void* pc) {
   if (!current || in_model) return;
   const auto at = static_cast<const unsigned char*>(address);
-  if (on_a_stack(at)) return;
+  if (on_a_stack(at)) return check_settled(at, bytes, pc);
   const Stamp self = now(current->linear, pc, atomic);
   const int shared = piece_of(at);
   if (shared >= 0) {
@@ -160,7 +169,7 @@ void barrier_opens(int block) {
     ++works[size_t(block)].instructions["__syncthreads"];
   }
   if (blocks.size() == 1) ++epoch;  // sufficient for threads without a cluster
-  if (blocks.size() == 1 && agents == 0) return;
+  if (blocks.size() == 1 && agents == 0 && !any_fence) return;
   std::vector<int> threads;
   for (const Fiber& fiber : fibers)
     if (fiber.block == block && fiber.state != State::exited) threads.push_back(fiber.linear);

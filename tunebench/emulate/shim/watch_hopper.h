@@ -32,7 +32,7 @@ void arrives_at(const void* where) { leave_at(meeting_point(where).gathered, cur
 void phase_ends(const void* where) {
   MeetingPoint& point = meeting_point(where);
   learn(point.released, point.gathered);
-  learn(point.released, point.agent, ++point.phases);
+  learn(point.released.known, point.agent, ++point.phases);
 }
 
 void has_waited_at(const void* where) { learn(clocks[size_t(current->linear)], meeting_point(where).released); }
@@ -53,8 +53,32 @@ void box_comes(const void* target, size_t bytes, const void* barrier, int rank, 
 
 void box_reads(const unsigned char* source, size_t bytes, const void* pc) {
   work().fill_bytes += bytes;
-  if (const Tensor* const tensor = tensor_of(source))
-    access_tensor(*tensor, source, int(bytes), false, now(current->linear, pc), false);
+  const Tensor* const tensor = tensor_of(source);
+  if (!tensor) return;
+  for (const unsigned char* at = source; at < source + bytes; ++at)
+    if (tensor->seen[at - tensor->data].written_in == launch)
+      fail("a copy reads what threads of the same launch wrote to %s, byte %td: fence.proxy.async.global has no model",
+           tensor->name.c_str(), at - tensor->data);
+  access_tensor(*tensor, source, int(bytes), false, now(current->linear, pc), false);
+}
+
+// The running thread has issued a copy of these bytes to global memory, in the bulk group of this number.
+void box_leaves(const void* stores, const unsigned char* source, size_t bytes, size_t group, const void* pc) {
+  const Stamp self = later(meeting_point(stores).agent, uint32_t(group), pc);
+  access_shared(size_t(piece_of(source)), source, int(bytes), false, self, current->linear);
+  ++work().instructions["cp.async.bulk.tensor"];
+  work().smem_traffic_bytes += bytes;
+  work().smem_passes += (bytes + 127) / 128;
+}
+
+// It writes these bytes of a tensor. No wait of the kernel covers that.
+void box_writes(const void* stores, const unsigned char* target, size_t bytes, const void* pc) {
+  const Stamp self = later(meeting_point(stores).agent, UINT32_MAX, pc);
+  if (const Tensor* const tensor = tensor_of(target)) access_tensor(*tensor, target, int(bytes), true, self, false);
+}
+
+void has_waited_for_stores(const void* stores, size_t group) {
+  learn(clocks[size_t(current->linear)].known, meeting_point(stores).agent, uint32_t(group));
 }
 
 void box_is_asked_for() { ++work().instructions["cp.async.bulk.tensor"]; }
@@ -75,8 +99,11 @@ struct Unseen {
   ~Unseen() { in_model = false; }
 };
 
+// What the running thread knows of is now visible to copies and products that know of the fence.
+void proxies_are_fenced() { fence_at(current->linear); }
+
 void has_waited_for_products(const void* warpgroup, size_t number) {
-  learn(clocks[size_t(current->linear)], meeting_point(warpgroup).agent, uint32_t(number));
+  learn(clocks[size_t(current->linear)].known, meeting_point(warpgroup).agent, uint32_t(number));
 }
 
 #else
@@ -88,12 +115,16 @@ void has_waited_at(const void*) {}
 void barrier_arrives(const void*, const void*) {}
 void box_comes(const void*, size_t, const void*, int, const void*) {}
 void box_reads(const unsigned char*, size_t, const void*) {}
+void box_leaves(const void*, const unsigned char*, size_t, size_t, const void*) {}
+void box_writes(const void*, const unsigned char*, size_t, const void*) {}
+void has_waited_for_stores(const void*, size_t) {}
 void box_is_asked_for() {}
 void product_reads(const void*, size_t, const unsigned char*) {}
 void product_is_issued(const std::string&) {}
 struct Unseen {
   Unseen() {}
 };
+void proxies_are_fenced() {}
 void has_waited_for_products(const void*, size_t) {}
 
 #endif
