@@ -2,11 +2,12 @@
 
 Sources: He et al., "Deep residual learning for image recognition", 2015 (with the stride in the 3 x 3
     convolution, as in torchvision); Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks",
-    2018; Ronneberger et al., "U-Net", 2015 (padded, with normalisation); Devlin et al., "BERT", 2018; Radford
-    et al., "Language models are unsupervised multitask learners", 2019; Rombach et al., "High-resolution
-    image synthesis with latent diffusion models", 2022 (sizes of Stable Diffusion 1.5); Gilmer et al.,
-    "Neural message passing for quantum chemistry", 2017; van den Oord et al., "WaveNet", 2016 (without the
-    causal mask).
+    2018; Simonyan and Zisserman, "Very deep convolutional networks", 2014; Huang et al., "Densely connected
+    convolutional networks", 2016; Ronneberger et al., "U-Net", 2015 (padded, with normalisation); Devlin et
+    al., "BERT", 2018; Radford et al., "Language models are unsupervised multitask learners", 2019; Rombach et
+    al., "High-resolution image synthesis with latent diffusion models", 2022 (sizes of Stable Diffusion 1.5);
+    Gilmer et al., "Neural message passing for quantum chemistry", 2017; van den Oord et al., "WaveNet", 2016
+    (without the causal mask).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 __all__ = [
     "Bert",
+    "DenseNet",
     "DiffusionUNet",
     "Gpt2",
     "GraphNetwork",
@@ -28,6 +30,7 @@ __all__ = [
     "Resnet",
     "Size",
     "UNet",
+    "Vgg",
     "WaveNet",
 ]
 
@@ -143,6 +146,82 @@ class MobileNetV2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return (n, classes) logits of (n, 3, h, w) images."""
         return self.fc(self.dropout(self.layers(images).mean((2, 3))))
+
+
+class Vgg(nn.Module):
+    """3 x 3 convolutions between poolings, and three linear layers; by default VGG-19, at 224 x 224."""
+
+    def __init__(
+        self, counts: Sequence[int] = (2, 2, 4, 4, 4), width: int = 64, inner: int = 4096, classes: int = 1000
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for stage, count in enumerate(counts):
+            for _ in range(count):
+                out = width << min(stage, 3)
+                layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = out
+            layers.append(nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten())
+        hidden = [nn.Linear(wide, inner) for wide in (49 * channels, inner)]
+        self.head = nn.Sequential(
+            *(part for one in hidden for part in (one, nn.ReLU(inplace=True), nn.Dropout())),
+            nn.Linear(inner, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (n, classes) logits of (n, 3, h, w) images."""
+        return self.head(self.layers(images))
+
+
+class DenseLayer(nn.Module):
+    """A 1 x 1 and a 3 x 3 convolution, whose result is concatenated to the input."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            *_conv(channels, 4 * growth),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an image of `growth` more channels."""
+        return torch.cat([x, self.layers(x)], dim=1)
+
+
+class DenseNet(nn.Module):
+    """A densely connected network; by default DenseNet-121. Each layer copies the image that it extends."""
+
+    def __init__(
+        self,
+        counts: Sequence[int] = (6, 12, 24, 16),
+        growth: int = 32,
+        width: int = 64,
+        classes: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(*_conv(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        channels, blocks = width, []
+        for stage, count in enumerate(counts):
+            if stage:
+                half = nn.Conv2d(channels, channels // 2, 1, bias=False)
+                blocks.append(
+                    nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(inplace=True), half, nn.AvgPool2d(2))
+                )
+                channels //= 2
+            for _ in range(count):
+                blocks.append(DenseLayer(channels, growth))
+                channels += growth
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.BatchNorm2d(channels)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (n, classes) logits of (n, 3, h, w) images."""
+        return self.fc(torch.relu(self.norm(self.blocks(self.stem(images)))).mean((2, 3)))
 
 
 class UNet(nn.Module):

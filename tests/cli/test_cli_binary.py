@@ -9,13 +9,31 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.support import needs_cuda, needs_disassembler
-from tunebench import kernels
+from tests.support import VERIFIED, measured, needs_cuda, needs_disassembler, record_outcome
+from tunebench import device, kernels
 from tunebench.errors import install_command
+from tunebench.outcome import Predicted
+from tunebench.workloads import parse
 
 SOFTMAX = ("--workload", "softmax:rows=64,cols=1000,dtype=f32", "--arch", "sm_90")
 BLOCK = (*SOFTMAX, "--variant", "cuda_block")
 CPU = ("--workload", "softmax:rows=64,cols=128,dtype=f32", "--device", "cpu")
+
+
+def test_show_counts_predictions_apart_and_prints_whole_configurations(
+    run_text: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db, workload = tmp_path / "some.db", parse(SOFTMAX[1])
+    on, key = device.find("h100-sxm"), "softmax/cuda_block"
+    table = kernels.variant(key).configs(workload, on)
+    outcomes = [measured(5.0), *(Predicted(predicted_us=us, verification=VERIFIED) for us in (6.0, 7.0))]
+    for row, outcome in enumerate(outcomes):
+        record_outcome(db, workload, on, key, table.config(row), outcome)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run_text("show", *SOFTMAX[:2], "--db", db).splitlines()
+    assert lines[0] == f"{workload}: 1 measurement, 2 predictions"
+    for row in range(3):  # on one line however narrow the terminal is: a fold could not be copied
+        assert any(line.endswith(f"  {table.config(row)}") for line in lines), lines
 
 
 @needs_cuda
@@ -44,7 +62,9 @@ def test_show_sass(run_json: Run, run_text: Run) -> None:
     assert found["code"].count(" HMMA.") == found["instructions"]["HMMA"]
     text = run_text("show", *gemm, "--sass")
     assert found["code"] in text
-    assert text.splitlines()[0].startswith("// gemm/cuda_mma bm=")
+    first = text.splitlines()[0]
+    assert first.startswith("// gemm:m=128,n=128,k=128,dtype=f16 on sm_80")
+    assert ": gemm/cuda_mma bm=" in first
     assert f"HMMA {found['instructions']['HMMA']}" in text.splitlines()[-1]
 
 
@@ -56,7 +76,8 @@ def test_show_ptx(run_json: Run, run_text: Run) -> None:
 
 def test_show_of_a_processor(run_json: Run, run_text: Run) -> None:
     assembly = run_text("show", *CPU, "--sass").splitlines()
-    assert assembly[0].startswith("# softmax/numba_cpu ")
+    assert assembly[0].startswith("# softmax:rows=64,cols=128,dtype=f32 on ")
+    assert ": softmax/numba_cpu " in assembly[0]
     assert re.match(r"# [0-9]+ instructions: [a-z]", assembly[-1])
     found = run_json("show", *CPU, "--resources")
     assert found["kernels"] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,12 +198,59 @@ def test_doctor_reports_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert "CUDA 13.0" in check["found"]
 
 
+def _options() -> Iterator[tuple[str, Any]]:
+    """Yield every option of every command, with the name of its command."""
+
+    def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        for sub, each in getattr(command, "commands", {}).items():
+            yield from walk(f"{name} {sub}", each)
+        for option in command.params if not hasattr(command, "commands") else ():
+            if option.param_type_name == "option":
+                yield name, option
+
+    for name in cli.COMMANDS:
+        yield from walk(name, cli._load(name))
+
+
+def test_an_option_has_one_meaning_short_form_and_value_in_all_commands() -> None:
+    found: dict[str, dict[tuple[Any, ...], str]] = {}
+    for command, option in _options():
+        if option.hidden:
+            continue
+        assert option.help, f"{command} {option.opts} has no help"
+        subject = re.split(r"[ :,;.]", option.help)[0]  # the noun that the help explains
+        value = (option.metavar or "").split("|")[0]
+        files = option.opts[0] == "--out"  # the metavar says whether it is a file or a folder
+        meaning = (*option.opts, option.is_flag, *(() if files else (subject, value)))
+        found.setdefault(option.opts[0], {})[meaning] = command
+    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
+
+
 @pytest.mark.parametrize(
-    "command", ["lookup", "show", "predict", "compare", "workloads", "kernels", "explain"]
+    ("old", "new"),
+    [
+        (("predict", "--model", "gpt2", "--seq", "8", "--device", "t4", "--mode", "train"), "--training"),
+        (("compare", "-w", "softmax:rows=8,cols=8,dtype=f32", "--devices", "t4,l4"), "--device"),
+    ],
+)
+def test_old_name_of_an_option_works_with_a_warning(
+    old: tuple[str, ...], new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*old, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert f"is deprecated; use {new}" in printed.err
+    assert json.loads(printed.out)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["lookup", "show", "predict", "compare", "workloads", "kernels", "explain", "export", "db verify"],
 )
 def test_commands_on_workloads_load_variant_files(command: str, run_refused: Run) -> None:
-    named = () if command in ("workloads", "kernels") else ("--workload", "distance:n=1,m=1,dim=1")
-    error = run_refused(command, *named, "--variant-file", "/no/such/file.py")
+    named = ("--workload", "distance:n=1,m=1,dim=1")
+    if command in ("workloads", "kernels", "db verify"):
+        named = ()
+    error = run_refused(*command.split(), *named, "--variant-file", "/no/such/file.py")
     assert "variant file /no/such/file.py: expected a Python file" in error
 
 

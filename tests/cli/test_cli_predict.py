@@ -150,7 +150,7 @@ def test_a_model_is_the_sum_of_its_operations(run_json: Run, run_text: Run) -> N
 
 
 def test_training_step_has_an_optimizer_by_default(run_json: Run, run_text: Run) -> None:
-    typed = ["predict", *GPT2, "--mode", "train", "--device", "h100-sxm"]
+    typed = ["predict", *GPT2, "--training", "--device", "h100-sxm"]
     (adamw,), (none,) = run_json(*typed), run_json(*typed, "--optimizer", "none")
     assert (adamw["optimizer"], none["optimizer"]) == ("adamw", "none")
     assert {line["part"] for line in adamw["phases"]} == {"forward", "backward", "optimizer"}
@@ -181,7 +181,7 @@ def test_a_model_may_be_a_file(run_json: Run, tmp_path: Path) -> None:
 
 
 def test_a_model_on_several_devices(run_json: Run, run_text: Run) -> None:
-    typed = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "128", "--mode", "train"]
+    typed = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "128", "--training"]
     typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
     (found,) = run_json(*typed)
     assert found["devices"] == 4
@@ -200,7 +200,7 @@ def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], run
     said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
     assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
     assert said in capsys.readouterr().err
-    assert cli.run(["compare", *typed, "--devices", "h100-sxm,mi300x"]) == 0
+    assert cli.run(["compare", *typed, "--device", "h100-sxm", "--device", "mi300x"]) == 0
     assert capsys.readouterr().err.count("warning") == 1
     assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -223,7 +223,18 @@ def test_training_keeps_more_than_parameters() -> None:
 
 
 def test_devices_are_compared_by_time_and_cost(run_json: Run, run_text: Run, next_gpu: str) -> None:
-    typed = ["compare", *GPT2, "--devices", f"h100-sxm,t4,{next_gpu}", "--price", "h100-sxm=3.6,next=7.2"]
+    typed = [
+        "compare",
+        *GPT2,
+        "--device",
+        "h100-sxm",
+        "--device",
+        "t4",
+        "--device",
+        next_gpu,
+        "--price",
+        "h100-sxm=3.6,next=7.2",
+    ]
     h100, t4, new = run_json(*typed)
     (alone,) = run_json("predict", *GPT2, "--device", "h100-sxm")
     assert h100["time_us"] == pytest.approx(alone["time_us"])
@@ -242,7 +253,7 @@ def test_devices_are_compared_by_time_and_cost(run_json: Run, run_text: Run, nex
 
 def test_workloads_are_compared_by_the_sum_of_their_times(run_json: Run) -> None:
     softmax = "softmax:rows=8192,cols=1024,dtype=f32"
-    (both,) = run_json("compare", "-w", GEMM, "-w", softmax, "--devices", "t4")
+    (both,) = run_json("compare", "-w", GEMM, "-w", softmax, "--device", "t4")
     t4 = device.find("t4")
     expected = sum(predict(parse(text), t4).time_us for text in (GEMM, softmax))
     assert both["time_us"] == pytest.approx(expected)
@@ -250,7 +261,7 @@ def test_workloads_are_compared_by_the_sum_of_their_times(run_json: Run) -> None
 
 
 def test_several_devices_cost_several_times_as_much(run_json: Run) -> None:
-    typed = ["compare", *GPT2, "--devices", "h100-sxm", "--price", "h100-sxm=3.6", "--data", "2"]
+    typed = ["compare", *GPT2, "--device", "h100-sxm", "--price", "h100-sxm=3.6", "--data", "2"]
     (found,) = run_json(*typed)
     assert found["devices"] == 2
     assert found["cost_per_million_tokens"] == pytest.approx(2 * found["time_us"] * 1e-9 / 256 * 1e6)
@@ -288,17 +299,16 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
             "none.csv: No such file",
         ),
         (["predict", "--model", "gpt9", "--device", "t4"], "unknown network 'gpt9'"),
-        (["predict", *GPT2, "--device", "t4", "--mode", "learn"], "unknown mode 'learn'"),
         (["predict", *GPT2, "--device", "t4", "--dtype", "f64"], "unknown dtype 'f64'"),
         (["predict", *GPT2, "--device", "t4", "--optimizer", "lion"], "unknown optimizer 'lion'"),
         (["predict", *GPT2, "--device", "t4", "--microbatches", "2"], "need --data"),
         (["predict", *GPT2, "--device", "t4", "--data", "3"], "a batch of 2 cannot be divided"),
         (["predict", *GPT2, "--device", "t4", "--data", "2", "--schedule", "x"], "schedule must be"),
-        (["compare", "--devices", "t4"], "give the work to compare"),
-        (["compare", "-w", GEMM], "Missing option '--devices'"),
-        (["compare", "-w", GEMM, "--devices", "t4", "--price", "t4"], "form device=price, got 't4'"),
-        (["compare", "-w", GEMM, "--devices", "t4", "--price", "l4=3"], "unknown device with a price 'l4'"),
-        (["compare", "-w", GEMM, "--devices", "t4", "--price", "t4=0"], "price of t4 must be positive"),
+        (["compare", "--device", "t4"], "give the work to compare"),
+        (["compare", "-w", GEMM], "this machine has no GPU: name one by --device"),
+        (["compare", "-w", GEMM, "--device", "t4", "--price", "t4"], "form device=price, got 't4'"),
+        (["compare", "-w", GEMM, "--device", "t4", "--price", "l4=3"], "unknown device with a price 'l4'"),
+        (["compare", "-w", GEMM, "--device", "t4", "--price", "t4=0"], "price of t4 must be positive"),
     ],
 )
 def test_invalid_argument_is_one_line_of_error(
@@ -345,8 +355,8 @@ def test_recorded_space_is_compared_with_a_device_from_a_file(run_json: Run, tmp
     sheet = tmp_path / "twice.toml"
     known = device.find("rtx-2080-ti")
     sheet.write_text(f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * known.max_clock_mhz}\n')
-    described = run_json("bound", "--replay", str(recorded))
-    twice = run_json("bound", "--replay", str(recorded), "--device", str(sheet))
+    described = run_json("bound", str(recorded))
+    twice = run_json("bound", str(recorded), "--device", str(sheet))
     assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
     fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
     assert fma[0] == pytest.approx(2 * fma[1])

@@ -687,10 +687,10 @@ def test_forked_child_runs_kernels_without_numba_threads() -> None:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        told = pipe.read()
+        printed = pipe.read()
     _, status = os.waitpid(child, 0)
     assert status == 0
-    right, ran, gone = told.split()
+    right, ran, gone = printed.split()
     assert right == "True"
     assert ran == ("torch" if gone == "True" else "tunebench")
 

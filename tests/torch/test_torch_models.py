@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 
 
 from benchmarks import models  # noqa: E402
-from benchmarks.torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
+from benchmarks.torch_models import DenseNet, Gpt2, MobileNetV2, Size, UNet, Vgg  # noqa: E402
 
 
 def test_mobilenet_returns_one_logit_per_class() -> None:
@@ -23,6 +23,14 @@ def test_mobilenet_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         count = sum(weight.numel() for weight in MobileNetV2().parameters())
     assert count == 3_504_872
+
+
+@pytest.mark.parametrize(("made", "expected"), [(Vgg, 143_667_240), (DenseNet, 7_978_856)])
+def test_vgg19_and_densenet121_have_the_published_numbers_of_parameters(made: type, expected: int) -> None:
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in made().parameters())
+        assert made()(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+    assert count == expected
 
 
 @pytest.mark.parametrize("levels", [1, 3])

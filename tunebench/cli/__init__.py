@@ -32,6 +32,7 @@ COMMANDS = {
     "predict": "Predict the time of a workload or a model on GPUs, present or not.",
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",
+    "plan": "Plan how the training steps of a PyTorch model run on a device.",
     "time": "Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.",
     "explain": (
         "Explain the time of a configuration: its limiting resource, and changes that would save time."
@@ -51,7 +52,7 @@ EXIT_CODES = {
     0: "done",
     1: "any other error",
     2: "invalid command line or input",
-    3: "lookup --strict: no measurement for this workload on this device",
+    3: "not measured here (lookup --strict), or measured only for variants whose files are not given",
     4: "the database cannot be read or written",
     5: "the device is missing or not usable, or the cluster is lost; results so far are kept",
     6: "an optional dependency is not installed",

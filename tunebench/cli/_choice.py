@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.tuning.choice import ChosenConfig
 
-__all__ = ["ConfigRequest", "describe"]
+__all__ = ["ConfigRequest", "describe", "in_words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,12 @@ class ConfigRequest:
         )
 
 
+def in_words(choice: ChosenConfig) -> str:
+    """Return variant, configuration and the reason of a choice, in one line."""
+    why = f"{choice.why}: {choice.because}" if choice.because else choice.why
+    return f"{choice.variant.key} {choice.config} ({why})"
+
+
 def describe(choice: ChosenConfig) -> dict[str, Any]:
     """Return a choice as a JSON-serialisable dictionary."""
     return {
@@ -65,6 +71,7 @@ def describe(choice: ChosenConfig) -> dict[str, Any]:
         "variant": choice.variant.key,
         "config": dict(choice.config),
         "why": choice.why,
+        "because": choice.because,
         "expected_us": choice.expected_us,
         "how": choice.how,
     }

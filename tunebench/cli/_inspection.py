@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench import _environment
 from tunebench.binary.disassembly import count_instructions
 from tunebench.binary.occupancy import KernelUse, kernel_uses
-from tunebench.cli._choice import describe
+from tunebench.cli._choice import describe, in_words
 from tunebench.cli._output import emit, printable, table
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.compile.assembly import machine_code, ptx
@@ -34,11 +34,11 @@ def inspect(choice: ChosenConfig, view: str, as_json: bool) -> None:
 
 
 def _cache() -> BinaryCache:
-    return BinaryCache(_environment.cache_folder())
+    return BinaryCache(_environment.binary_folder())
 
 
 def _title(choice: ChosenConfig) -> str:
-    return f"{choice.variant.key} {choice.config} for {choice.workload} on {choice.device.key} ({choice.why})"
+    return f"{choice.workload} on {choice.device.key}: {in_words(choice)}"
 
 
 def _show_sass(choice: ChosenConfig, as_json: bool) -> None:

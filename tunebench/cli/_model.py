@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from tunebench.cli._option import ModelType, Training, renamed_flag
 from tunebench.cli._output import console
 from tunebench.errors import InputError, UnknownName
 
@@ -36,20 +37,15 @@ class ModelRequest:
         ),
     ]
     batch: Annotated[
-        int, typer.Option(min=1, help="Model: number of sequences or images of all devices together.")
+        int, typer.Option(min=1, help="Batch size: sequences or images of all devices together.")
     ] = 1
     seq: Annotated[int, typer.Option(min=0, help="Model: tokens per sequence; 0 for images.")] = 0
-    mode: Annotated[str, typer.Option(help="Model: infer (a forward pass) or train (a training step).")] = (
-        "infer"
-    )
-    dtype: Annotated[
+    training: Training = False
+    mode: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
-            help="Model: dtype, one of f32, f16, bf16. Default: f32, or the dtype of the list of workloads.",
-            show_default=False,
-        ),
+        typer.Option("--mode", hidden=True, callback=renamed_flag("--training")),
     ] = None
+    dtype: ModelType = None
     fused: Annotated[
         bool,
         typer.Option(
@@ -150,9 +146,10 @@ class ModelRequest:
 
         found = network(self.name)
         dtype = self.dtype or _own_type(found)
-        optimizer = self.optimizer or ("adamw" if self.mode == "train" else "none")
+        mode = self.mode or ("train" if self.training else "infer")
+        optimizer = self.optimizer or ("adamw" if mode == "train" else "none")
         for what, choice, kind in (
-            ("mode", self.mode, kinds.Mode),
+            ("mode", mode, kinds.Mode),
             ("dtype", dtype, kinds.DType),
             ("optimizer", optimizer, kinds.Optimizer),
         ):
@@ -161,7 +158,7 @@ class ModelRequest:
         run = NetworkRun(
             batch=self.batch,
             seq=self.seq,
-            mode=self.mode,  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
             dtype=dtype,  # type: ignore[arg-type]
             fused=self.fused,
             optimizer=optimizer,  # type: ignore[arg-type]

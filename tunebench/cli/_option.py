@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ __all__ = [
     "ConfigText",
     "Database",
     "DeviceName",
+    "Gpus",
     "Json",
     "LearnedPruner",
     "ModelInputs",
@@ -28,14 +29,20 @@ __all__ = [
     "OptionalWorkload",
     "ReadDatabase",
     "StopAtGap",
+    "Training",
     "VariantFiles",
     "VariantName",
     "WorkloadText",
+    "Workloads",
     "absent_device",
     "gpus",
+    "looked_up_device",
     "renamed_flag",
     "target_device",
 ]
+
+
+T = TypeVar("T")
 
 
 def _database_option(callback: Callable[[str | None], str | None] | None = None) -> Any:
@@ -85,16 +92,32 @@ Json = Annotated[
 WorkloadText = Annotated[
     str,
     typer.Option(
-        "--workload", "-w", help="Workload: operator:dimension=value,… or suite/layer,dimension=value."
+        "--workload",
+        "-w",
+        metavar="TEXT",
+        help="Workload: operator:dimension=value,… or suite/layer,dimension=value.",
     ),
 ]
 """Text of a workload."""
+
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="TEXT",
+        help="Workload: operator:dimension=value,… or suite/layer,dimension=value; repeatable.",
+        show_default=False,
+    ),
+]
+"""Texts of workloads; None without the option."""
 
 OptionalWorkload = Annotated[
     str | None,
     typer.Option(
         "--workload",
         "-w",
+        metavar="TEXT",
         help="Workload: operator:dimension=value,… or suite/layer,dimension=value; a size may be a range.",
         show_default=False,
         rich_help_panel="What to tune",
@@ -135,9 +158,25 @@ DeviceName = Annotated[
 ]
 """Name of a device, present or absent, or a file that describes it; None without the option."""
 
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="Device: a GPU by name, or a file that describes one; repeatable. Default: the GPU here.",
+        show_default=False,
+    ),
+]
+"""Names of GPUs, present or absent, or files that describe them; None without the option."""
+
 Architecture = Annotated[
     str | None,
-    typer.Option("--arch", help="Architecture, such as sm_90, in place of --device.", show_default=False),
+    typer.Option(
+        "--arch",
+        metavar="NAME",
+        help="Architecture, such as sm_90, in place of --device.",
+        show_default=False,
+    ),
 ]
 """An architecture, which selects its representative device; None without the option."""
 
@@ -154,12 +193,23 @@ ModelInputs = Annotated[
 """Inputs of a model; None without the option."""
 
 ModelType = Annotated[
-    str | None, typer.Option("--dtype", help="Dtype of the parameters: f32, f16 or bf16.", show_default=False)
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Dtype of the model: f32, f16 or bf16. Default: that of its parameters or workloads, else f32.",
+        show_default=False,
+    ),
 ]
 """Dtype of the parameters of a model; None without the option."""
 
+Training = Annotated[
+    bool, typer.Option("--training", help="Training step of the model: forward and backward.")
+]
+"""Whether a model runs forward and backward."""
+
 VariantName = Annotated[
-    str | None, typer.Option("--variant", help="Variant, by name or key.", show_default=False)
+    str | None,
+    typer.Option("--variant", metavar="NAME", help="Variant, by name or key.", show_default=False),
 ]
 """Name or key of a variant; None without the option."""
 
@@ -176,6 +226,7 @@ VariantFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--variant-file",
+        metavar="FILE.py",
         help="Python file with a variant, and its operator if that is new; repeatable.",
         show_default=False,
         callback=_load_variant_files,
@@ -215,6 +266,19 @@ def target_device(device: str | None, arch: str | None) -> Device:
     return devices.find(None) if device is None else absent_device(device)
 
 
+def looked_up_device(device: str | None, arch: str | None) -> Device | str | None:
+    """Return the device of `--device` or `--arch` for a lookup: a name may be one that only records have.
+
+    Raises:
+        InputError: if both are given, or a file is invalid.
+    """
+    if arch is not None:
+        return target_device(device, arch)
+    from tunebench import datasheet
+
+    return absent_device(device) if device is not None and datasheet.is_file(device) else device
+
+
 def absent_device(name: str) -> Device:
     """Return a device by name or from a file; assumptions about a file are printed to stderr.
 
@@ -235,8 +299,12 @@ def absent_device(name: str) -> Device:
     return sheet.device
 
 
-def gpus(names: Sequence[str] | None) -> list[Device]:
-    """Return the named GPUs, else the first GPU of this machine.
+def gpus(names: Sequence[str] | None, arch: str | None = None) -> list[Device]:
+    """Return the named GPUs, else that of an architecture, else the first GPU of this machine.
+
+    Args:
+        names: Names of GPUs, or files that describe them.
+        arch: Architecture, which excludes names.
 
     Raises:
         InputError: if a name is not of a GPU, or there is neither a name nor a GPU; otherwise as
@@ -244,7 +312,10 @@ def gpus(names: Sequence[str] | None) -> list[Device]:
     """
     from tunebench.device import local_gpus
 
-    found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
+    if arch is not None:
+        found = [target_device(names[0] if names else None, arch)]
+    else:
+        found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
     if not found:
         raise InputError("this machine has no GPU: name one by --device; `tunebench devices` lists them")
     for device in found:
@@ -253,10 +324,10 @@ def gpus(names: Sequence[str] | None) -> list[Device]:
     return found
 
 
-def renamed_flag(new: str) -> Callable[[typer.CallbackParam, bool], bool]:
-    """Return a callback for a deprecated flag, which warns on stderr and names the new flag."""
+def renamed_flag(new: str) -> Callable[[typer.CallbackParam, T], T]:
+    """Return a callback for a deprecated option, which warns on stderr and names the new option."""
 
-    def warn(param: typer.CallbackParam, value: bool) -> bool:
+    def warn(param: typer.CallbackParam, value: T) -> T:
         if value:
             from tunebench.cli._output import console
 

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from tunebench import _environment
+from tunebench._figure import significant
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:  # JSON output needs no rich
@@ -26,10 +27,10 @@ __all__ = [
     "duration",
     "emit",
     "json_stdout",
+    "phases",
     "plain",
     "printable",
     "progress",
-    "significant",
     "table",
 ]
 
@@ -169,23 +170,24 @@ def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = N
     return found
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """Return a number with some significant digits; powers of ten are written out up to 15 digits.
-
-    Args:
-        value: The number.
-        digits: Number of significant digits.
-    """
-    text = f"{value:.{digits}g}"
-    return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e15 else text
-
-
 def duration(us: float) -> str:
     """Return a duration with a readable unit, from microseconds."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if us >= 10 * size:
             return f"{significant(us / size)} {unit}"
     return f"{significant(us)} us"
+
+
+@contextlib.contextmanager
+def phases(to: Console) -> Iterator[Callable[[str], None]]:
+    """Yield a callback that shows the current phase of a long command, if the console is a terminal."""
+    if not to.is_terminal:
+        yield lambda what: None
+        return
+    from rich.text import Text
+
+    with to.status("") as status:
+        yield lambda what: status.update(Text(printable(what)))
 
 
 class Watcher(Protocol):

@@ -14,10 +14,28 @@ from tunebench.errors import InputError, UnknownName
 if TYPE_CHECKING:
     from tunebench.tuning.replay import Space
 
-__all__ = ["RecordedDevice", "RecordedKernel", "RecordedSizes", "space_of"]
+__all__ = [
+    "OptionalRecordedFile",
+    "RecordedDevice",
+    "RecordedFile",
+    "RecordedKernel",
+    "RecordedSizes",
+    "space_of",
+]
+
+_FILE = typer.Argument(metavar="FILE", help="Cache file of Kernel Tuner, or a file in T4 format.")
+
+RecordedFile = Annotated[Path, _FILE]
+"""Path of a recorded space."""
+
+OptionalRecordedFile = Annotated[Path | None, _FILE]
+"""Path of a recorded space; None without the argument."""
 
 RecordedKernel = Annotated[
-    str, typer.Option("--kernel", help="Kernel of a file that tells none.", show_default=False)
+    str,
+    typer.Option(
+        "--kernel", metavar="NAME", help="Kernel. Default: the one that the file names.", show_default=False
+    ),
 ]
 """Name of the recorded kernel; empty if the file contains it."""
 
@@ -26,7 +44,7 @@ RecordedDevice = Annotated[
     typer.Option(
         "--device",
         metavar="NAME|FILE",
-        help="Device of a file that tells none, as `tunebench devices` names it; or a file that does.",
+        help="Device: a name, or a file that describes one. Default: the one that the file names.",
         show_default=False,
     ),
 ]
@@ -35,7 +53,10 @@ RecordedDevice = Annotated[
 RecordedSizes = Annotated[
     str,
     typer.Option(
-        "--problem", metavar="SIZES", help="Problem of a file that tells none: 4096x4096.", show_default=False
+        "--problem",
+        metavar="SIZES",
+        help="Problem size, such as 4096x4096. Default: the one that the file names.",
+        show_default=False,
     ),
 ]
 """Problem size of the recorded kernel; empty if the file contains it."""

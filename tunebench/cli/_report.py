@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tunebench._figure import significant
 from tunebench.cli._output import table
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _render(report: Report, to: Console) -> None:
         text = f"{source.records} records of {source.workload} on {source.device}, {source.use}"
         to.print(f"  warm     {source.variant}: {text}", soft_wrap=True)
     if report.unlikely:
-        winners = f"{report.unlikely_winners:.2g} of them expected to be faster"
+        winners = f"{significant(report.unlikely_winners, 2)} of them expected to be faster"
         to.print(f"  unlikely {report.unlikely} configurations postponed, still open; {winners}")
     if report.pool is not None:
         to.print(f"  cluster  {', '.join(pool_parts(report.pool))}")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tunebench._figure import significant
 from tunebench.cli._output import console, printable
 from tunebench.cli._report import pool_parts, time_of
 
@@ -102,7 +103,7 @@ def _note(progress: Progress) -> str:
     if progress.best_us is not None:
         parts.append(f"best {time_of(progress.best_us)}")
         if progress.bound_us > 0:
-            parts.append(f"{progress.best_us / progress.bound_us:.2f}x the bound")
+            parts.append(f"{significant(progress.best_us / progress.bound_us, 3)}x the bound")
     if progress.seconds_left is not None:
         parts.append(f"{progress.seconds_left:.0f} s left")
     return ", ".join(parts) or "starting workers"

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, renamed_flag
 from tunebench.cli._output import emit, table
-from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedSizes, space_of
+from tunebench.cli._recorded import (
+    OptionalRecordedFile,
+    RecordedDevice,
+    RecordedKernel,
+    RecordedSizes,
+    space_of,
+)
+from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,27 +29,28 @@ __all__ = ["command"]
 
 
 def command(
-    replay: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="Recorded tuning space: a Kernel Tuner cache file, or a file in T4 format."
-        ),
-    ],
+    file: OptionalRecordedFile = None,
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
     problem: RecordedSizes = "",
     as_json: Json = False,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", hidden=True, callback=renamed_flag("the argument FILE"))
+    ] = None,
 ) -> None:
     """Compare the lower bound with the times of a recorded tuning space.
 
     Without a description of the kernel and the device there is no lower bound; `described` is then 0.
     """
-    space = space_of(replay, kernel, device, problem)
+    path = file or replay
+    if path is None:
+        raise InputError("name the recorded tuning space: tunebench bound FILE")
+    space = space_of(path, kernel, device, problem)
     data = _figures(space)
 
     def render(to: Console) -> None:
         recording = space.recording
-        to.print(f"{recording.kernel or replay.name} on {recording.device or 'an unnamed device'}")
+        to.print(f"{recording.kernel or path.name} on {recording.device or 'an unnamed device'}")
         if space.bounds is None:
             to.print(f"  {data['rows']} configurations, no lower bound: {space.missing}")
             return

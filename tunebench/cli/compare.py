@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._figure import significant
 from tunebench.cli._model import ModelRequest
-from tunebench.cli._option import Json, VariantFiles, gpus
+from tunebench.cli._option import Gpus, Json, VariantFiles, Workloads, gpus, renamed_flag
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import duration, emit, significant, table
+from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,16 +25,8 @@ __all__ = ["command"]
 
 @grouped_options("model", ModelRequest)
 def command(
-    devices: Annotated[
-        str,
-        typer.Option(metavar="A,B,…", help="GPUs by name, or files with a datasheet, separated by commas."),
-    ],
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload", "-w", metavar="TEXT", help="Workload to run; may be repeated.", show_default=False
-        ),
-    ] = None,
+    workload: Workloads = None,
+    device: Gpus = None,
     price: Annotated[
         str | None,
         typer.Option(
@@ -43,6 +36,9 @@ def command(
     model: ModelRequest | None = None,
     variant_file: VariantFiles = None,
     as_json: Json = False,
+    devices: Annotated[
+        str | None, typer.Option("--devices", hidden=True, callback=renamed_flag("--device"))
+    ] = None,
 ) -> None:
     """Compare GPUs, present or not, by predicted time, throughput and cost of the same work.
 
@@ -53,7 +49,7 @@ def command(
 
     if bool(workload) == (model is not None):
         raise InputError("give the work to compare: either --model NAME or --workload TEXT")
-    typed = [name for name in devices.split(",") if name]
+    typed = [*(device or ()), *filter(None, (devices or "").split(","))]
     chosen = gpus(typed or None)
     if model is not None:
         unit, found = model.unit, [_of_model(model, device) for device in chosen]
@@ -81,11 +77,11 @@ def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
 
 def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
     """Return the sum of workloads; interval ends add up, so errors are assumed fully correlated."""
-    from tunebench.forecast import predict_all
     from tunebench.forecast.comparison import ComparedDevice
+    from tunebench.forecast.library import predict_fitting
     from tunebench.workloads import parse
 
-    found = predict_all([parse(text) for text in texts], device)
+    found = predict_fitting([parse(text) for text in texts], device)
     time_us, low_us, high_us = (float(each.sum()) for each in (found.time_us, found.low_us, found.high_us))
     return ComparedDevice(device=device, time_us=time_us, low_us=low_us, high_us=high_us, items=1)
 
@@ -135,9 +131,10 @@ def _row(each: ComparedDevice, first: ComparedDevice, costs: bool) -> list[objec
         *(f"{duration(each.low_us)} to {duration(each.high_us)}", significant(each.items_per_s, 5)),
         f"{each.speedup(first):.2f}x",
     ]
-    if costs and each.price_per_hour is None:
+    if not costs:
+        return row
+    if each.price_per_hour is None:
         return [*row, None, None, None]
-    if costs:
-        ends = f"{each.cost_per_million(each.low_us):.4g} to {each.cost_per_million(each.high_us):.4g}"
-        return [*row, f"{each.price_per_hour:g}", f"{each.cost_per_million():.4g}", ends]
-    return row
+    times_us = (each.time_us, each.low_us, each.high_us)
+    cost, low, high = (significant(each.cost_per_million(us) or 0.0) for us in times_us)
+    return [*row, significant(each.price_per_hour, 6), cost, f"{low} to {high}"]

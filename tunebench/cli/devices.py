@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench import device as _device
+from tunebench._figure import significant
 from tunebench.cli._option import Json
-from tunebench.cli._output import emit, plain, significant, table
+from tunebench.cli._output import emit, plain, table
 from tunebench.device import Device
 
 if TYPE_CHECKING:

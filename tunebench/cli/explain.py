@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._choice import ConfigRequest
+from tunebench._figure import significant
+from tunebench.cli._choice import ConfigRequest, in_words
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import emit, significant, table
+from tunebench.cli._output import emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,7 @@ def command(
 def _render(found: Explanation, to: Console) -> None:
     choice = found.choice
     to.print(f"{choice.workload} on {choice.device.key}", soft_wrap=True)
-    to.print(f"  {choice.variant.key} {choice.config} ({choice.why})", soft_wrap=True)
+    to.print(f"  {in_words(choice)}", soft_wrap=True)
     for title, lines in (
         ("Workload", _workload(found)),
         ("Time", _times(found)),

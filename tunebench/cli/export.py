@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunebench import _environment
-from tunebench.cli._choice import ConfigRequest, describe
+from tunebench.cli._choice import ConfigRequest, describe, in_words
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit
@@ -24,9 +24,11 @@ __all__ = ["command"]
 @grouped_options("asked", ConfigRequest)
 def command(
     asked: ConfigRequest,
-    out: Annotated[Path, typer.Option(help="Folder to write to; created if it does not exist.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder to write to; created if it does not exist.")
+    ],
     form: Annotated[
-        str, typer.Option("--format", help="cubin: machine code; cu: CUDA C++ source for nvcc.")
+        str, typer.Option("--format", help="Format: cubin, machine code; cu, CUDA C++ source for nvcc.")
     ] = "cubin",
     as_json: Json = False,
 ) -> None:
@@ -41,13 +43,13 @@ def command(
 
     kind = _format(form)
     choice = asked.choice()
-    cache = BinaryCache(_environment.cache_folder())
+    cache = BinaryCache(_environment.binary_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
     files = write_export(choice, binary, out, kind)
     data = {**describe(choice), "files": files, "build": build_lines(choice, kind)}
 
     def render(to: Console) -> None:
-        to.print(f"{choice.variant.key} {choice.config} ({choice.why})", soft_wrap=True)
+        to.print(in_words(choice), soft_wrap=True)
         to.print(f"for {choice.workload} on {choice.device.key}", soft_wrap=True)
         for path in files:
             to.print(f"  {path}", soft_wrap=True)

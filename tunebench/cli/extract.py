@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, DeviceName, Json, ModelInputs, ModelType, target_device
+from tunebench.cli._option import (
+    Architecture,
+    DeviceName,
+    Json,
+    ModelInputs,
+    ModelType,
+    Training,
+    target_device,
+)
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 
@@ -33,13 +41,15 @@ def command(
         ),
     ],
     inputs: ModelInputs = None,
-    training: Annotated[bool, typer.Option(help="Extract a training step: forward and backward.")] = False,
+    training: Training = False,
     dtype: ModelType = None,
     device: DeviceName = None,
     arch: Architecture = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the graphs (JSON) and the suite (TOML).", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="Folder for the graphs (JSON) and the suite (TOML).", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Json, ReadDatabase, VariantFiles, WorkloadText
+from tunebench.cli._option import (
+    Architecture,
+    DeviceName,
+    Json,
+    ReadDatabase,
+    VariantFiles,
+    WorkloadText,
+    looked_up_device,
+)
 from tunebench.cli._output import emit
 
 if TYPE_CHECKING:
@@ -18,9 +26,8 @@ __all__ = ["command"]
 
 def command(
     workload: WorkloadText,
-    device: Annotated[
-        str | None, typer.Option(help="Device by name, or architecture. Default: this machine's device.")
-    ] = None,
+    device: DeviceName = None,
+    arch: Architecture = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -45,7 +52,7 @@ def command(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unmeasured)  # the output states it
-        answer = lookup_workload(workload, device=device, db=db, strict=strict)
+        answer = lookup_workload(workload, device=looked_up_device(device, arch), db=db, strict=strict)
 
     def render(to: Console) -> None:
         to.print(f"{answer.workload} on {answer.device}")

@@ -11,7 +11,7 @@ import typer
 
 from tunebench.cli._model import ModelRequest
 from tunebench.cli._model_report import describe_model, render_model
-from tunebench.cli._option import Json, VariantFiles, gpus
+from tunebench.cli._option import Architecture, Gpus, Json, VariantFiles, Workloads, gpus
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, duration, emit, plain, printable, table
 from tunebench.errors import InputError
@@ -32,24 +32,9 @@ SHOWN = 10
 
 @grouped_options("model", ModelRequest)
 def command(
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="TEXT",
-            help="Workload: operator:dimension=value,… or suite/layer; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="GPU by name, or a file with a datasheet; may be repeated. Default: this machine's GPU.",
-            show_default=False,
-        ),
-    ] = None,
+    workload: Workloads = None,
+    device: Gpus = None,
+    arch: Architecture = None,
     workloads: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +44,7 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="OUT.csv",
+            metavar="FILE.csv",
             help="CSV file to write, with the predictions as added columns.",
             show_default=False,
         ),
@@ -78,7 +63,7 @@ def command(
         raise InputError("give what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")
     if (workloads is None) != (out is None):
         raise InputError("--workloads FILE.csv needs --out OUT.csv, and the other way round")
-    devices = gpus(device)
+    devices = gpus(device, arch)
     if model is not None:
         _predict_model(model, devices, as_json)
     elif workloads is not None and out is not None:
@@ -105,11 +90,11 @@ def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool
 
 
 def _predict_workloads(texts: Sequence[str], devices: Sequence[Device], as_json: bool) -> None:
-    from tunebench.forecast import predict_all
+    from tunebench.forecast.library import predict_fitting
     from tunebench.workloads import parse
 
     problems = [parse(text) for text in texts]
-    found = [prediction for device in devices for prediction in predict_all(problems, device)]
+    found = [prediction for device in devices for prediction in predict_fitting(problems, device)]
     emit(as_json, [_describe(each) for each in found], lambda to: _render(to, found))
 
 

@@ -10,7 +10,7 @@ import typer
 
 from tunebench.cli._option import Json, LearnedPruner, StopAtGap, renamed_flag
 from tunebench.cli._output import emit, table
-from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedSizes, space_of
+from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel, RecordedSizes, space_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,15 +21,14 @@ __all__ = ["command"]
 
 
 def command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Cache file of Kernel Tuner, or a file in T4 format.")
-    ],
+    file: RecordedFile,
     trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200,
     seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1,
     sampler: Annotated[str, typer.Option(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate",
-    warm: Annotated[
+    warm_from: Annotated[
         list[Path] | None,
         typer.Option(
+            "--warm-from",
             metavar="FILE",
             help="Cache file of the same kernel on another device, to warm-start from; repeatable.",
         ),
@@ -42,6 +41,9 @@ def command(
     calibrated: Annotated[
         bool, typer.Option("--calibrated", hidden=True, callback=renamed_flag("--learned-pruner"))
     ] = False,
+    warm: Annotated[
+        list[Path] | None, typer.Option("--warm", hidden=True, callback=renamed_flag("--warm-from"))
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search a recorded tuning space instead of a device, to compare samplers.
@@ -54,7 +56,8 @@ def command(
     from tunebench.cache_file import read
     from tunebench.tuning.replay import replay
 
-    space, elsewhere = space_of(file, kernel, device, problem), [read(other) for other in warm or ()]
+    space = space_of(file, kernel, device, problem)
+    elsewhere = [read(other) for other in (*(warm_from or ()), *(warm or ()))]
     optimum_us = space.recording.optimum_us
     runs: list[dict[str, Any]] = []
     for seed in range(seeds):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._figure import significant
 from tunebench.cli._choice import ConfigRequest
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
@@ -92,8 +93,8 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
         for one in violating:
             to.print(
                 (
-                    f"warning: faster than its lower bound of {one.bound_us:.4g} us: {one.key.variant} "
-                    f"{one.key.config}"
+                    f"warning: faster than its lower bound of {significant(one.bound_us or 0.0)} us: "
+                    f"{one.key.variant} {one.key.config}"
                 ),
                 soft_wrap=True,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench._deprecation import warn_renamed
-from tunebench.cli._option import Json, ModelInputs, ModelType
+from tunebench.cli._option import Json, ModelInputs, ModelType, Training
 from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
 
@@ -32,12 +32,13 @@ def command(
         ),
     ],
     inputs: ModelInputs = None,
-    training: Annotated[bool, typer.Option(help="Time a training step: forward and backward.")] = False,
+    training: Training = False,
     dtype: ModelType = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu, or a GPU of this machine such as cuda:0. Default: the GPU, else the CPU.",
+            metavar="NAME",
+            help="Device of this machine: cpu, or a GPU such as cuda:0. Default: GPU, else CPU.",
             show_default=False,
         ),
     ] = None,

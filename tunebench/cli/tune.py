@@ -72,7 +72,7 @@ class TuneOptions:
         ),
     ] = None
     batch: Annotated[
-        int | None, _what(min=1, help="Samples per inference, with --suite. Default: 1.", show_default=False)
+        int | None, _what(min=1, help="Batch size of the suite. Default: 1.", show_default=False)
     ] = None
     retune: Annotated[
         bool,
@@ -82,23 +82,33 @@ class TuneOptions:
         ),
     ] = False
     variant: Annotated[
-        list[str] | None, _what(help="Variant to try, by name or key; repeatable. Default: all.")
+        list[str] | None,
+        _what(metavar="NAME", help="Variant, by name or key; repeatable. Default: all.", show_default=False),
     ] = None
     variant_file: Annotated[
-        list[Path] | None, _what(help="Python file with a variant to try; repeatable.")
+        list[Path] | None,
+        _what(
+            metavar="FILE.py",
+            help="Python file with a variant, and its operator if that is new; repeatable.",
+            show_default=False,
+        ),
     ] = None
     device: Annotated[
         list[str] | None,
         _where(
+            metavar="NAME|FILE",
+            show_default=False,
             help="Device: cuda, cuda:1, cpu, offline, a name, or a file; repeatable with --cluster. Default: "
-            "GPU, else CPU."
+            "GPU, else CPU.",
         ),
     ] = None
     arch: Annotated[
         str | None,
         _where(
+            metavar="NAME",
+            show_default=False,
             help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every "
-            "device of the cluster."
+            "device of the cluster.",
         ),
     ] = None
     cluster: Annotated[

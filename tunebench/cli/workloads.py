@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench import workloads
+from tunebench._figure import significant
 from tunebench.cli._option import Json, VariantFiles
-from tunebench.cli._output import emit, plain, significant, table
+from tunebench.cli._output import emit, plain, table
 from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Tensor, Workload
 
@@ -27,7 +28,7 @@ def command(
             metavar="[OPERATOR|SUITE|WORKLOAD]", help="Operator, suite or workload to show in detail."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suites.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1,
     variant_file: VariantFiles = None,
     as_json: Json = False,
 ) -> None:
@@ -155,7 +156,8 @@ def _workload(workload: Workload, as_json: bool) -> None:
             f"  {significant(data['gflop'], 6)} GFLOP, at least "
             f"{significant(traffic.total_bytes / 1e6, 6)} MB of memory traffic, "
             f"{significant(workload.flops() / traffic.total_bytes, 3)} FLOP/byte",
-            f"  |error| <= {tolerance.eps_out:.2g} |result| + {tolerance.eps_acc:.2g} scale:",
+            f"  |error| <= {significant(tolerance.eps_out, 2)} |result| + "
+            f"{significant(tolerance.eps_acc, 2)} scale:",
             f"  {tolerance.reason}",
         ]
         console.print("\n".join(lines), soft_wrap=True)

@@ -5,6 +5,7 @@ other calls. `prefer` changes that choice, and `watching` and `dispatch_report` 
 
 - `operators`: the functions, each a custom operator of torch
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
+- `fitting`: `fit`, which runs training steps within a memory budget
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
 
@@ -44,12 +45,16 @@ from tunebench.torch.operators.softmax import log_softmax, softmax
 if TYPE_CHECKING:
     from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile
     from tunebench.torch.compiler.timing import ModelTimes, time_model
+    from tunebench.torch.fitting.fit import fit
+    from tunebench.torch.fitting.fitter import FittedStep, fitted_steps
+    from tunebench.torch.fitting.profile import profile_step
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
     "DemandProfile",
+    "FittedStep",
     "ModelTimes",
     "PatchReport",
     "add_layer_norm",
@@ -59,6 +64,8 @@ __all__ = [
     "cross_entropy",
     "dispatch_report",
     "elementwise",
+    "fit",
+    "fitted_steps",
     "gated_linear",
     "layer_norm",
     "linear",
@@ -69,6 +76,7 @@ __all__ = [
     "plans",
     "prefer",
     "profile",
+    "profile_step",
     "reduce",
     "rms_norm",
     "scaled_dot_product_attention",
@@ -81,13 +89,17 @@ __all__ = [
 
 _LAZY = {
     "DemandProfile": "profiling.profiler",
+    "FittedStep": "fitting.fitter",
     "ModelTimes": "compiler.timing",
     "PatchReport": "patching.model",
     "compile": "compiler.backend",
+    "fit": "fitting.fit",
+    "fitted_steps": "fitting.fitter",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
+    "profile_step": "fitting.profile",
     "time_model": "compiler.timing",
     "unpatch": "patching.model",
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tunebench._figure import significant
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
 from tunebench.torch._layout import bias_axes, channel_broadcast
@@ -242,7 +243,7 @@ def _norm(args: Arguments, *, operator: str, weights: tuple[str, ...], backward:
     if eps is None:
         raise _Unsupported("no eps given")
     if not SMALLEST <= eps <= LARGEST:
-        raise _Unsupported(f"eps={eps:g}")
+        raise _Unsupported(f"eps={significant(eps, 6)}")
     is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *tensors))
     return _one(operator, **sizes, eps=float(eps), stats=is_trained)
 

@@ -14,7 +14,7 @@ from tunebench.errors import InputError
 
 __all__ = ["export_bundled", "ship"]
 
-Out = Annotated[Path, typer.Option(help="Folder to write to: one file per architecture.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to: one file per architecture.")]
 
 
 def export_bundled(out: Out, db: Database = None, as_json: Json = False) -> None:

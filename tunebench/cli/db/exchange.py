@@ -9,6 +9,7 @@ import typer
 
 from tunebench.cli._option import Database, Json
 from tunebench.cli._output import console, emit, plain, progress, table
+from tunebench.cli._recorded import RecordedKernel, RecordedSizes
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,15 +27,13 @@ def import_(
         typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, T4 files, or JSON Lines exports."),
     ],
     device: Annotated[
-        str | None, typer.Option(help="Device of the measurements. Default: the one in each file.")
-    ] = None,
-    kernel: Annotated[
-        str | None, typer.Option(help="Name of the kernel. Default: the one in each file.")
-    ] = None,
-    problem: Annotated[
-        str | None,
-        typer.Option(help="Kernel Tuner's problem size, such as 4096x4096. Default: the one in each file."),
-    ] = None,
+        str,
+        typer.Option(
+            metavar="NAME", help="Device: a name. Default: the one that the file names.", show_default=False
+        ),
+    ] = "",
+    kernel: RecordedKernel = "",
+    problem: RecordedSizes = "",
     db: Database = None,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +47,7 @@ def import_(
     from tunebench.db.exchange import import_file
     from tunebench.db.recorded_space import ImportOverrides
 
-    naming = ImportOverrides(device=device, kernel=kernel, problem=_problem(problem))
+    naming = ImportOverrides(device=device or None, kernel=kernel or None, problem=_problem(problem))
     done: list[ImportResult] = []
     to = console(stderr=True)
     try:
@@ -68,8 +67,8 @@ def import_(
         raise InputError(f"{refused} rows cannot be used; the others were imported")
 
 
-def _problem(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
+def _problem(text: str) -> tuple[int, ...] | None:
+    if not text:
         return None
     sizes = text.split("x")
     if not all(size.isdecimal() and len(size) < 19 for size in sizes):
@@ -102,16 +101,24 @@ def _spaces(each: ImportResult) -> str:
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="File to write; compressed by gzip if it ends in .gz.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to write; compressed by gzip if it ends in .gz.")
+    ],
     workload: Annotated[
-        str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default=False)
+        str | None,
+        typer.Option(
+            "--workload", "-w", metavar="TEXT", help="Workload: only its records.", show_default=False
+        ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Only this device: its name, architecture or key.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Device: only its records; a name, architecture or key.", show_default=False
+        ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="Only this variant, by its key.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="Variant: only its records; a key.", show_default=False),
     ] = None,
     cache: Annotated[
         str | None,
@@ -120,7 +127,8 @@ def export(
     form: Annotated[
         str,
         typer.Option(
-            "--format", help="t4 or kernel-tuner: one space, for other tuners; jsonl: all measurements."
+            "--format",
+            help="Format: t4 or kernel-tuner, one space for other tuners; jsonl, all measurements.",
         ),
     ] = "t4",
     db: Database = None,

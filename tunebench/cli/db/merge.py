@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tunebench.db.merge import MergeResult
 
 __all__ = ["merge"]
+
+SHOWN = 5
+"""Number of reasons that are shown for each database."""
 
 
 def merge(
@@ -54,10 +58,12 @@ def merge(
 
 
 def _render(to: Console, done: list[MergeResult]) -> None:
-    rows = [(e.added, e.known, e.runs, e.devices, e.demand, e.database) for e in done]
-    columns = (">added", ">known", ">new runs", ">new devices", ">new demand", "database")
+    rows = [(e.added, e.known, e.refused, e.runs, e.devices, e.demand, e.database) for e in done]
+    columns = (">added", ">known", ">refused", ">new runs", ">new devices", ">new demand", "database")
     to.print(table(*columns, rows=rows))
     for each in done:
+        for reason, count in Counter(each.faults).most_common(SHOWN):
+            to.print(f"{each.database}: {count} refused: {reason}", soft_wrap=True)
         for key in each.described:
             to.print(
                 f"{each.database}: {key} has another description; the later one was kept", soft_wrap=True

@@ -25,7 +25,9 @@ def upgrade(db: Database = None, as_json: Json = False) -> None:
 
 def downgrade(
     to: Annotated[str, typer.Option(help="Target schema revision, such as 0002.")],
-    force: Annotated[bool, typer.Option(help="Discard data that the earlier schema cannot store.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Discard data that the earlier schema cannot store.")
+    ] = False,
     db: Database = None,
     as_json: Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tunebench._figure import significant
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
 from tunebench.graph.node import NodeOperand
@@ -44,7 +45,10 @@ def batch_norm_fields(
     if not given["training"]:
         reason = "statistics that change from step to step"
     if reason or not SMALLEST <= given["eps"] <= LARGEST or not 0 < given["momentum"] <= 1:
-        return {"reason": reason or f"eps={given['eps']:g}, momentum={given['momentum']:g}"}
+        return {
+            "reason": reason
+            or f"eps={significant(given['eps'], 6)}, momentum={significant(given['momentum'], 6)}"
+        }
     try:
         statistics = workload("batchnorm_stats", **_sizes(x), eps=given["eps"], momentum=given["momentum"])
     except InputError as error:

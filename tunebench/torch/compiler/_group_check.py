@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tunebench._figure import significant
 from tunebench.torch.compiler._fused_call import FusedCall
 
 __all__ = ["difference"]
@@ -28,7 +29,11 @@ def difference(call: FusedCall) -> str:
             # Negative numbers, for example, have no square root: draw from [0, 1) instead.
             results = _results(call, call.drawn_inputs(torch.rand))
         error = max((_excess(*tensors) for tensors in zip(*results, strict=True)), default=0.0)
-    return f"its results differ from torch's by {error:.3g} times the allowed error" if error > 1 else ""
+    return (
+        f"its results differ from torch's by {significant(error, 3)} times the allowed error"
+        if error > 1
+        else ""
+    )
 
 
 def _results(call: FusedCall, given: Sequence[Tensor]) -> tuple[list[Tensor], ...]:

@@ -31,6 +31,7 @@ __all__ = [
     "is_repeatable",
     "mutated_inputs",
     "parts_of",
+    "rewrite_in_place",
 ]
 
 Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
@@ -149,6 +150,16 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         if not all("desc" in node.meta for node in inputs):
             return  # the body of a higher-order operator
         _decompose(self._rewrite(module), module, self._table)
+
+
+def rewrite_in_place(module: fx.GraphModule, rewrite: Rewrite) -> None:
+    """Replace the joint graph of a step by a rewritten one of ATen operators.
+
+    Args:
+        module: The graph as AOTAutograd traced it, with `DECOMPOSITIONS`.
+        rewrite: Changes the graph. Its exceptions are raised.
+    """
+    _decompose(rewrite(module), module, {})
 
 
 def is_inference(module: fx.GraphModule) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import logging
 import time
 import warnings
@@ -43,12 +42,14 @@ from tunebench.torch.compiler._inductor import (
     is_repeatable,
     mutated_inputs,
     parts_of,
+    rewrite_in_place,
 )
 from tunebench.torch.compiler._kernel_operator import check_later_kernels
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
-from tunebench.torch.compiler.capture import Phase, constant_inputs
+from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
 from tunebench.torch.compiler.decomposition import repeat_casts
+from tunebench.torch.fitting.fitter import Fitter, fitted_by
 from tunebench.workloads import parse
 
 __all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans"]
@@ -92,6 +93,11 @@ class Backend:
         self.skipped: list[str] = []
         self.seconds = {"plan": 0.0, "inductor": 0.0}
 
+    @property
+    def needs_inductor(self) -> bool:
+        """Whether an option applies to inductor alone."""
+        return self._benchmark or bool(self._inductor)
+
     def __reduce__(self) -> tuple[Callable[[], Backend], tuple[()]]:
         """Copy and pickle the options alone: a copy of a compiled model compiles its own graphs."""
         copied = functools.partial(
@@ -130,6 +136,17 @@ class Backend:
                 ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._end_race, step))
         self.seconds["inductor"] += time.monotonic() - began - (self.seconds["plan"] - planned_s)
         return _watched(ours, step.calls)
+
+    def replace_groups(self, module: fx.GraphModule) -> None:
+        """Replace groups of a joint graph by calls of their kernels, in place, where there are any."""
+        if preference() == "torch":
+            return
+        try:
+            rewrite_in_place(module, functools.partial(self._rewritten, _Step()))
+        except _NoGroupsError:
+            return
+        except InputError as error:
+            self._skip(str(error))
 
     def _end_race(self, step: _Step, race: Race) -> None:
         """Leave the groups of a graph to torch if torch won the race."""
@@ -336,12 +353,6 @@ def _checked_options(mode: str | None, options: Mapping[str, Any] | None) -> dic
     return {**chosen, "inductor": {**modes[mode or "default"], **given}}
 
 
-_OWN_LIMIT: Any = (
-    {"isolate_recompiles": True}
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    else {}
-)
-"""Arguments of `torch.compile` with which each compiled model has its own limit of compilations."""
 _compiled: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 """Backend of each model that `compile` returned."""
 _by_parameter: Any = WeakTensorKeyDictionary()
@@ -357,6 +368,7 @@ def compile(  # noqa: A001 - torch's name
     options: Mapping[str, Any] | None = None,
     benchmark: bool = False,
     check: bool = False,
+    memory_budget: int | str | None = None,
 ) -> Any:
     """Compile a model with gradients: tuned kernels run groups of operations, inductor compiles the rest.
 
@@ -375,6 +387,8 @@ def compile(  # noqa: A001 - torch's name
             the faster one. A kernel's time in the model can differ from its time alone.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
+        memory_budget: Memory that a training step may use, as for `tunebench.torch.fit`. Each group is then
+            one operation of the plan, and other operations run one by one, without inductor.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function. Copies and
@@ -393,12 +407,21 @@ def compile(  # noqa: A001 - torch's name
             options=options,
             benchmark=benchmark,
             check=check,
+            memory_budget=memory_budget,
         )
     given |= {name: True for name, value in (("benchmark", benchmark), ("check", check)) if value}
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
     made = Backend(getattr(model, "__name__", type(model).__name__), **given)
-    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic, **_OWN_LIMIT)
+    if memory_budget is not None:
+        if dynamic or made.needs_inductor:
+            raise InputError(
+                "a memory budget excludes dynamic sizes, modes, benchmark and options of inductor"
+            )
+        compiled = fitted_by(Fitter(memory_budget, rewrite=made.replace_groups), model)
+        _compiled[compiled] = made
+        return compiled
+    compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic, **OWN_LIMIT)
     _compiled[compiled] = made
     return compiled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,25 @@ from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._translation import Translation, translate
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 
-__all__ = ["capture", "constant_inputs", "differentiable_results", "in_training_mode", "tracing_backend"]
+__all__ = [
+    "OWN_LIMIT",
+    "capture",
+    "constant_inputs",
+    "differentiable_results",
+    "first_reason",
+    "in_training_mode",
+    "results_without_data",
+    "tracing_backend",
+    "without_data",
+    "without_log",
+]
+
+OWN_LIMIT: Any = (
+    {"isolate_recompiles": True}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    else {}
+)
+"""Arguments of `torch.compile` with which each compiled model has its own limit of compilations."""
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
@@ -61,13 +80,13 @@ def capture(
     kind = type(model).__name__
     step = functools.partial(_graphs, model, args, kwargs or {}, training=training, name=name or kind)
     try:
-        with _no_log():
+        with without_log():
             return step(fullgraph=True)
     except Exception as error:  # the tracer may raise anything; its first line is the reason
-        reason, whole = _reason(error), error
+        reason, whole = first_reason(error), error
     before = counters["graph_break"].copy()
     # The model itself may raise again: the reason is known already.
-    with _no_log(), contextlib.suppress(Exception):
+    with without_log(), contextlib.suppress(Exception):
         found = step(fullgraph=False)
         if found:
             breaks = dict.fromkeys([reason, *map(_first_line, counters["graph_break"] - before)])
@@ -94,10 +113,10 @@ def _graphs(
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
         found.append(translate(graph.graph, name, phase, constant_inputs(phase)))
-        return _results_of(graph, torch.empty_strided if fullgraph else _zeros)
+        return results_without_data(graph, torch.empty_strided if fullgraph else _zeros)
 
     with (
-        _without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as given,
+        without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as given,
         in_training_mode(model, training=training),
         torch.set_grad_enabled(training),
         warnings.catch_warnings(),
@@ -115,7 +134,7 @@ def _graphs(
 
 
 @contextlib.contextmanager
-def _no_log() -> Iterator[None]:
+def without_log() -> Iterator[None]:
     """Silence torch's log of errors on tensors without data; the exception has the reason."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
@@ -126,7 +145,7 @@ def _no_log() -> Iterator[None]:
         log.disabled = before
 
 
-def _reason(error: BaseException) -> str:
+def first_reason(error: BaseException) -> str:
     """Return the first line of an error of the tracer, and of the error of torch or the model behind it."""
     first = error
     while (behind := first.__cause__ or first.__context__) is not None:
@@ -196,7 +215,7 @@ def in_training_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_data(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+def without_data(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     """Replace parameters and buffers by tensors that have no data, and restore them afterwards.
 
     Yields:
@@ -229,7 +248,9 @@ def _without_data(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[An
             table.update(before)
 
 
-def _results_of(graph: fx.GraphModule, allocate: Callable[..., Tensor]) -> Callable[..., Any]:
+def results_without_data(
+    graph: fx.GraphModule, allocate: Callable[..., Tensor] = torch.empty_strided
+) -> Callable[..., Any]:
     """Return a callable that allocates tensors of a graph's result shapes instead of computing them."""
     (output,) = [node for node in graph.graph.nodes if node.op == "output"]
 

@@ -1,0 +1,45 @@
+"""Memory budgets as text."""
+
+from __future__ import annotations
+
+import re
+
+from tunebench._figure import significant
+from tunebench.errors import InputError
+
+__all__ = ["budget_bytes", "size_text"]
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?i?B|%)", re.IGNORECASE | re.ASCII)
+
+
+def budget_bytes(budget: int | str, whole_bytes: int) -> int:
+    """Return a budget in bytes.
+
+    Args:
+        budget: Bytes, a text such as ``24GB`` (1e9) or ``24GiB`` (2**30), or a percentage such as ``80%``.
+        whole_bytes: Bytes of which a percentage is taken.
+
+    Raises:
+        InputError: The budget is not a positive size.
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    found = _SIZE.fullmatch(budget.strip()) if isinstance(budget, str) else None
+    if found is None or not 0 < float(found["number"]) < 1e30:
+        raise InputError(
+            f"budget {budget!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB, or a "
+            "share of the peak without a plan, such as 80%"
+        )
+    number, unit = float(found["number"]), found["unit"].upper()
+    if unit == "%":
+        return int(number / 100 * whole_bytes)
+    base = 1024 if "I" in unit else 1000
+    return int(number * base ** "BKMGT".index(unit[0]))
+
+
+def size_text(size_bytes: float) -> str:
+    """Return bytes with a readable unit, such as ``24.31 GB``; a GB has 1e9 bytes."""
+    for name, unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= unit:
+            return f"{significant(size_bytes / unit)} {name}"
+    return f"{size_bytes:.0f} bytes"

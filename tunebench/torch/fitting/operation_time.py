@@ -1,0 +1,120 @@
+"""Times of the operations of a joint graph: predicted for a device, or measured on this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tunebench.device import Device
+from tunebench.graph.price import Prices
+from tunebench.torch.compiler._inductor import parts_of
+from tunebench.torch.compiler._translation import translate
+
+__all__ = ["Times", "measured_times", "predicted_times"]
+
+Times = Callable[[Sequence[fx.Node]], Sequence[float]]
+"""Returns the times of calls of a graph in microseconds."""
+
+REPEATS = 3
+"""Runs of an operation of which the shortest counts."""
+
+
+def predicted_times(module: fx.GraphModule, device: Device) -> Times:
+    """Return the predicted times of the operations of a step by torch on a device.
+
+    A measured time in the database replaces a predicted one.
+
+    Args:
+        module: The joint graph, with the descriptions of AOTAutograd.
+        device: The device; it need not be in this machine.
+    """
+
+    def times(nodes: Sequence[fx.Node]) -> list[float]:
+        known: dict[str, float] = {}
+        other: Prices | None = None
+        for phase, part in parts_of(module).items():
+            graph = translate(part.graph, "step", phase).graph
+            other = Prices(graph, device, "torch")
+            known |= {node.name: other.torch(place).us for place, node in enumerate(graph.nodes)}
+        assert other is not None
+        return [known[node.name] if node.name in known else other.copy_us(_bytes(node)) for node in nodes]
+
+    return times
+
+
+def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
+    """Return the times of operations that are measured alone; equal ones are measured once.
+
+    An operation that cannot run alone, because its kernel expects other types than torch traced, counts by
+    its bytes at the mean rate of the others.
+
+    Args:
+        nodes: Calls of a graph, on tensors of a device in this machine.
+    """
+    known: dict[Any, float | None] = {}
+    found = []
+    threads = torch.get_num_threads()
+    for node in nodes:
+        key = (node.target, repr(tree_map(_described, (node.args, node.kwargs), is_leaf=_is_traced)))
+        if key not in known:
+            known[key] = _measured_us(node)
+        found.append(known[key])
+    if torch.get_num_threads() != threads:  # Numba's kernels may share torch's OpenMP runtime
+        torch.set_num_threads(threads)
+    rated = [(us, _bytes(node)) for us, node in zip(found, nodes, strict=True) if us is not None]
+    us_per_byte = sum(us for us, _ in rated) / max(1, sum(nbytes for _, nbytes in rated))
+    return [us_per_byte * _bytes(node) if us is None else us for us, node in zip(found, nodes, strict=True)]
+
+
+def _measured_us(node: fx.Node) -> float | None:
+    """Return the shortest time of a few runs of a call; none if it cannot run."""
+    args, kwargs = tree_map(_ones, (node.args, node.kwargs), is_leaf=_is_traced)
+    leaves = tree_leaves((args, kwargs))
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+    samples = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        try:
+            node.target(*args, **kwargs)
+        except RuntimeError:
+            return None
+        if on_gpu:
+            torch.cuda.synchronize()
+        samples.append((time.perf_counter() - began) * 1e6)
+    return min(samples)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, fx.Node)
+
+
+def _described(value: Any) -> Any:
+    if not isinstance(value, fx.Node):
+        return value
+    traced = value.meta.get("val")
+    if not isinstance(traced, Tensor):
+        return traced
+    return tuple(traced.shape), traced.stride(), traced.dtype, traced.device
+
+
+def _ones(value: Any) -> Any:
+    """Return ones for a traced tensor of floating type, and zeros for one of another type."""
+    if not isinstance(value, fx.Node):
+        return value
+    traced = value.meta.get("val")
+    if not isinstance(traced, Tensor):
+        return traced
+    made = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+    return made.fill_(1) if made.is_floating_point() else made.zero_()
+
+
+def _bytes(node: fx.Node) -> int:
+    """Return the bytes that a call reads and writes."""
+    given = [one.meta.get("val") for one in node.all_input_nodes] + [node.meta.get("val")]
+    leaves = tree_leaves(given)
+    return sum(leaf.numel() * leaf.itemsize for leaf in leaves if isinstance(leaf, Tensor))
