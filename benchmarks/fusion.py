@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunebench import tune
-from tunebench._environment import cache_folder
+from tunebench._environment import binary_folder
 from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.db.store import open_store
 from tunebench.device import Device, find
@@ -237,7 +237,7 @@ def _ready(report: Report, device: Device) -> tuple[Task, Binary]:
     """Return the best configuration of a report as a task, with its compiled binary."""
     chosen, workload = variant(str(report.variant)), parse(report.workload)
     config = chosen.space.parse(str(report.config))
-    binary = compile_config(chosen, workload, config, device, BinaryCache(cache_folder() / "binaries"))
+    binary = compile_config(chosen, workload, config, device, BinaryCache(binary_folder()))
     return Task(variant=chosen, workload=workload, config=config, device=device, seed=1), binary
 
 

@@ -1,8 +1,7 @@
 """Times of workloads from public measurements of operators, summed up by `predict_models --measured`.
 
-A measured time is that of one operation launched and timed alone, and includes launch overhead of the host.
-The overhead is subtracted: for products the time of the smallest ones, for other operators the intercept of
-a line through the smallest rows.
+A measured time is that of one operation launched and timed alone, and includes the host. The host's lead is
+subtracted, and kernels that the host's floor hides are left out (see `benchmarks.host_time`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tunebench.forecast.library.roofline_model import LAUNCH_US
+from tunebench.forecast.network import DISPATCH_US
+from tunebench.forecast.training.data import DEVICES
+from tunebench.forecast.training.host import FLOOR_NOISE, HostTime
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Operation
 from tunebench.workloads.operators.attention import Attention
@@ -24,49 +27,58 @@ from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["Measured"]
+__all__ = ["Measured", "host_times"]
 
 Array = NDArray[np.float64]
 
-SMALLEST_ROWS = 80
-LEAST_MS = 0.0025
-"""Least time of a kernel in a queue, in milliseconds."""
-PRODUCT_MS = 0.005
-"""Time of the smallest products on the device itself, in milliseconds."""
+LEAST_MS = LAUNCH_US / 1e3
+"""Least time of a kernel, in milliseconds."""
 PERSISTENT = 1024
 """Columns up to which PyTorch's softmax keeps a row in registers: times above and below differ in kind."""
 ELEMENTWISE = {"gelu(x)": "gelu", "tanh(x)": "tanh", "relu(x)": "relu"}
 """Measured operators by expression; any other is timed as a sum of two tensors or a product with a number."""
 
 
+def host_times() -> dict[tuple[str, str, str], HostTime]:
+    """Return the published host times of `benchmarks.host_time`, by device, operator and part of the data."""
+    path = Path(__file__).parent / "results" / "predict" / "host_time.csv"
+    with path.open(newline="") as file:
+        return {
+            (row["device"], row["operator"], row["part"]): HostTime(
+                float(row["floor_us"]), float(row["lead_us"])
+            )
+            for row in csv.DictReader(file)
+        }
+
+
 class Measured:
-    """Operator times of one device: products (B, M, N, K, ms), others (B, H, bytes, ms), by operator."""
+    """Kernel times of one device: products (B, M, N, K, ms), others (B, H, bytes, ms), by operator."""
 
     def __init__(self, tables: dict[str, Array]) -> None:
         self.tables = tables
-        self.product_ms = max(0.0, float(np.percentile(tables["bmm"][:, -1], 1)) - PRODUCT_MS)
-        lines = [_intercept(tables[name]) for name in ("add", "addu", "mulu", "relu", "tanh")]
-        self.way_ms = max(0.0, float(np.median(lines)) - LEAST_MS)
 
     @classmethod
     def read(cls, path: Path) -> dict[str, Measured]:
         """Return the measurements of `neusight_ops.csv.gz` by device."""
+        hosts = host_times()
         rows: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
         with gzip.open(path, "rt", newline="") as file:
             for row in csv.DictReader(file):
+                host = hosts[DEVICES[row["device"]], row["op"], row["split"]]
+                us = 1e3 * float(row["latency_ms"])
+                if us <= FLOOR_NOISE * host.floor_us:
+                    continue
                 columns = (
                     ("B", "M", "N", "K") if row["op_group"] in ("bmm", "linear") else ("B", "H", "bytes")
                 )
-                numbers = [float(row[column]) for column in (*columns, "latency_ms")]
-                rows[row["device"]][row["op"]].append(numbers)
+                kernel_ms = max((us - host.lead_us) / 1e3, LEAST_MS)
+                rows[row["device"]][row["op"]].append([*(float(row[name]) for name in columns), kernel_ms])
         return {name: cls({op: np.array(of) for op, of in table.items()}) for name, table in rows.items()}
 
     def of(self, operation: Operation) -> float:
         """Return the time of all runs of an operation, in milliseconds."""
-        way = 0.0
-        if operation.alone:
-            way = self.product_ms if isinstance(operation.workload, Gemm) else self.way_ms
-        return operation.count * (self.ms(operation.workload) + way)
+        host_us = DISPATCH_US[isinstance(operation.workload, Gemm)] if operation.alone else 0.0
+        return operation.count * (self.ms(operation.workload) + host_us / 1e3)
 
     @functools.cache  # noqa: B019 - as many as there are devices
     def ms(self, work: Workload) -> float:
@@ -93,14 +105,13 @@ class Measured:
         size = np.array([batch, m, inner, n], dtype=np.float64)
         far = np.abs(np.log(table[:, :4] / size)).sum(axis=1)
         near = table[np.argsort(far)[: 1 if far.min() < 1e-9 else 4]]
-        times = np.maximum(near[:, 4] - self.product_ms, LEAST_MS)
-        return float(np.median(times / near[:, :4].prod(axis=1)) * size.prod())
+        return float(np.median(near[:, 4] / near[:, :4].prod(axis=1)) * size.prod())
 
     def _bytes_ms(self, table: Array, nbytes: int) -> float:
         """Return the time at the median throughput of the nearest five rows; below all, of the largest."""
         order = np.argsort(np.abs(np.log(table[:, 2] / nbytes)))[:5]
         near = table[order] if nbytes >= table[:, 2].min() else table[np.argsort(-table[:, 2])[:50]]
-        rate = np.median(near[:, 2] / np.maximum(near[:, 3] - self.way_ms, LEAST_MS))
+        rate = np.median(near[:, 2] / near[:, 3])
         return max(LEAST_MS, nbytes / float(rate))
 
     def _rows_ms(self, name: str, rows: int, cols: int, more: float) -> float:
@@ -109,12 +120,4 @@ class Measured:
         table = table[(table[:, 1] > PERSISTENT) == (cols > PERSISTENT)]
         far = 0.3 * np.abs(np.log(table[:, 0] / rows)) + np.abs(np.log(table[:, 1] / cols))
         near = table[np.argsort(far)[:3]]
-        times = np.maximum(near[:, 3] - self.way_ms, LEAST_MS)
-        return max(LEAST_MS, float(np.median(times / (near[:, 0] * near[:, 1]))) * rows * cols * more)
-
-
-def _intercept(table: Array) -> float:
-    """Return the time at zero bytes of a line through the smallest rows, by least relative squares."""
-    smallest = table[np.argsort(table[:, 2])][:SMALLEST_ROWS]
-    lines = np.stack([np.ones(len(smallest)), smallest[:, 2]], axis=1) / smallest[:, 3:4]
-    return float(np.linalg.lstsq(lines, np.ones(len(smallest)), rcond=None)[0][0])
+        return max(LEAST_MS, float(np.median(near[:, 3] / (near[:, 0] * near[:, 1]))) * rows * cols * more)

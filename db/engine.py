@@ -193,7 +193,7 @@ def translate_errors(location: Location) -> Iterator[None]:
     """
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError, MemoryError) as error:
         raise DatabaseError(_explain(location, error)) from error
 
 
@@ -215,7 +215,9 @@ def translate_decode_errors(location: Location) -> Iterator[None]:
 
 def _explain(location: Location, error: Exception) -> str:
     reason = getattr(error, "orig", None) or error
-    if location.path is not None and isinstance(reason, (sqlite3.Error, OSError, UnicodeDecodeError)):
+    if location.path is not None and isinstance(
+        reason, (sqlite3.Error, OSError, UnicodeDecodeError, MemoryError)
+    ):
         return explain_sqlite(location.path, reason)
     said = " ".join(str(reason).split())
     if isinstance(error, sa.exc.OperationalError):

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from tunebench import workloads
 from tunebench.cache_file import value_of
 from tunebench.db.bulk import CLOCK_TOLERANCE
+from tunebench.db.contradiction import contradictions
 from tunebench.db.record import (
     PURPOSES,
     RECORDED,
@@ -20,7 +21,6 @@ from tunebench.db.record import (
     TrialKey,
     Verdict,
     VersusDefault,
-    contradictions,
 )
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName

@@ -43,6 +43,12 @@ COLUMNS = (
 FORMAT = 4
 """Format of an index file, part of its name. 4 adds `run`, which names the files of imported records."""
 
+MAX_INDEXES = 64
+"""Number of index files that are kept: of servers, and of bundled records of several versions."""
+
+WRITING_S = 3600.0
+"""Age in seconds at which the unfinished file of a writer is deleted."""
+
 _asked_at: dict[Path, float] = {}
 """Time of the last attempt to reach each server, so that an unavailable one does not delay every lookup."""
 
@@ -156,6 +162,20 @@ def replace_index(
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+    _prune(path.parent, keep=path)
+
+
+def _prune(folder: Path, keep: Path) -> None:
+    """Delete all but the latest indexes of a folder, and the unfinished files of interrupted writers.
+
+    A deleted index is written again by the next lookup that needs it; open files stay readable.
+    """
+    ages = [(_age_s(place) or 0.0, place) for place in folder.iterdir() if place != keep]
+    indexes = sorted((age, place) for age, place in ages if place.suffix == ".db")
+    left = [place for age, place in ages if place.suffix == ".new" and age > WRITING_S]
+    for place in (*left, *(place for _, place in indexes[MAX_INDEXES - 1 :])):
+        with contextlib.suppress(OSError):
+            place.unlink()
 
 
 def _write_index(

@@ -8,6 +8,7 @@
   database with the newest measurement is kept, and only the newest revision of a configuration stays current.
 - If two databases describe a device differently, the description of the latest run is kept.
 - Runs keep their ids and store their database under ``database`` in their versions. Claims are not merged.
+- Measurements whose figures contradict one another are refused, as by an import.
 - Demand is kept by the database that counted it (see `tunebench.db.schema.DemandRow`).
 
 Each source is merged in one transaction. Merging it again adds nothing.
@@ -31,6 +32,7 @@ from tunebench.db import schema
 from tunebench.db.location import Location, locate
 from tunebench.db.merge_trials import MergeGroup, MergeTarget, chunks, merge_group
 from tunebench.db.reader import Reader
+from tunebench.db.record import MAX_FAULTS
 from tunebench.db.schema import demand_table, device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
@@ -50,6 +52,8 @@ class MergeResult:
         database: Path, or URL without password.
         added: Number of new measurements.
         known: Number of measurements that the target already contained.
+        refused: Number of measurements that are not merged, because their figures contradict one another.
+        faults: The first `MAX_FAULTS` reasons.
         runs: Number of new runs.
         devices: Number of new devices.
         described: Keys of devices that the target describes differently; the later description is kept.
@@ -59,6 +63,8 @@ class MergeResult:
     database: str
     added: int = 0
     known: int = 0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list)
     runs: int = 0
     devices: int = 0
     described: list[str] = field(default_factory=list)
@@ -126,11 +132,13 @@ def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> MergeResu
         devices = _merge_devices(there, target, merged)
         _merge_runs(there, target, devices, merged)
         for group in _groups(there):
-            added, known = merge_group(
+            added, known, refused = merge_group(
                 there, target, group, devices[group.device_id], _described(here, devices[group.device_id])
             )
             merged.added += added
             merged.known += known
+            merged.refused += len(refused)
+            merged.faults += refused[: MAX_FAULTS - len(merged.faults)]
         _merge_demand(there, target, devices, merged)
         target.unlock()
     return merged

@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db.bulk import IDENTITY, identity
 from tunebench.db.record import RECORDED, SpaceKey
+from tunebench.db.row_checks import refusal
 from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import trial_table as _trial
@@ -20,7 +21,7 @@ from tunebench.db.sequence import IncomingMeasurement, interleave
 from tunebench.db.staleness import installed_revision, mark_stale, update_staleness
 from tunebench.device import Device
 
-__all__ = ["MergeGroup", "MergeTarget", "chunks", "merge_group"]
+__all__ = ["MergeGroup", "MergeTarget", "RefusedRows", "chunks", "merge_group"]
 
 CHUNK = 500
 
@@ -80,9 +81,36 @@ class MergeTarget:
         self._watcher(self._looked_at)
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """Rows of a source that are not merged, because their figures contradict one another.
+
+    Attributes:
+        measurements: Why each measurement is refused, by its id.
+        trials: Ids of the trials that have no other measurement.
+    """
+
+    measurements: Mapping[int, str]
+    trials: Collection[int]
+
+    @classmethod
+    def find(cls, there: sa.Connection, group: MergeGroup) -> RefusedRows:
+        """Check the measurements of a group by the rules of an import."""
+        query = sa.select(_measurement).join(_trial).where(*_of_group(group.device_id, group.workload))
+        reasons: dict[int, str] = {}
+        refused: set[int] = set()
+        kept: set[int] = set()
+        for row in itertools.chain.from_iterable(chunks(there, query)):
+            reason = refusal(dict(row))
+            (kept if reason is None else refused).add(row["trial_id"])
+            if reason is not None:
+                reasons[row["id"]] = reason
+        return cls(reasons, refused - kept)
+
+
 def merge_group(
     there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, device: Device | None
-) -> tuple[int, int]:
+) -> tuple[int, int, list[str]]:
     """Merge the trials of one workload on one device.
 
     Args:
@@ -93,13 +121,16 @@ def merge_group(
         device: The device; None if this version cannot decode its description.
 
     Returns:
-        Number of new measurements, and number of measurements that the target already contained.
+        Number of new measurements, number of measurements that the target already contained, and why
+        measurements are refused.
     """
     here = target.connection
-    trials = _merge_trials(there, target, group, device_id)
-    arrivals, known = _arrivals(there, target, group, trials)
+    refused = RefusedRows.find(there, group)
+    reasons = list(refused.measurements.values())
+    trials = _merge_trials(there, target, group, device_id, refused.trials)
+    arrivals, known = _arrivals(there, target, group, trials, refused.measurements)
     if not arrivals:
-        return 0, known
+        return 0, known, reasons
     at = _measurement.c
     standing = sa.select(at.id, at.recorded_at).join(_trial).where(*_of_group(device_id, group.workload))
     standing = standing.order_by(at.id)
@@ -109,7 +140,7 @@ def merge_group(
     _move(here, order.moved)
     _insert_measurements(there, here, group, trials, order.arrived)
     _update_staleness(here, group, device_id, device, trials, set(order.arrived.values()))
-    return len(arrivals), known
+    return len(arrivals), known, reasons
 
 
 def _of_group(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ...]:
@@ -146,11 +177,14 @@ _Key = tuple[str, str, str]
 
 
 def _merge_trials(
-    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int
+    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, refused: Collection[int]
 ) -> _MergedTrials:
     trials = _MergedTrials({}, {})
     query = sa.select(_trial).where(*_of_group(group.device_id, group.workload)).order_by(_trial.c.id)
-    for chunk in chunks(there, query):
+    for found in chunks(there, query):
+        chunk = [row for row in found if row["id"] not in refused]
+        if not chunk:
+            continue
         before = _ids(target.connection, device_id, group.workload, chunk)
         _insert_trials(target, device_id, chunk)
         ids = _ids(target.connection, device_id, group.workload, chunk)
@@ -198,7 +232,11 @@ def _identity(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _I
 
 
 def _arrivals(
-    there: sa.Connection, target: MergeTarget, group: MergeGroup, trials: _MergedTrials
+    there: sa.Connection,
+    target: MergeTarget,
+    group: MergeGroup,
+    trials: _MergedTrials,
+    refused: Collection[int],
 ) -> tuple[list[IncomingMeasurement], int]:
     """Return the new measurements in their order, and the number that the target already contains."""
     # Import times of recorded tuning spaces do not distinguish measurements.
@@ -210,7 +248,8 @@ def _arrivals(
     )
     arrivals: list[IncomingMeasurement] = []
     known = after = 0
-    for chunk in chunks(there, query):
+    for found_there in chunks(there, query):
+        chunk = [row for row in found_there if row["id"] not in refused]
         ids = {trials.ids[row["trial_id"]] for row in chunk} & set(trials.flags)
         found = _present(target.connection, sorted(ids), names)
         for row in chunk:
@@ -220,7 +259,7 @@ def _arrivals(
             else:
                 known += 1
                 after = max(after, id_)
-        target.looked_at(len(chunk))
+        target.looked_at(len(found_there))
     return arrivals, known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +16,7 @@ from tunebench.errors import InputError
 from tunebench.outcome import (
     CacheState,
     Effort,
-    Measured,
     Outcome,
-    Predicted,
     Resources,
     Result,
     from_json,
@@ -46,7 +44,6 @@ __all__ = [
     "TrialOutcome",
     "Verdict",
     "VersusDefault",
-    "contradictions",
     "outcome_from_row",
     "result_columns",
 ]
@@ -399,38 +396,6 @@ def result_columns(result: Result) -> dict[str, Any]:
         "resources": {k: v for k, v in dataclasses.asdict(result.resources).items() if v is not None},
         "conditions": dict(result.conditions),
     }
-
-
-SHORTEST_US = 1e-3
-"""Shortest time that a record may have, in microseconds: no clock resolves less, and no kernel is faster."""
-
-
-def contradictions(outcome: Outcome, bound_us: float | None) -> Iterator[str]:
-    """Yield why the figures of an outcome cannot all be true.
-
-    Args:
-        outcome: The outcome.
-        bound_us: Its lower bound, in microseconds; None if unknown.
-    """
-    if isinstance(outcome, Measured):
-        ranges = {"samples": (min(outcome.samples_us), max(outcome.samples_us)), "interval": outcome.ci_us}
-        yield from _time_contradictions("median", outcome.median_us, ranges)
-        if bound_us is not None and outcome.median_us < bound_us:
-            yield f"its median of {outcome.median_us:g} us is below its lower bound of {bound_us:g} us"
-        worst = outcome.verification.worst
-        if worst is not None and not worst <= 1:
-            yield f"it counts as measured with an error of {worst:g} times the tolerance"
-    elif isinstance(outcome, Predicted):
-        interval = {} if outcome.interval_us is None else {"interval": outcome.interval_us}
-        yield from _time_contradictions("predicted time", outcome.predicted_us, interval)
-
-
-def _time_contradictions(name: str, us: float, ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    if us < SHORTEST_US:
-        yield f"its {name} is {us:g} us, below the shortest possible time of {SHORTEST_US:g} us"
-    for of, (low_us, high_us) in ranges.items():
-        if not low_us <= us <= high_us:
-            yield f"its {name} of {us:g} us is outside of its {of}, {low_us:g} to {high_us:g} us"
 
 
 def outcome_from_row(row: Mapping[Any, Any]) -> Outcome:

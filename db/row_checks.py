@@ -11,14 +11,24 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._figure import significant
 from tunebench.db import schema
+from tunebench.db.contradiction import contradictions
 from tunebench.db.jsonl_codec import check_plain, refuse_constant
-from tunebench.db.record import contradictions, result_from_row
+from tunebench.db.record import result_from_row
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.space import Config
 
-__all__ = ["check_device", "check_measurement", "check_trial", "decode_row", "lenient_text", "raw_columns"]
+__all__ = [
+    "check_device",
+    "check_measurement",
+    "check_trial",
+    "decode_row",
+    "lenient_text",
+    "raw_columns",
+    "refusal",
+]
 
 
 def raw_columns(table: sa.Table) -> list[sa.Label[Any]]:
@@ -99,8 +109,17 @@ def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if _positive(fastest_us) and _positive(bound_us) and fastest_us < bound_us:
         yield (
             "bound",
-            f"it took {fastest_us:g} us, below its lower bound of {bound_us:g} us: one of the two is wrong",
+            f"it took {significant(fastest_us, 6)} us, below its lower bound of {significant(bound_us, 6)} "
+            "us: one of the two is wrong",
         )
+
+
+def refusal(row: Mapping[str, Any]) -> str | None:
+    """Return why a decoded measurement cannot be taken over, by the rules of an import; None if it can."""
+    found = [reason for kind, reason in check_measurement(row) if kind != "bound"]
+    if not found:
+        found = list(contradictions(result_from_row(row).outcome, row["bound_us"]))
+    return found[0] if found else None
 
 
 def _positive(value: Any) -> bool:

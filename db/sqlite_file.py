@@ -180,6 +180,8 @@ def explain_sqlite(path: Path, error: BaseException) -> str:
         return f"database {path} is a folder; name a file in it"
     said = " ".join(str(error).split())  # SQLite quotes damaged definitions of tables whole
     said = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"
+    if isinstance(error, MemoryError):  # of SQLite, for a damaged row that claims a size of gigabytes
+        return f"database {path} {_DAMAGED} (a row does not fit into memory)"
     if isinstance(error, ValueError | KeyError | TypeError):  # raised by decoding a record
         return f"database {path} {_DAMAGED} ({type(error).__name__}: {said})"
     for sign, remedy in _REMEDIES:

@@ -77,6 +77,7 @@ SLOW_FILES = frozenset(
         "measure/test_cuda_runner.py",
         "packaging/test_distribution.py",
         "packaging/test_source.py",
+        "plan/memory/test_planner.py",
         "search/test_samplers_of_studies.py",
         "search/test_surrogate.py",
         "testing/test_contracts.py",

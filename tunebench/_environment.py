@@ -8,7 +8,18 @@ from pathlib import Path
 from tunebench._private_file import check_folder
 from tunebench.errors import InputError
 
-__all__ = ["VARIABLES", "cache_folder", "columns", "cxx", "data_folder", "database", "debug", "expanded"]
+__all__ = [
+    "VARIABLES",
+    "binary_folder",
+    "cache_folder",
+    "columns",
+    "cxx",
+    "data_folder",
+    "database",
+    "debug",
+    "expanded",
+    "worker_memory_gb",
+]
 
 VARIABLES = {
     "COLUMNS": "width of tables where the output is not a terminal",
@@ -16,6 +27,7 @@ VARIABLES = {
     "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels; closed to other users",
     "TUNEBENCH_DB": "database, as a path, an SQLAlchemy URL or keywords of libpq; the option --db wins",
     "TUNEBENCH_DEBUG": "1: show the traceback of an error on the command line",
+    "TUNEBENCH_WORKER_MEMORY": "memory limit of each worker in GB; default 75 % of the machine's memory",
 }
 """Environment variables and their meaning."""
 
@@ -39,6 +51,11 @@ def cache_folder() -> Path:
     folder = _user_cache_folder() if text is None else expanded(text, "TUNEBENCH_CACHE")
     check_folder(folder)
     return folder
+
+
+def binary_folder() -> Path:
+    """Return the folder of compiled kernels, in `cache_folder`; it may not exist yet."""
+    return cache_folder() / "binaries"
 
 
 def _user_cache_folder() -> Path:
@@ -111,3 +128,21 @@ def database() -> str | None:
 def debug() -> bool:
     """Return whether errors on the command line include a traceback."""
     return _text("TUNEBENCH_DEBUG") not in (None, "0")
+
+
+def worker_memory_gb() -> float | None:
+    """Return the memory limit of a worker, in GB; None if none is given.
+
+    Raises:
+        InputError: if it is not a positive number.
+    """
+    text = _text("TUNEBENCH_WORKER_MEMORY")
+    if text is None:
+        return None
+    try:
+        given = float(text)
+    except ValueError:
+        given = 0.0
+    if not 0 < given < float("inf"):
+        raise InputError(f"TUNEBENCH_WORKER_MEMORY must be a positive number of GB, such as 8; got {text!r}")
+    return given

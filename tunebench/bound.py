@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench._figure import significant
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
@@ -381,7 +382,7 @@ def _columns(costs: Costs) -> dict[str, Array]:
         if column.size and not (column.min() >= 0 and column.max() < math.inf):
             raise InputError(
                 f"costs: {field.name} must be finite and not negative, "
-                f"got {column.min():g} to {column.max():g}"
+                f"got {significant(column.min(), 6)} to {significant(column.max(), 6)}"
             )
         columns[field.name] = column
     return columns
@@ -399,4 +400,4 @@ def _length(columns: dict[str, Array], rows: int | None) -> int:
 
 def _figure(us: float) -> str:
     """Format a time: no decimals from 100 us, one decimal from 1 us, two significant digits below."""
-    return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 1 else f"{us:.2g}"
+    return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 1 else f"{significant(us, 2)}"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench._device import Device, architecture_facts, architectures, product_facts
+from tunebench._figure import significant
 from tunebench._host import product_name
 from tunebench.errors import InputError, UnknownName
 
@@ -214,7 +215,8 @@ def _boost(data: Mapping[str, Any]) -> dict[str, float]:
 
 def _in_range(key: str, value: Any, word: _Word) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not word.low <= value <= word.high:
-        raise InputError(f"{key} must be {word.unit}, from {word.low:g} to {word.high:g}; got {value!r}")
+        ends = f"from {significant(word.low, 6)} to {significant(word.high, 6)}"
+        raise InputError(f"{key} must be {word.unit}, {ends}; got {value!r}")
     if key == "sm_count" and value != int(value):
         raise InputError(f"{key} must be a whole number, got {value!r}")
     return float(value)
@@ -349,12 +351,13 @@ def _contradictions(
         for key, word in _WORDS.items():
             here, known = facts.get(word.field), base.get(word.field)
             if here and known and abs(here / known - 1) > 0.02:
-                said = f"{key} is {here / word.scale:g} in this file"
-                notes.append(f"{said}, but {known / word.scale:g} in the description of {name}")
+                said = f"{key} is {significant(here / word.scale, 6)} in this file"
+                notes.append(f"{said}, but {significant(known / word.scale, 6)} in the description of {name}")
     fma, usual = facts.get("fma_per_clock"), base.get("fma_per_clock")
     if fma and usual and not 0.9 < fma / usual < 1.1:
         notes.append(
-            f"fp32 implies {fma:g} multiply-adds per SM and clock, but {name} is described with {usual:g}"
+            f"fp32 implies {significant(fma, 6)} multiply-adds per SM and clock, but {name} is described "
+            f"with {significant(usual, 6)}"
         )
 
 
@@ -376,14 +379,14 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}
     found["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
     read_as = ", ".join(
-        f"{word} {value:g}" for word, value in found.items() if isinstance(value, int | float)
+        f"{word} {significant(value, 6)}" for word, value in found.items() if isinstance(value, int | float)
     )
-    peaks_as = ", ".join(f"{word} {peak:g}" for word, peak in found["tflops"].items())
+    peaks_as = ", ".join(f"{word} {significant(peak, 6)}" for word, peak in found["tflops"].items())
     notes.append(f"read as a NeuSight device: {read_as}, tflops {peaks_as}")
     lanes = data.get("Core_Per_SM", 0)
     if "SingleFLOPs" in data and lanes:
         expected = data.get("Num_Sm", 0) * lanes * 2 * data.get("Freq", 0) / 1e3
         if expected and not 0.95 < data["SingleFLOPs"] / expected < 1.05:
-            said = f"SingleFLOPs {data['SingleFLOPs']:g} contradicts"
-            notes.append(f"{said} Num_Sm x Core_Per_SM x 2 x Freq: {expected:g}")
+            said = f"SingleFLOPs {significant(data['SingleFLOPs'], 6)} contradicts"
+            notes.append(f"{said} Num_Sm x Core_Per_SM x 2 x Freq: {significant(expected, 6)}")
     return found

@@ -24,6 +24,7 @@ from tunebench.errors import (
 )
 
 __all__ = [
+    "MEMORY_STATUS",
     "DeviceLost",
     "LaunchRefused",
     "describe_exit",
@@ -45,6 +46,9 @@ _SAYS_ENVIRONMENT = re.compile(
     r"|\$TUNEBENCH_CACHE: |^\$CXX is |no g\+\+; install|is not installed; run: pip install"
 )
 """Text of failures of the environment, in messages of compilers and in records of earlier versions."""
+
+MEMORY_STATUS = 79
+"""Exit status of a worker that was ended because it held too much memory."""
 
 _FIRST_STATUS = 80
 """First exit status of a fault: above those of sysexits.h (64 to 78) and below those of signals (128)."""
@@ -133,6 +137,11 @@ def describe_exit(status: int) -> str | None:
     Returns:
         The driver's name of the fault and an explanation, or None if the status does not encode a fault.
     """
+    if status == MEMORY_STATUS:
+        return (
+            "the worker and the processes it started held too much memory: TUNEBENCH_WORKER_MEMORY in GB, by "
+            "default 75 % of the machine's"
+        )
     index = status - _FIRST_STATUS
     if not 0 <= index < len(_FAULTS):
         return None

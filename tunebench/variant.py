@@ -48,6 +48,7 @@ __all__ = [
     "Tiling",
     "Variant",
     "ceil_div",
+    "exceeds_memory",
     "unsuitable",
 ]
 
@@ -525,6 +526,22 @@ def unsuitable(device: Device) -> str | None:
     return (
         f"{device.name} ({device.architecture}) runs no variant, all need {oldest}; `tunebench predict` "
         "estimates its time with the libraries of its vendor"
+    )
+
+
+def exceeds_memory(workload: Workload, device: Device) -> str | None:
+    """Return that the tensors of a workload do not fit into the memory of a device; None if they may.
+
+    Args:
+        workload: The workload.
+        device: The device.
+    """
+    needed = sum(tensor.nbytes for tensor in (*workload.inputs(), *workload.outputs()))
+    if not 0 < device.memory_bytes < needed:
+        return None
+    return (
+        f"the tensors of {workload} take {needed / 2**30:.0f} GiB, and {device.name} has "
+        f"{device.memory_bytes / 2**30:.0f} GiB"
     )
 
 

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -778,6 +779,21 @@ def test_a_server_is_read_through_an_index(
     before = lookup_index.index_path(locate(far_away)).stat().st_ino
     assert ask(far_away) == (3, "measured here")
     assert lookup_index.index_path(locate(far_away)).stat().st_ino == before
+
+
+def test_old_indexes_are_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "answers"
+    for age in range(3 * lookup_index.MAX_INDEXES):
+        path = folder / f"{age}.db"
+        lookup_index.replace_index(path, "one", [], {})
+        os.utime(path, (time.time() - 100 * age,) * 2)
+    unfinished = [folder / "left.new", folder / "current.new"]
+    for path in unfinished:
+        path.touch(mode=0o600)
+    os.utime(unfinished[0], (0, 0))
+    lookup_index.replace_index(folder / "new.db", "one", [], {})
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"new.db", "current.new", *(f"{age}.db" for age in range(lookup_index.MAX_INDEXES - 1))}
 
 
 def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remember: Remember) -> None:

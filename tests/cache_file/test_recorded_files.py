@@ -44,13 +44,13 @@ SPACE = SpaceKey(
 )
 
 
-def entry(b: int, m: str, time: Any, **told: Any) -> dict[str, Any]:
+def entry(b: int, m: str, time: Any, **fields: Any) -> dict[str, Any]:
     return {
         "b": b,
         "m": m,
         "time": time,
         **({"times": [time, 2 * time]} if isinstance(time, float) else {}),
-        **told,
+        **fields,
     }
 
 
@@ -528,8 +528,8 @@ def test_exported_t4_matches_published_t4(store: Store, tmp_path: Path) -> None:
     assert import_file(store, path).added == 4362
     assert export_to(store, tmp_path / "t4.json.gz", "t4", Selection()) == 4362
     ours = read(tmp_path / "t4.json.gz")
-    told = {"kernel": ours.kernel, "device": ours.device, "problem": ours.problem}
-    assert equal(ours, dataclasses.replace(theirs, **told))
+    fields = {"kernel": ours.kernel, "device": ours.device, "problem": ours.problem}
+    assert equal(ours, dataclasses.replace(theirs, **fields))
     assert {type(f) for f in ours.failures.values()} == {CompileFailed, LaunchFailed}
     assert equal(ours, read(path))
     assert _told(tmp_path / "t4.json.gz") == _told(found("recorded/convolution_milo/A100_T4.json.gz"))

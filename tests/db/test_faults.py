@@ -241,8 +241,8 @@ def test_concurrent_records_of_two_revisions_do_not_deadlock(db: str) -> None:
 
 
 def test_tuner_waits_for_a_server_restart_and_reports_it(server: Any) -> None:
-    told: list[str] = []
-    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=told.append)) as store:
+    messages: list[str] = []
+    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=messages.append)) as store:
         run_id, owner = begin(store), new_owner()
         assert store.claim(key(1), owner)
         server.kill()
@@ -250,9 +250,9 @@ def test_tuner_waits_for_a_server_restart_and_reports_it(server: Any) -> None:
         restart.start()
         store.record(key(1), result(), run_id=run_id)
         restart.join()
-        assert told[0].startswith("waiting for the database, up to 120 s: database postgresql://")
-        assert told[1:] == [""]
-        assert "\n" not in told[0]
+        assert messages[0].startswith("waiting for the database, up to 120 s: database postgresql://")
+        assert messages[1:] == [""]
+        assert "\n" not in messages[0]
         server.stop("immediate")
         server.start()
         assert store.claim(key(2), owner)  # a stale pooled connection is not an outage
@@ -265,13 +265,16 @@ def test_silent_server_is_reported_waited_for_and_given_up(
 ) -> None:
     monkeypatch.setattr(server_watch, "NOTICE_S", 0.2)
     monkeypatch.setitem(engine._KEEPALIVE, "connect_timeout", 2)
-    told: list[str] = []
-    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=told.append)) as store:
+    messages: list[str] = []
+    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=messages.append)) as store:
         begin(store)
         with server.paused():
             threading.Timer(0.6, server._signal, (signal.SIGCONT,)).start()
             store.record(key(1), result())  # the server answers in time
-        assert [line.partition(" s")[0] for line in told] == ["waiting for the database: no answer for 0", ""]
+        assert [line.partition(" s")[0] for line in messages] == [
+            "waiting for the database: no answer for 0",
+            "",
+        ]
         assert tiles(store) == [1]
         store.retry_policy = None
         monkeypatch.setattr(server_watch, "SILENCE_S", 0.5)
@@ -358,14 +361,14 @@ def test_retry_after_a_broken_commit_stores_no_duplicate(
 
 
 def test_errors_other_than_outages_are_not_retried(store: Store) -> None:
-    told: list[str] = []
-    store.retry_policy = RetryPolicy(notify=told.append)
+    messages: list[str] = []
+    store.retry_policy = RetryPolicy(notify=messages.append)
     begin(store)
     with pytest.raises(DatabaseError):
         store.record(key(1), Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
     with pytest.raises(DatabaseError):
         store._lasting(lambda connection, again: connection.execute(sa.text("SELECT nothing FROM nowhere")))
-    assert told == []
+    assert messages == []
 
 
 def test_damaged_or_future_index_is_written_again(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from tunebench.db import open_store
+from tunebench.answer import lookup_workload
+from tunebench.answer._reader import AnswerReader
+from tunebench.db import locate, open_store
+from tunebench.db.engine import translate_errors
 from tunebench.errors import DatabaseError
 from tunebench.testing import database_fuzz
 
@@ -31,3 +35,16 @@ def test_reason_that_quotes_a_damaged_table_is_one_short_line(tmp_path: Path) ->
         open_store(path)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 700
+
+
+def test_row_of_a_damaged_size_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> NoReturn:
+        raise MemoryError  # as SQLite, for file 5683 of seed 0
+
+    path, said = tmp_path / "x.db", "is damaged.*a row does not fit into memory"
+    open_store(path).close()
+    with pytest.raises(DatabaseError, match=said), translate_errors(locate(path)):
+        too_large()
+    monkeypatch.setattr(AnswerReader, "_current", too_large)
+    with pytest.raises(DatabaseError, match=said):
+        lookup_workload(database_fuzz.WORKLOAD, device="cpu", db=path)

@@ -124,7 +124,7 @@ def test_constraint_violations_are_found(filled: str) -> None:
     )
     found = found_in(filled)
     assert set(found.counts) - set(NOTES) == {"rule", "reference", "unreadable", "figure"}
-    told = [str(finding) for kind in ("rule", "reference", "unreadable") for finding in found.first[kind]]
+    findings = [str(finding) for kind in ("rule", "reference", "unreadable") for finding in found.first[kind]]
     for expected in (
         "measurement 2: it violates ck_measurement_kind",
         "measurement 3: it violates ck_measurement_purpose",
@@ -132,8 +132,8 @@ def test_constraint_violations_are_found(filled: str) -> None:
         "demand 1: it violates ck_demand_amount",
         "measurement 4: its trial_id refers to a missing trial",
     ):
-        assert expected in told
-    assert any(line.startswith("measurement 6: its reason cannot be decoded") for line in told)
+        assert expected in findings
+    assert any(line.startswith("measurement 6: its reason cannot be decoded") for line in findings)
 
 
 def test_damaged_file_is_reported_without_row_checks(filled: str) -> None:

@@ -93,6 +93,8 @@ def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any
         "database": one.db,
         "added": len(EVERY_OUTCOME),
         "known": 0,
+        "refused": 0,
+        "faults": [],
         "runs": 1,
         "devices": 1,
         "described": [],
@@ -336,6 +338,25 @@ def test_merge_of_a_server_into_a_file(server: Any, tmp_path: Path) -> None:
     assert (merged.added, merged.database) == (len(EVERY_OUTCOME), str(locate(remote.db)))
     assert contents(into) == contents(remote.db)
     assert merge([into], into=remote.db)[0].added == 0
+
+
+def test_measurements_that_an_import_refuses_are_not_merged(db: str, place: Any) -> None:
+    one = place()
+    for number in range(5):
+        one.record(number, number, measured(3.0), bound_us=2.0)
+    one.record(9, 1, measured(4.0), bound_us=2.0)  # the trial has another, true measurement
+    with one.store._write() as connection:
+        wrong = ("median_us = 5e-324", "median_us = 9.0", "bound_us = 3.5", "detail = '{}'")
+        for trial, change in enumerate(wrong, start=1):
+            first = f"(SELECT min(id) FROM measurement WHERE trial_id = {trial})"
+            connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {first}")
+    [merged] = merge([one.db], into=db)
+    assert (merged.added, merged.refused, len(merged.faults)) == (2, 4, 4)
+    assert "below the shortest possible time" in merged.faults[0]
+    assert "is below its lower bound of 3.5 us" in merged.faults[2]
+    assert sorted(each.result.outcome.median_us for each in contents(db)) == [3.0, 4.0]
+    [again] = merge([one.db], into=db)
+    assert (again.added, again.known, again.refused) == (0, 2, 4)
 
 
 def test_unreadable_rows_name_the_verify_command(db: str, place: Any) -> None:

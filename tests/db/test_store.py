@@ -295,10 +295,10 @@ def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
     load_golden("0003", path)
     upgrade(path)
     with open_store(path) as store:
-        told = {entry.id: entry.verdict for entry in store.history(WORKLOAD)}
+        verdicts = {entry.id: entry.verdict for entry in store.history(WORKLOAD)}
     compared = {"default": {"ratio": 1.25, "low": 1.2, "high": 1.3, "probability": 1.0}}
-    assert told.pop(10) == Verdict(versus_default="faster", comparison=compared)
-    assert set(map(str, told.values())) == {str(Verdict())}
+    assert verdicts.pop(10) == Verdict(versus_default="faster", comparison=compared)
+    assert set(map(str, verdicts.values())) == {str(Verdict())}
 
 
 def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None:

@@ -81,11 +81,11 @@ def test_every_connection_syncs_its_commits(tmp_path: Path) -> None:
     with open_store(tmp_path / "x.db") as store, contextlib.ExitStack() as stack:
         for _ in range(4):
             connection = stack.enter_context(store._engine.connect())
-            told = [
+            pragmas = [
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                 for name in ("journal_mode", "synchronous", "foreign_keys", "checkpoint_fullfsync")
             ]
-            assert told[:3] == ["wal", 2, 1]
+            assert pragmas[:3] == ["wal", 2, 1]
 
 
 def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ def test_every_link_target_exists(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-RUNNABLE = [page for page in PAGES if any(block.language in {"console", "python"} for block in blocks(page))]
+RUN = {"console", "python", *(["python torch"] if HAS_TORCH else [])}
+RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -107,7 +108,7 @@ def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
             for command, shown in commands(block.body):
                 printed = run(["bash", "-c", command], tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
-        elif block.language in {"python", "toml"} or (block.language == "python torch" and HAS_TORCH):
+        elif block.language == "toml" or block.language in RUN:
             named = re.match(r"# file: (\S+)\n", block.body)
             if block.language == "toml" and not named:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -17,10 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tunebench.errors import DeviceError, EnvironmentFault, TaskUnreadable, WorkerUnusable
-from tunebench.executor import ExecutorClosed, _supervisor, local, process
+from tunebench.errors import DeviceError, EnvironmentFault, InputError, TaskUnreadable, WorkerUnusable
+from tunebench.executor import ExecutorClosed, _memory, _running_process, _supervisor, local, process
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
+from tunebench.kernels import preload
+from tunebench.measure._task_limit import outside_limit
 from tunebench.outcome import Crashed, Measured, TimedOut
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
@@ -83,6 +87,29 @@ def test_a_caller_that_was_never_used_has_nothing_to_stop() -> None:
     before = set(multiprocessing.active_children())
     with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)):
         assert set(multiprocessing.active_children()) <= before
+
+
+def _compute_reference(then: str) -> str:
+    with outside_limit():
+        time.sleep(4.0)
+    if then == "hang":
+        threading.Event().wait()
+    return then
+
+
+@pytest.mark.parametrize("then", ["return", "hang"])
+def test_time_limit_does_not_count_references_and_still_ends_a_hang(then: str) -> None:
+    stage = ProcessStage(function=_compute_reference, start=stages.start, timeout_s=3.0)
+    with ProcessCaller(stage) as caller:
+        answer = caller.call(then)
+    assert answer == ("return" if then == "return" else TimedOut(reason="no answer within 3 s"))
+
+
+def test_references_have_a_time_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_running_process, "OUTSIDE_S", 1.0)
+    stage = ProcessStage(function=_compute_reference, start=stages.start, timeout_s=60.0)
+    with ProcessCaller(stage) as caller:
+        assert isinstance(caller.call("return"), TimedOut)
 
 
 class _Unloadable:
@@ -160,7 +187,7 @@ def test_worker_that_ends_without_an_answer_crashed_at_once(
 
 
 def test_answer_that_stops_midway_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "STALL_S", 1)
+    monkeypatch.setattr(_running_process, "STALL_S", 1)
     with ProcessCaller(ProcessStage(function=_answer_in_part, start=stages.start, timeout_s=300.0)) as caller:
         assert caller.call() == TimedOut(reason="its connection stalled for 1 s")
 
@@ -192,6 +219,37 @@ def test_process_that_does_not_start_is_one_clear_error(
         pool.schedule().result(timeout=60)
     pool.stop()
     pool.join()
+
+
+@pytest.mark.parametrize(
+    ("import_of_plugin", "expected"),
+    [
+        ("os._exit(3)", Crashed(reason="worker exited with code 3")),
+        ("time.sleep(1000)", TimedOut(reason="no answer within 3 s")),
+    ],
+)
+def test_plugin_that_ends_or_blocks_its_worker_fails_only_its_own_calls(
+    import_of_plugin: str, expected: Crashed | TimedOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    package.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    package.joinpath("entry_points.txt").write_text("[tunebench.variants]\ntheirs = theirs\n")
+    tmp_path.joinpath("theirs.py").write_text(
+        f"import os, time\n"
+        f"if os.getpid() != {os.getpid()}:\n"
+        f"    {import_of_plugin}\n"
+        f"def identity(x): return x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    forty = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
+    stage = ProcessStage(function=abs, start=preload, start_arguments=((forty,),), timeout_s=3.0)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    with ProcessCaller(stage) as caller:  # imports the user's file at its start
+        theirs = importlib.import_module("theirs").identity
+        assert caller.call(-1) == 1
+        assert caller.call(theirs) == expected
+        assert caller.call(-2) == 2
 
 
 def test_worker_killed_while_idle_is_replaced_before_the_next_call() -> None:
@@ -279,6 +337,88 @@ def test_processes_that_a_kernel_starts_end_with_a_killed_tuner(tmp_path: Path) 
     stages.wait_for(lambda: _gone(tmp_path), 10)
     assert _count(tmp_path) == 10
     assert _gone(tmp_path)
+
+
+def _start_daemons_and_kill(folder: str, above: int) -> None:
+    """Start daemons, then kill this worker (0 processes above), its supervisor (1) or its guard (2)."""
+    _start_daemons(folder, "return")
+    guard = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill((os.getpid(), os.getppid(), guard)[above], signal.SIGKILL)
+    time.sleep(600)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs subreapers")
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_daemons_end_when_the_worker_its_supervisor_or_its_guard_is_killed(
+    tmp_path: Path, above: int
+) -> None:
+    with ProcessCaller(ProcessStage(function=_start_daemons_and_kill, start=stages.start)) as caller:
+        assert isinstance(caller.call(str(tmp_path), above), Crashed)
+        stages.wait_for(lambda: _gone(tmp_path), 10)
+        assert _gone(tmp_path)
+        assert _count(tmp_path) == 10
+
+
+def _hold(processes: int, megabytes: int) -> None:
+    """Hold memory in this process and its children, for ever."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            break
+    held = bytearray(megabytes << 20)
+    held[:: 1 << 12] = b"x" * (megabytes << 8)
+    time.sleep(600)
+
+
+def _reserve() -> int:
+    """Reserve a terabyte of addresses, as CUDA does, and share 200 MB with four processes."""
+    import mmap
+
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    reserved = mmap.mmap(-1, 1 << 40, flags=flags)
+    held = bytearray(200 << 20)
+    for _ in range(4):
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(1.0)  # several checks of the supervisor
+    return len(held) + len(reserved)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(("processes", "megabytes"), [(1, 600), (3, 250)])
+def test_worker_that_holds_too_much_memory_crashed(
+    monkeypatch: pytest.MonkeyPatch, processes: int, megabytes: int
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_WORKER_MEMORY", "0.5")
+    with ProcessCaller(ProcessStage(function=_hold, start=stages.start)) as caller:
+        ended = caller.call(processes, megabytes)
+    assert isinstance(ended, Crashed)
+    assert "held too much memory: TUNEBENCH_WORKER_MEMORY in GB" in ended.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_reserved_and_shared_memory_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEBENCH_WORKER_MEMORY", "0.5")
+    with ProcessCaller(ProcessStage(function=_reserve, start=stages.start)) as caller:
+        assert caller.call() == (200 << 20) + (1 << 40)
+
+
+def test_memory_limit_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEBENCH_WORKER_MEMORY", "lots")
+    with (
+        ProcessCaller(ProcessStage(function=_pid, start=stages.start)) as caller,
+        pytest.raises(InputError, match="TUNEBENCH_WORKER_MEMORY must be a positive number of GB"),
+    ):
+        caller.call()
+
+
+def test_worker_with_much_memory_ends_when_the_machine_has_little_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, result in (("_total_bytes", 100), ("_resident_bytes", 30), ("_held_bytes", 30)):
+        monkeypatch.setattr(_memory, name, lambda *_, result=result: result)
+    for available, processes, ended in ((4, [1], True), (6, [1], False), (6, [1, 2, 3], True)):
+        monkeypatch.setattr(_memory, "_available_bytes", lambda available=available: available)
+        assert _memory.exceeds(lambda processes=processes: processes, limit=75) is ended
 
 
 def _print_much() -> int:

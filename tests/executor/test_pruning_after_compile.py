@@ -11,6 +11,7 @@ from tests.support import measured
 from tunebench.binary.compiled import Binary
 from tunebench.bound import refined_us
 from tunebench.device import described
+from tunebench.executor import TaskRefused
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
 from tunebench.kernels import variant
@@ -115,3 +116,18 @@ def test_pruned_configurations_leave_their_turn_to_compiling(overlap: bool) -> N
         first[0].add_done_callback(lambda _: later.append(workers.submit(task)))
         assert {type(result(future).outcome) for future in first} == {Pruned}
         assert isinstance(result(later[0]).outcome, Pruned)
+
+
+def test_refused_task_is_compiled_and_never_measured() -> None:
+    task, _ = task_and_bound_us()
+    refused = iter(["it hung", None])
+    with LocalExecutor(
+        compiling=ProcessStage(function=compile_to_full, start=stages.start),
+        measuring=ProcessStage(function=measure, start=stages.start),
+        overlap=True,
+        refuse=lambda _: next(refused),
+    ) as workers:
+        first, second = (workers.submit(task) for _ in range(2))
+        with pytest.raises(TaskRefused, match="it hung"):
+            result(first)
+        assert isinstance(result(second).outcome, Measured)

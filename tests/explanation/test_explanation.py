@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import measured, record_outcome
-from tunebench import cli, device, explanation
+from tunebench import cli, device, explanation, kernels
 from tunebench.bound import RESOURCES, Bound
 from tunebench.db.store import open_store
 from tunebench.device import Device
@@ -24,7 +24,7 @@ from tunebench.errors import ConfigError, InputError, MissingDependency
 from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignments, explain
 from tunebench.explanation.limit import KINDS, limit
 from tunebench.forecast import least_us
-from tunebench.outcome import CacheState
+from tunebench.outcome import VARIANT_FILE, CacheState
 from tunebench.tuning import tunable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -528,6 +528,48 @@ def test_command_shows_measured_time_and_latency_limit(
         cli.run(["explain", "-w", text, "--arch", "sm_90", "--variant", "cuda_simt", "--config", config]) == 0
     )
     assert "latency limited: 1 blocks on 132 SMs (ratio 132.00)" in capsys.readouterr().out
+
+
+def test_command_names_the_part_of_a_measured_time_that_is_unexplained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    db = tmp_path / "some.db"
+    predicted_us = explain(ROWS, T4, variant="cuda_block", config=FAST, db=db).predicted_us
+    for measured_us, shown in ((predicted_us + 20, True), (predicted_us - 1, False)):
+        remember(db, T4, FAST, measured_us)
+        assert cli.run(["explain", "-w", ROWS, "--device", "t4", "--db", str(db)]) == 0
+        text = capsys.readouterr().out
+        assert ("unexplained" in text) is shown
+        assert ("20.0 us: measured minus predicted" in text) is shown
+
+
+@pytest.mark.parametrize("built_in_us", [None, 60.0])
+def test_command_names_a_measured_variant_whose_file_is_not_loaded(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    built_in_us: float | None,
+) -> None:
+    db, small = tmp_path / "some.db", "softmax:rows=64,cols=64,dtype=f32"
+    file = Path(__file__).parents[1] / "data" / "forty_variant.py"
+    with monkeypatch.context() as loaded:
+        loaded.setattr(kernels, "_loaded", {})
+        loaded.setattr(kernels, "_files", [])
+        kernels.load_file(file)
+        outcome = dataclasses.replace(measured(5.0), conditions={VARIANT_FILE: str(file)})
+        record_outcome(db, small, device.local_cpu(), "softmax/forty", "copy=1", outcome)
+    if built_in_us is not None:
+        table = kernels.variant("softmax/numba_cpu").configs(parse(small), device.local_cpu())
+        outcome = measured(built_in_us)
+        record_outcome(db, small, device.local_cpu(), "softmax/numba_cpu", table.config(0), outcome)
+    named = "softmax/forty took 5.00 us on"
+    for command in ("explain", "lookup"):
+        assert cli.run([command, "-w", small, "--device", "cpu", "--db", str(db)]) == (
+            3 if built_in_us is None else 0
+        )
+        text = "".join(capsys.readouterr())
+        assert named in text
+        assert f"its file is not loaded: use --variant-file {file}" in text
 
 
 def test_user_operator_without_category_or_changes(nothing_known: Path) -> None:

@@ -341,7 +341,7 @@ def test_example_passes_group_offsets_of_the_manifest(tmp_path: Path, driver: Pa
 
 def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[ChosenConfig, Binary]:
     choice = choose_config(parse(text), representative(architecture), variant=key)
-    cache = BinaryCache(_environment.cache_folder())
+    cache = BinaryCache(_environment.binary_folder())
     return choice, compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
 
 

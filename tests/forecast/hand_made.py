@@ -56,6 +56,7 @@ def knowing(
         near=Spread(-0.1, 0.2),
         least=np.full(columns, -within),
         most=np.full(columns, within),
+        least_us=1e-3,
     )
 
 

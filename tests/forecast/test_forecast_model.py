@@ -114,6 +114,14 @@ def test_intervals_widen_outside_the_measured_range() -> None:
     assert np.log(found.high_us / found.us) == pytest.approx(widening * 0.2)
 
 
+def test_kernels_shorter_than_any_measured_one_are_extrapolated() -> None:
+    """A prediction of 10 us counts as inside if the shortest kernel took less than twice as long."""
+    for least_us, extrapolated in ((10.0, False), (19.0, False), (21.0, True)):
+        expert = dataclasses.replace(knowing(A100, 0.0), least_us=least_us)
+        found = model(expert).blend("norm", roofline_of(0.0), A100, "bf16")
+        assert found.extrapolated.tolist() == [extrapolated]
+
+
 def test_intervals_widen_for_proxies() -> None:
     roofline, proxy = roofline_of(0.0, 0.0, 99.0), np.array([False, True, True])
     found = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
@@ -181,7 +189,7 @@ def test_model_round_trips_through_its_file(tmp_path: Path) -> None:
         assert got.extrapolated.tolist() == expected.extrapolated.tolist() == [False, True]
 
 
-@pytest.mark.parametrize(("name", "value"), [("FORMAT", 2), ("LAUNCH_US", 4.0)])
+@pytest.mark.parametrize(("name", "value"), [("FORMAT", 1), ("LAUNCH_US", 4.0)])
 def test_model_of_another_format_is_rejected(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
@@ -224,6 +232,7 @@ def test_bundled_experts_are_valid(skill: Skill) -> None:
         assert expert.coordinates == pytest.approx(coordinates(device.find(expert.device), arithmetic))
         assert -1.5 < expert.near.low <= 0 <= expert.near.high < 1.5
         assert (expert.least <= expert.most).all()
+        assert expert.least_us > 1
         assert np.isfinite([expert.least, expert.most]).all()
         trees = expert.forest
         leaf = trees.feature < 0

@@ -19,7 +19,6 @@ from tunebench.forecast.network import (
     DISPATCH_US,
     HOST_US,
     LIST_ERROR,
-    MIN_KERNEL_US,
     interval_widths,
     predict_network,
     predict_operations,
@@ -70,16 +69,13 @@ def test_a_small_network_waits_for_the_host() -> None:
     assert graph.time_us == graph.device_us < found.time_us
 
 
-def test_busy_queue_hides_the_launch_cost() -> None:
+def test_an_operation_that_the_device_waits_for_takes_the_launch_by_the_host_too() -> None:
     small = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x")
     queued, alone = predict_operations(
         [Operation(workload=small, part="a"), Operation(workload=small, part="a", alone=True)], H100
     )
+    assert queued.each_us == queued.alone.time_us < 6
     assert alone.each_us == pytest.approx(queued.each_us + DISPATCH_US[False])
-    assert MIN_KERNEL_US <= queued.each_us <= queued.alone.time_us
-    large = parse("gemm:m=8192,n=8192,k=8192,dtype=f32")
-    (product,) = predict_operations([Operation(workload=large, part="a")], H100)
-    assert product.each_us == pytest.approx(product.alone.time_us, rel=1e-2)
     assert predict_operations([], H100) == ()
 
 

@@ -1,4 +1,7 @@
-"""The bundled model and the lower bounds, compared with public measurements of its devices."""
+"""The bundled model and the lower bounds, compared with public measurements of its devices.
+
+The host time that the f32 operators include is added to the predictions.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.measured_operators import host_times
 from tests.public_data import found
 from tunebench import device
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast.training.data import BINARY, DEVICES
+from tunebench.forecast.training.host import NO_HOST, HostTime
 from tunebench.workload import Workload
 from tunebench.workloads import workload
+
+Host = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 ROWS = 4000
 """Rows drawn from each file."""
@@ -64,25 +71,30 @@ FILES = {
 
 
 @functools.cache
-def _sample(name: str) -> list[tuple[str, NDArray[Any], NDArray[np.float64], Predictions]]:
-    """Return rows drawn from a file, by device: kinds, measured times and predictions."""
+def _sample(name: str) -> list[tuple[str, NDArray[Any], NDArray[np.float64], Predictions, Host]]:
+    """Return rows drawn from a file, by device: kinds, measured times, predictions and host times."""
     with gzip.open(found(f"predict/{name}.csv.gz"), "rt", encoding="utf-8") as file:
         header, *lines = file
     drawn = np.random.default_rng(0).choice(len(lines), ROWS, replace=False)
-    by_device: dict[str, list[tuple[str, Workload, float]]] = {}
+    known = host_times()
+    by_device: dict[str, list[tuple[str, Workload, float, HostTime]]] = {}
     for row in csv.DictReader([header, *(lines[index] for index in np.sort(drawn))]):
+        on = DEVICES[row["device"]]
+        host = known[on, row["op"], row["split"]] if FILES[name] is _operator else NO_HOST
         if made := FILES[name](row):
-            by_device.setdefault(DEVICES[row["device"]], []).append(made)
+            by_device.setdefault(on, []).append((*made, host))
     samples = []
     for on, rows in by_device.items():
-        kinds, problems, us = zip(*rows, strict=True)
-        samples.append((on, np.array(kinds), np.array(us), predict_all(problems, device.find(on))))
+        kinds, problems, us, hosts = zip(*rows, strict=True)
+        floor_us, lead_us = np.array([(host.floor_us, host.lead_us) for host in hosts]).T
+        predicted = predict_all(problems, device.find(on))
+        samples.append((on, np.array(kinds), np.array(us), predicted, (floor_us, lead_us)))
     return samples
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_measured_time_is_below_its_bound(name: str) -> None:
-    for on, _, us, predicted in _sample(name):
+    for on, _, us, predicted, _ in _sample(name):
         below = np.flatnonzero(us < predicted.bound_us)
         assert not len(below), f"{on}: {predicted.workloads[below[0]]} took {us[below[0]]} us"
 
@@ -90,10 +102,12 @@ def test_no_measured_time_is_below_its_bound(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_errors_on_measured_devices(name: str) -> None:
     samples = _sample(name)
-    kinds = np.concatenate([kind for _, kind, _, _ in samples])
-    us = np.concatenate([us for _, _, us, _ in samples])
-    predicted = np.concatenate([predictions.time_us for *_, predictions in samples])
-    low, high = (np.concatenate([getattr(p, end) for *_, p in samples]) for end in ("low_us", "high_us"))
+    kinds = np.concatenate([kind for _, kind, *_ in samples])
+    us = np.concatenate([us for _, _, us, *_ in samples])
+    predicted, low, high = (
+        np.concatenate([np.maximum(floor, lead + getattr(p, of)) for *_, p, (floor, lead) in samples])
+        for of in ("time_us", "low_us", "high_us")
+    )
     for kind in np.unique(kinds):
         rows = kinds == kind
         percent = 100 * np.mean(np.abs(predicted[rows] / us[rows] - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import itertools
 import json
@@ -33,7 +34,7 @@ def packed(path: Path, names: str, *lines: str) -> None:
 # ------------------------------------------------------------------------------------ the public sets
 
 
-OPERATORS = "vendor,device,split,op_group,op,B,M,N,K,H,latency_ms,kernel"
+OPERATORS = "vendor,device,split,op_group,op,B,M,N,K,H,latency_ms,grid_x,grid_y,grid_z,block_x,kernel"
 PRODUCTS = "device,kernel_source,gemm_dtype,m,n,k,latency_ms"
 ATTENTIONS = "device,batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,window_size,latency"
 
@@ -43,12 +44,12 @@ def folder(tmp_path: Path) -> Path:
     packed(
         tmp_path / "neusight_ops.csv.gz",
         OPERATORS,
-        'nvidia,Tesla T4,train,bmm,bmm,2,3.0,5.0,7.0,,0.5,"a, b"',
-        "nvidia,Tesla T4,test,linear,linear,1,3.0,5.0,7.0,,0.25,",
-        "amd,AMD Instinct MI100,train,elem,add,16,,,,32.0,0.125,",
-        "amd,AMD Instinct MI100,train,elem,addu,16,,,,32.0,0.125,",
-        "nvidia,Tesla P4,train,softmax,softmax,16,,,,32.0,0.0625,",
-        "nvidia,Tesla P4,train,ln,ln,16,,,,32.0,0.0625,",
+        'nvidia,Tesla T4,train,bmm,bmm,2,3.0,5.0,7.0,,0.5,1,1,2,256,"a, b"',
+        "nvidia,Tesla T4,test,linear,linear,1,3.0,5.0,7.0,,0.25,,,,,",
+        "amd,AMD Instinct MI100,train,elem,add,16,,,,32.0,0.125,,,,,",
+        "amd,AMD Instinct MI100,train,elem,addu,16,,,,32.0,0.125,,,,,",
+        "nvidia,Tesla P4,train,softmax,softmax,16,,,,32.0,0.0625,,,,,",
+        "nvidia,Tesla P4,train,ln,ln,16,,,,32.0,0.0625,,,,,",
     )
     b200, a100 = "NVIDIA B200", "NVIDIA A100-SXM4-80GB"
     packed(
@@ -257,10 +258,20 @@ def scaled(skill: str, on: Device, figures: Iterable[Any], group: Any, factor: A
         device=on,
         figures=np.stack(list(figures), axis=1).astype(float),
         us=np.ones(len(group)),
+        kernel_us=np.ones(len(group)),
         group=group,
+        floor_us=np.zeros(len(group)),
+        lead_us=np.zeros(len(group)),
     )
-    kernels.us[:] = factor * fit.table_roofline(kernels).us
+    kernels.us[:] = kernels.kernel_us[:] = factor * fit.table_roofline(kernels).us
     return kernels
+
+
+def behind_host(kernels: MeasuredKernels, floor_us: float, lead_us: float) -> MeasuredKernels:
+    """Return the kernels as they are measured behind a host."""
+    ones = np.ones(len(kernels.us))
+    us = np.maximum(floor_us, lead_us + kernels.us)
+    return dataclasses.replace(kernels, us=us, floor_us=floor_us * ones, lead_us=lead_us * ones)
 
 
 @pytest.mark.usefixtures("learns")
@@ -274,6 +285,22 @@ def test_an_expert_learns_a_factor_and_a_trend() -> None:
     assert kept.expert.least.tolist() == features.min(axis=0).tolist()
     assert kept.expert.most.tolist() == features.max(axis=0).tolist()
     assert kept.expert.device == "a100-80-sxm"
+
+
+@pytest.mark.usefixtures("learns")
+def test_an_expert_learns_times_without_the_host() -> None:
+    plain = table(A100, 1.5, steep=0.1)
+    hosted = behind_host(plain, 40.0, 20.0)
+    assert 0 < hosted.visible.mean() < 1
+    kept = fit.train_expert(hosted)
+    missed = fit.errors(kept, fit.assemble_model({"softmax": [kept]}))
+    assert len(missed) == hosted.visible.sum()
+    assert np.abs(missed).max() < 0.08
+    assert kept.expert.least_us == plain.us[hosted.visible].min()
+    unknown = dataclasses.replace(hosted, kernel_us=np.where(hosted.visible, hosted.kernel_us, np.nan))
+    again = fit.train_expert(unknown).expert
+    assert again.least_us == kept.expert.least_us
+    assert again.least[0] > kept.expert.least[0]  # the hidden kernels are those with the fewest bytes
 
 
 @pytest.mark.usefixtures("learns")
@@ -392,6 +419,8 @@ def test_each_device_is_left_out_in_turn() -> None:
         "roofline / median utilisation",
         "trees without roofline features",
     }
+    assert p100.kernel_percent == pytest.approx(p100.percent)
+    assert p100.hidden == 0
     # H100 is nearer to A100, which has the same ratio; P100 widens the interval but hardly changes the
     # prediction.
     assert found[0].percent < 25
@@ -474,3 +503,18 @@ def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     own_rows = measured(tmp_path / "own.csv", [A100], 120)
     assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("learns")
+def test_errors_of_a_device_left_out_contain_the_median_host_of_the_others() -> None:
+    hosts = [(A100, 30.0, 20.0), (H100, 40.0, 20.0), (P100, 90.0, 60.0)]
+    kept = [fit.train_expert(behind_host(table(on, 1.5), floor, lead)) for on, floor, lead in hosts]
+    found = list(evaluation.evaluate_holdouts({"softmax": kept}))
+    a100, p100 = found[0], found[-1]
+    assert a100.hidden > 0
+    assert p100.kernel_percent < 1
+    # The others have floors of 30 and 40 us and leads of 20 us, and the kernels are predicted exactly.
+    us = kept[2].table.kernel_us[kept[2].table.group == "b"]
+    expected = 100 * np.mean(1 - np.maximum(35.0, 20.0 + us) / np.maximum(90.0, 60.0 + us))
+    assert p100.percent == pytest.approx(expected, abs=0.5)
+    assert p100.others_percent["roofline"] < 60

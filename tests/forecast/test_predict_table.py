@@ -94,7 +94,7 @@ def test_invalid_utf8_is_copied_unchanged(tmp_path: Path) -> None:
 def test_rows_are_predicted_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 10)
     asked: list[int] = []
-    monkeypatch.setattr(table, "predict_all", lambda w, d: asked.append(len(w)) or predict_all(w, d))
+    monkeypatch.setattr(table, "predict_fitting", lambda w, d: asked.append(len(w)) or predict_all(w, d))
     reports: list[tuple[int, float]] = []
     texts = [f"softmax:rows={n},cols=64,dtype=f32" for n in range(1, 36)]
     result, rows = run(
@@ -117,7 +117,7 @@ def test_a_workload_that_cannot_be_predicted_is_found_among_the_others(
             raise InputError("not this\none")
         return predict_all(workloads, where)
 
-    monkeypatch.setattr(table, "predict_all", some)
+    monkeypatch.setattr(table, "predict_fitting", some)
     result, rows = run(tmp_path, f"workload\n{GEMM}\n{ROWS}\n{GEMM}\n")
     assert [row["error"] for row in rows] == ["", "not this one", ""]
     assert rows[0]["predicted_us"] == rows[2]["predicted_us"] != ""
@@ -160,7 +160,7 @@ def test_an_error_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: py
     def fail(*_: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(table, "predict_all", fail)
+    monkeypatch.setattr(table, "predict_fitting", fail)
     with pytest.raises(RuntimeError, match="luck"):
         run(tmp_path, f"workload\n{GEMM}\n")
     assert (tmp_path / "out.csv").read_text() == "precious"

@@ -600,3 +600,9 @@ def test_plan_prices_each_workload_once(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert len(found.fused) == 4
     assert len(asked) == len(set(asked)) == 3
+
+
+def test_copies_of_more_elements_than_a_dimension_has_are_priced() -> None:
+    prices = Prices(graph(computing("c", GEMM, a="x", b="w", c="c"), outputs=("c",)), described()["h100-sxm"])
+    odd_bytes = 8 * 3_313_197_057
+    assert prices.copy_us(odd_bytes) == pytest.approx(prices.copy_us(odd_bytes - 8), rel=0.02)

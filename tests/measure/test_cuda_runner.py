@@ -456,7 +456,7 @@ def test_launch_parameters_match_compiled_kernel(key: str, text: str) -> None:
     workload, device, variant = parse(text), _device(), kernels.variant(key)
     assert isinstance(variant, GpuVariant)
     config = variant.default(workload, device)
-    binary = compile_config(variant, workload, config, device, BinaryCache(_environment.cache_folder()))
+    binary = compile_config(variant, workload, config, device, BinaryCache(_environment.binary_folder()))
     tensors = variant.tensors(workload, config)
     inputs = {t.name: np.float32(1) for t in workload.inputs() if not t.shape}
     for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.toy_variants import Toy
+from tunebench._figure import significant
 from tunebench.dtype import numpy_dtype
 from tunebench.measure import sampled
 from tunebench.measure.sampled import Sampled, SampledParts, check_of, is_sampled
@@ -52,7 +53,8 @@ def test_slightly_wrong_element_at_edge_is_detected(at: tuple[int, ...], epilogu
     worst = check.worst({"c": c})
     assert worst > 1
     place = ",".join(str(i % n) for i, n in zip(at, c.shape, strict=True))
-    assert check.describe({"c": c}, worst).startswith(f"{worst:.3g} times the tolerance; c[{place}] is")
+    described = f"{significant(worst, 3)} times the tolerance; c[{place}] is"
+    assert check.describe({"c": c}, worst).startswith(described)
 
 
 @pytest.mark.parametrize("at", [(0, 5, 9), (0, 150, 140), (0, 283, 273)])

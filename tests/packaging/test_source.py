@@ -16,6 +16,7 @@ import pytest
 
 import tunebench
 from tests.packaging.distribution import LINKED, ROOT
+from tunebench._figure import significant
 
 FOLDERS = ("tunebench", *LINKED, "tests", "benchmarks", "docs")
 OWN_FILES = ("README.md", "CHANGELOG.md", "noxfile.py", "setup.py", "pyproject.toml", ".ci/run")
@@ -168,3 +169,22 @@ def test_no_circular_imports() -> None:
     assert not new, f"import cycles; move what both sides need to a third module:\n{listed}"
     gone = [known for known in KNOWN_CYCLES if not any(cycle <= known for cycle in cycles)]
     assert not gone, f"remove from KNOWN_CYCLES what is no cycle any more: {gone}"
+
+
+def test_numbers_are_shown_without_exponents() -> None:
+    """`significant` formats them; the format g writes 1070 with three digits as 1.07e+03."""
+    known = {"tunebench/_device.py", "tunebench/_figure.py", "tunebench/forecast/table.py"}  # keys and data
+    known |= {"tunebench/testing/workload_fuzz.py"}
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("tunebench", "workloads", "kernels", "db")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"[^{]\{[^{}]*:(\.\d|\.\{digits\})?g\}", path.read_text(encoding="utf-8"))
+    }
+    assert found - known == set()
+    assert [significant(1070.4, 3), significant(1e-5), significant(2.5e6)] == ["1070", "0.00001", "2500000"]
+    assert [significant(0.0), significant(float("nan")), significant(5e-324, 6)] == [
+        "0",
+        "nan",
+        "4.94066e-324",
+    ]

@@ -117,9 +117,9 @@ def test_nothing_is_skipped_without_devices_and_bounds() -> None:
 def test_too_few_measurements_prune_nothing() -> None:
     here, there = family(5)
     expected = expected_log_us((there,), ROWS)
-    for count, told in ((LEAST_MEASURED - 1, False), (LEAST_MEASURED, True)):
+    for count, finite in ((LEAST_MEASURED - 1, False), (LEAST_MEASURED, True)):
         known = after(here, count, 0)
-        assert np.isfinite(chances(known, expected, NO_BOUND, float(np.nanmin(known)))).all() == told
+        assert np.isfinite(chances(known, expected, NO_BOUND, float(np.nanmin(known)))).all() == finite
 
 
 def test_failures_elsewhere_are_tried_until_failures_here_agree() -> None:
@@ -262,10 +262,10 @@ def test_rows_requested_first_are_tried_although_unlikely() -> None:
 def test_learned_pruner_receives_the_time_of_an_outcome(
     outcome: Outcome, took_us: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, float]] = []
-    monkeypatch.setattr(LearnedPruner, "tell", lambda self, row, us: told.append((row, us)))
+    observed: list[tuple[int, float]] = []
+    monkeypatch.setattr(LearnedPruner, "tell", lambda self, row, us: observed.append((row, us)))
     looked_for = search("random", np.ones(len(TABLE)))
     proposal = looked_for.ask(math.inf)
     assert proposal is not None
     looked_for.tell(proposal, outcome)
-    assert told == ([] if took_us is None else [(proposal.row, took_us)])
+    assert observed == ([] if took_us is None else [(proposal.row, took_us)])

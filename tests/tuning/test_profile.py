@@ -176,9 +176,9 @@ def test_profiled_workload_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureF
     assert "unsuited fft:n=64: unknown operator" in out
 
     assert cli.run(["tune", "--from-profile", "--db", str(db), "--json", *QUICKLY]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["covered"] == 0.8
-    became = {item["workload"]: item["state"] for item in told["items"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["covered"] == 0.8
+    became = {item["workload"]: item["state"] for item in printed["items"]}
     assert became == {SMALL: "known", "fft:n=64": "unsuited"}
 
     assert states(run(db, Tuner(), retune=True))[SMALL] == "tuned"

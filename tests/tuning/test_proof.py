@@ -492,9 +492,9 @@ def test_command_line_prints_proof_and_finalists(
     words = ["tune", "--workload", WORKLOAD, "--device", "cpu", "--variant", "bounded", "--no-baselines"]
     words += ["--db", database, "--trials", "9", "--sampler", "random"]
     assert command_line([*words, "--audit", "1", "--stop-at-gap", "1.0"]) == 0
-    told = capsys.readouterr()
-    assert "  proof    " in told.out
-    assert "outside  not searched" in told.out
+    printed = capsys.readouterr()
+    assert "  proof    " in printed.out
+    assert "outside  not searched" in printed.out
     assert command_line([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["optimality_proof"].keys() >= {"gap", "proved", "open", "open_count", "timed", "bounded"}
@@ -509,11 +509,28 @@ def test_a_violation_is_a_warning_and_shown(
     monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
     database = ["--workload", WORKLOAD, "--device", "cpu", "--db", str(tmp_path / "a.db")]
     assert command_line(["tune", *database, "--variant", "bounded", "--no-baselines", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "warning: a bound is violated: softmax/bounded with copy=" in told.err
-    assert json.loads(told.out)["violations"][0]["config"]["copy"] in LIARS
+    printed = capsys.readouterr()
+    assert "warning: a bound is violated: softmax/bounded with copy=" in printed.err
+    assert json.loads(printed.out)["violations"][0]["config"]["copy"] in LIARS
     assert command_line(["show", *database, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {one["config"] for one in shown["violations"]} == {f"copy={number}" for number in LIARS}
     assert command_line(["db", "stats", "--db", str(tmp_path / "a.db"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["violations"] >= 1
+
+
+def test_tune_and_lookup_show_the_same_speedup_over_each_baseline(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"numpy": [60.0, 61.0, 62.0], "torch": [30.0, 31.0, 32.0]}
+    timed = [Baseline.of(name, samples_us) for name, samples_us in times.items()]
+    monkeypatch.setattr(ProcessCaller, "call", lambda *_: timed)
+    report, _ = go(rounds(c20=CALM, c1=CALM, c2=CALM), finalists=2, sampler="bound", baselines=True)
+    speedups = {name: versus.ratio for name, versus in report.versus_baselines.items()}
+    assert speedups == {"numpy": pytest.approx(1.5, rel=0.02), "torch": pytest.approx(0.76, rel=0.02)}
+    answer = lookup("softmax", **DIMENSIONS, device="cpu", db=tmp_path / "a.db")
+    assert {name: versus.ratio for name, versus in answer.baselines.items()} == pytest.approx(speedups)
+    assert report.median_us is not None
+    rows = {str(row[0]): row[2] for row in _comparison(report, report.median_us)}
+    assert rows["numpy"] == f"{speedups['numpy']:.2f}x"
+    assert rows["torch"] == f"{speedups['torch']:.2f}x"

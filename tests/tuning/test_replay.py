@@ -97,14 +97,16 @@ def test_tables_find_each_others_rows() -> None:
 # -- command line, on public recordings --------------------------------------------------------------
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
+def printed_json(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
     assert run([str(word) for word in words]) == 0
     return dict(json.loads(capsys.readouterr().out))
 
 
 def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution/RTX_2080_Ti.json.gz")
-    data = told(capsys, "replay", path, "--trials", 50, "--seeds", 2, "--sampler", "surrogate", "--json")
+    data = printed_json(
+        capsys, "replay", path, "--trials", 50, "--seeds", 2, "--sampler", "surrogate", "--json"
+    )
     assert data["device"] == "rtx-2080-ti"
     assert data["optimum_ms"] == pytest.approx(0.9002624)
     assert [run["seed"] for run in data["runs"]] == [0, 1]  # type: ignore[attr-defined]
@@ -116,10 +118,10 @@ def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) ->
 
 def test_replay_reports_skipped_configurations_and_missed_optima(capsys: pytest.CaptureFixture[str]) -> None:
     paths = [found(f"recorded/convolution/{name}.json.gz") for name in ("RTX_2080_Ti", "RTX_3060_laptop")]
-    words = ("replay", paths[0], "--warm", paths[1], "--trials", 50, "--sampler", "random")
-    [off] = told(capsys, *words, "--json")["runs"]  # type: ignore[misc]
+    words = ("replay", paths[0], "--warm-from", paths[1], "--trials", 50, "--sampler", "random")
+    [off] = printed_json(capsys, *words, "--json")["runs"]  # type: ignore[misc]
     assert (off["unlikely"], off["unlikely_winners"], off["unlikely_missed"]) == (0, 0, 0)
-    [run_] = told(capsys, *words, "--learned-pruner", "--json")["runs"]  # type: ignore[misc]
+    [run_] = printed_json(capsys, *words, "--learned-pruner", "--json")["runs"]  # type: ignore[misc]
     assert 0.05 * 6768 < run_["unlikely"] < 0.9 * 6768
     assert run_["unlikely_missed"] <= 0.002 * run_["unlikely"]
     assert run_["unlikely_winners"] < 0.005 * run_["unlikely"]
@@ -144,7 +146,7 @@ def test_learned_pruner_uses_no_time_not_asked_for() -> None:
 
 def test_bound_is_compared_with_a_recorded_space(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution_milo/A100.json.gz")
-    data = told(capsys, "bound", "--replay", path, "--json")
+    data = printed_json(capsys, "bound", path, "--json")
     assert data["described"] == data["rows"] == 4201
     assert data["violations"] == 0
     assert data["bound_over_best"] == pytest.approx(0.761, abs=1e-3)
@@ -158,19 +160,21 @@ def test_bound_is_compared_with_a_recorded_space(capsys: pytest.CaptureFixture[s
 
 
 T4 = "recorded/convolution_milo/A100_T4.json.gz"
-TOLD = ("--kernel", "convolution_kernel", "--device", "a100-40-pcie", "--problem", "4096x4096")
+DESCRIPTION = ("--kernel", "convolution_kernel", "--device", "a100-40-pcie", "--problem", "4096x4096")
 
 
 def test_options_supply_facts_missing_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution_milo/A100.json.gz")
-    whole = told(capsys, "bound", "--replay", path, "--json")
-    assert told(capsys, "bound", "--replay", found(T4), *TOLD, "--json") == whole
+    whole = printed_json(capsys, "bound", path, "--json")
+    assert printed_json(capsys, "bound", found(T4), *DESCRIPTION, "--json") == whole
     assert (
-        told(capsys, "bound", "--replay", path, *TOLD, "--json") == whole
+        printed_json(capsys, "bound", path, *DESCRIPTION, "--json") == whole
     )  # the file and the options describe the same kernel
-    untold = told(capsys, "bound", "--replay", found(T4), "--json")
-    assert (untold["rows"], untold["described"]) == (4201, 0)
-    run = told(capsys, "replay", found(T4), *TOLD, "--trials", 30, "--sampler", "bound", "--json")
+    undescribed = printed_json(capsys, "bound", found(T4), "--json")
+    assert (undescribed["rows"], undescribed["described"]) == (4201, 0)
+    run = printed_json(
+        capsys, "replay", found(T4), *DESCRIPTION, "--trials", 30, "--sampler", "bound", "--json"
+    )
     assert run["device"] == "a100-40-pcie"
     assert run["runs"][0]["masked"] > 0  # type: ignore[index]
 
@@ -194,7 +198,7 @@ def test_options_supply_facts_missing_from_the_file(capsys: pytest.CaptureFixtur
 def test_wrong_description_options_are_refused(
     file: str, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["bound", "--replay", str(found(file)), option, value]) == 2
+    assert run(["bound", str(found(file)), option, value]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -225,7 +229,7 @@ def test_violated_bound_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
         entries["cache"][key] = entry | ({"time": 1e-6, "times": []} if key.startswith("16,1,1") else {})
     path = tmp_path / "impossible.json"
     path.write_text(json.dumps(entries))
-    data = told(capsys, "bound", "--replay", path, "--json")
+    data = printed_json(capsys, "bound", path, "--json")
     assert int(str(data["violations"])) >= 1
 
 
@@ -238,7 +242,7 @@ def _convolution() -> dict[str, dict[str, dict[str, object]]]:
 
 def test_undescribed_kernel_has_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/dedispersion_milo/A100.json.gz")
-    data = told(capsys, "bound", "--replay", path, "--json")
+    data = printed_json(capsys, "bound", path, "--json")
     assert (data["described"], data["violations"], data["bound_over_best"]) == (0, 0, None)
     assert Space.of(read(path)).prospects().bounds_us.max() == 0
 

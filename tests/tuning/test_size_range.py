@@ -56,11 +56,11 @@ def test_one_call_tunes_a_size_range_and_looks_up_every_size(
     db, text = str(tmp_path / "family.db"), "softmax:rows=16..32,cols=64,dtype=f32"
     options = "--device cpu --trials 1 --finalists 1 --no-baselines --json"
     assert cli.run(("tune", "--workload", text, "--db", db, *options.split())) == 0
-    told = capsys.readouterr()
-    assert [report["workload"] for report in json.loads(told.out)] == [
+    printed = capsys.readouterr()
+    assert [report["workload"] for report in json.loads(printed.out)] == [
         str(one) for one in parse_size_range(text)
     ]
-    assert "2/2 softmax:rows=16,cols=64,dtype=f32 search" in told.err
+    assert "2/2 softmax:rows=16,cols=64,dtype=f32 search" in printed.err
     assert lookup("softmax", rows=32, cols=64, dtype="f32", device="cpu", db=db).exact
     for size in (17, 31):
         with pytest.warns(Unmeasured):

@@ -248,9 +248,9 @@ def test_tune_skips_unlikely_configurations(store: Store) -> None:
     assert context.state.cached == 25
     assert tried[0] == 0
     assert set(tried[1:]) <= {1, *range(27, 32)}
-    told = finish(context).to_json()
-    assert 5 < told["unlikely"] < 13
-    assert 0 < told["unlikely_winners"] < 0.1
+    counts = finish(context).to_json()
+    assert 5 < counts["unlikely"] < 13
+    assert 0 < counts["unlikely_winners"] < 0.1
     assert finish(begun(store)[0]).unlikely == 0
 
 

@@ -139,6 +139,7 @@ def recorded(
 
     Raises:
         DatabaseError: if the database cannot be read.
+        LookupMiss: if only variants were measured whose files are not loaded.
     """
     _cache.refresh()
     with _cache.reading() as view_of:

@@ -26,7 +26,7 @@ from tunebench.kernels import variant as find_variant
 from tunebench.kernels import variants
 from tunebench.outcome import CacheState
 from tunebench.space import Config, Table
-from tunebench.variant import Variant, unsuitable
+from tunebench.variant import Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -104,7 +104,7 @@ def default_answer(workload: Workload, device: Device, variant: str | None, data
     Raises:
         InputError: if no variant supports the workload on the device; the message lists the reasons.
     """
-    reason = unsuitable(device)
+    reason = unsuitable(device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
     refused, found = [], []

@@ -86,22 +86,33 @@ class LookupQuery:
             LookupMiss: if there is none.
         """
         with self._held():
-            found = self._exact()
-            if found is None and self._unloaded:  # an inferred answer would hide the measured variant
-                raise LookupMiss("; ".join(self._unloaded.values()))
-            if found is None and not strict:
-                found = self._inferred()
+            found = self._measured() or (None if strict else self._inferred())
         if found is None:
             raise LookupMiss(self._miss(strict=strict))
-        if self._unloaded:
-            notes = "; ".join((found.because, *self._unloaded.values()))
-            found = dataclasses.replace(found, because=notes)
         return found
 
     def recorded(self) -> Answer | None:
-        """Return the stored answer for this workload, measured or else predicted."""
+        """Return the stored answer for this workload, measured or else predicted.
+
+        Raises:
+            LookupMiss: if only variants were measured whose files are not loaded.
+        """
         with self._held():
-            return self._exact() or self._predicted()
+            return self._measured() or self._predicted()
+
+    def _measured(self) -> Answer | None:
+        """Return the best measurement of this workload; its reason names faster variants of unloaded files.
+
+        Raises:
+            LookupMiss: if only variants were measured whose files are not loaded: another answer would hide
+                them.
+        """
+        found = self._exact()
+        if found is None and self._unloaded:
+            raise LookupMiss("; ".join(self._unloaded.values()))
+        if found is None or not self._unloaded:
+            return found
+        return dataclasses.replace(found, because="; ".join((found.because, *self._unloaded.values())))
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tunebench._figure import significant
 from tunebench.answer._answer import BaselineComparison
 from tunebench.answer._target import LookupTarget
 from tunebench.db.location import Location
@@ -134,7 +135,7 @@ class RecordDetails:
         """What made the measured time unreliable, to append to `Answer.because`; may be empty."""
         busy, search_us = self._conditions.get("busy_elsewhere"), self._conditions.get("search_us")
         text = f", while other programs used {100 * busy:.0f} % of the processor" if busy else ""
-        return text + (f"; the search measured {search_us:.4g} us" if search_us else "")
+        return text + (f"; the search measured {significant(search_us)} us" if search_us else "")
 
     @property
     def baselines(self) -> dict[str, BaselineComparison]:
@@ -309,7 +310,7 @@ class AnswerReader:
         self._deadline = monotonic() + QUERY_S
         try:
             yield self._current()
-        except (sqlite3.Error, OSError, ValueError, KeyError, TypeError) as error:
+        except (sqlite3.Error, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
             self._forget()
             raise self._explained(error) from error
 

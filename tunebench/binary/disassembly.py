@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tunebench._figure import significant
 from tunebench.binary.compiled import CompileError
 from tunebench.errors import MissingDependency
 from tunebench.space import Config
@@ -59,7 +60,9 @@ def sass(cubin: bytes) -> str:
         try:
             ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise CompileError(f"{tool} did not finish with this binary in {_TIMEOUT_S:g} s") from None
+            raise CompileError(
+                f"{tool} did not finish with this binary in {significant(_TIMEOUT_S)} s"
+            ) from None
     if ran.returncode != 0:
         words = " ".join((ran.stderr or ran.stdout).replace(file.name, "the cubin").split())[:500]
         raise CompileError(

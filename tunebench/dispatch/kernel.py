@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from tunebench._environment import cache_folder
+from tunebench._environment import binary_folder
 from tunebench.compile import BinaryCache
 from tunebench.errors import InputError
 from tunebench.space import Config
@@ -51,4 +51,4 @@ class BoundKernel(ABC):
 
 def cache() -> BinaryCache:
     """Return the cache of compiled binaries."""
-    return BinaryCache(cache_folder() / "binaries")
+    return BinaryCache(binary_folder())

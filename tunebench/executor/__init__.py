@@ -19,7 +19,7 @@ from tunebench.outcome import Result
 if TYPE_CHECKING:
     from tunebench.executor.process import ProcessStage
 
-__all__ = ["ExecutorClosed", "FunctionCaller", "PoolStatus", "WorkerExecutor", "WorkerLost"]
+__all__ = ["ExecutorClosed", "FunctionCaller", "PoolStatus", "TaskRefused", "WorkerExecutor", "WorkerLost"]
 
 
 T = TypeVar("T")
@@ -27,6 +27,10 @@ T = TypeVar("T")
 
 class ExecutorClosed(Exception):
     """The executor was closed by another thread: there will be no more results."""
+
+
+class TaskRefused(Exception):
+    """A compiled task was not measured, by the caller's choice (see `LocalExecutor`)."""
 
 
 class WorkerLost(Exception):

@@ -2,8 +2,10 @@
 
 A kernel is code of whoever wrote it. It may start processes that leave their process group and outlive their
 parent. On Linux such a process becomes a child of its nearest ancestor that asked to be a subreaper. The
-supervisor is that ancestor: the only process between the tuner and the worker, it kills all of them when the
-worker ends or the tuner says so. Elsewhere it kills the process group.
+supervisor is that ancestor: it kills all of them when the worker ends, when the tuner says so, or when they
+hold too much memory. Its parent, the guard, is a subreaper too and has no other task: if either of the two is
+killed, the other one kills what is left. The process that the tuner starts is the guard. Elsewhere than on
+Linux, the supervisor kills the process group.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
+
+from tunebench.executor import _memory
+from tunebench.fault import MEMORY_STATUS
 
 __all__ = ["KILL_S", "SHOWN_BYTES", "kill_descendants", "supervise"]
 
@@ -42,7 +47,7 @@ _POLL_S = 0.2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 
 
-def supervise(calls: int, lifeline: int, serve: Callable[[int], None]) -> None:
+def supervise(calls: int, lifeline: int, memory_bytes: int, serve: Callable[[int], None]) -> None:
     """Fork a worker that serves calls, and end with it, with the same exit status.
 
     The worker ends when the tuner ends or closes the connection, or sends SIGTERM to this process.
@@ -50,12 +55,20 @@ def supervise(calls: int, lifeline: int, serve: Callable[[int], None]) -> None:
     Args:
         calls: File descriptor of the connection to the tuner; only the worker uses it.
         lifeline: File descriptor that closes when the tuner ends.
+        memory_bytes: Memory that the worker and what it starts may hold, in bytes.
         serve: Runs in the worker, with the file descriptor of the connection.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP):  # the tuner handles both
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     _prctl(_PR_SET_CHILD_SUBREAPER)
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor != 0:
+        os.close(calls)
+        os.close(lifeline)
+        _end_with(_reap(supervisor, 0))
+    _leave(guard)
     supervisor = os.getpid()
     output, shown = os.pipe()
     worker = os.fork()
@@ -66,9 +79,23 @@ def supervise(calls: int, lifeline: int, serve: Callable[[int], None]) -> None:
         return
     os.close(calls)
     os.close(shown)
-    status = _await(worker, output, lifeline)
-    kill_descendants(supervisor)
-    _exit_like(status)
+    _end_with(_await(worker, output, lifeline, memory_bytes))
+
+
+def _leave(guard: int) -> None:
+    """Prepare the forked supervisor: it ends what it started when its guard ends."""
+    if sys.platform == "linux":
+        os.setpgid(0, 0)  # a tuner that finds the guard dead kills the guard's group
+    _prctl(_PR_SET_CHILD_SUBREAPER)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != guard:  # it ended before this process asked for the signal
+        os._exit(1)
+
+
+def _end_with(status: int | None) -> NoReturn:
+    """Kill what is left of the descendants of this process, and end with a wait status."""
+    kill_descendants(os.getpid())
+    _exit_like(status or 0)
 
 
 # -- the worker ----------------------------------------------------------------------------------------------
@@ -85,7 +112,6 @@ def _become_worker(supervisor: int, output: int, shown: int) -> None:
         os.dup2(shown, stream)
     os.close(output)
     os.close(shown)
-    # No limit of memory: CUDA and sanitizers reserve more addresses than there is memory.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
     _limit(resource.RLIMIT_CORE, 0)
@@ -115,9 +141,9 @@ def _threads_of_user() -> int:
 # -- the supervisor ------------------------------------------------------------------------------------------
 
 
-def _await(worker: int, output: int, lifeline: int) -> int:
-    """Show the output of the worker until it or the tuner ends; return the worker's wait status."""
-    poll, left = select.poll(), SHOWN_BYTES
+def _await(worker: int, output: int, lifeline: int, memory_bytes: int) -> int:
+    """Show the output of the worker until it or the tuner ends, or memory does; return a wait status."""
+    poll, left, checked = select.poll(), SHOWN_BYTES, 0.0
     poll.register(output, select.POLLIN)
     poll.register(lifeline, select.POLLIN)
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux, poll often
@@ -129,6 +155,10 @@ def _await(worker: int, output: int, lifeline: int) -> int:
         if lifeline in ready:
             kill_descendants(os.getpid())
             os.killpg(0, signal.SIGKILL)  # this process too, and on systems without /proc the worker
+        if time.monotonic() >= checked + _POLL_S:
+            if _memory.exceeds(lambda: _descendants(os.getpid()), memory_bytes):
+                return MEMORY_STATUS << 8  # as of a process that exited with it
+            checked = time.monotonic()
         if (status := _reap(worker)) is not None:
             while left > 0 and output in dict(poll.poll(0)):
                 left -= _show(output, left, poll)
@@ -148,11 +178,16 @@ def _show(output: int, left: int, poll: select.poll) -> int:
     return len(text)
 
 
-def _reap(worker: int) -> int | None:
-    """Release the ended children of this process; return the wait status of the worker once it has ended."""
+def _reap(child: int, options: int = os.WNOHANG) -> int | None:
+    """Release the ended children of this process; return the wait status of one of them once it has ended.
+
+    Args:
+        child: Process id of that one.
+        options: Options of waitpid; 0 waits for its end.
+    """
     while True:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == worker:
+        pid, status = os.waitpid(-1, options)
+        if pid == child:
             return status
         if pid == 0:
             return None

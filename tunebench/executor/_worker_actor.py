@@ -20,7 +20,7 @@ from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.executor import FunctionCaller
 from tunebench.executor._message import Answer, Kind, WorkerInfo, WorkerSetup
 from tunebench.executor.local import LocalExecutor
-from tunebench.kernels import load_file, module_name
+from tunebench.kernels import import_file, module_name
 from tunebench.task import Task
 
 __all__ = ["WorkerActor", "versions"]
@@ -62,7 +62,7 @@ class WorkerActor:
             Number of tasks that this worker takes at once.
         """
         for path, text in setup.files.items():
-            load_file(_placed(path, text))
+            import_file(_placed(path, text))
         self._executor = pickle.loads(setup.start)(compilers)  # noqa: S301 - from our own driver
         return self._executor.capacity
 

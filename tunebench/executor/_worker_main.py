@@ -13,8 +13,12 @@ from typing import Any
 from tunebench.errors import TaskUnreadable, describe_error
 from tunebench.executor._supervisor import kill_descendants
 from tunebench.kernels import failed_files
+from tunebench.measure._task_limit import notify_with
 
-__all__ = ["Reply", "serve"]
+__all__ = ["OUTSIDE", "WITHIN", "Reply", "serve"]
+
+OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
+"""Messages of a process before its reply: the time limit of the call stops, and goes on."""
 
 Reply = tuple[bool, Any]
 """Whether a call returned, and its result; else the exception that it raised."""
@@ -37,6 +41,7 @@ def serve(calls: int) -> None:
         functions.append(function)
         begin(*arguments)
 
+    notify_with(lambda begins: connection.send_bytes(OUTSIDE if begins else WITHIN))
     with contextlib.suppress(EOFError, OSError):
         connection.send_bytes(_call(prepare, connection.recv_bytes()))
         while True:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunebench.errors import EnvironmentFault, TaskUnreadable
-from tunebench.executor import ExecutorClosed, WorkerExecutor
+from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
 from tunebench.executor.process import ProcessStage, answer_of
 from tunebench.outcome import CompileFailed, Crashed, Effort, Pruned, Resources, Result, TimedOut
 from tunebench.task import Task
@@ -51,6 +51,8 @@ class LocalExecutor(WorkerExecutor[Task]):
         overlap: Whether compiling and measuring may overlap.
         bound: Returns the lower bound of a task from the resources of its binary, in microseconds; None
             computes no bound.
+        refuse: Returns why a compiled task is not to be measured, or None to measure it. A refused task
+            raises `TaskRefused`.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class LocalExecutor(WorkerExecutor[Task]):
         measuring: ProcessStage,
         overlap: bool,
         bound: Callable[[Task, Resources], float] | None = None,
+        refuse: Callable[[Task], str | None] | None = None,
     ) -> None:
         self.capacity = 2 * compiling.workers + measuring.workers
         self._stages = (compiling, measuring)
-        self._overlap, self._bound = overlap, bound
+        self._overlap, self._bound, self._refuse = overlap, bound, refuse
         self._compilers, self._measurers = compiling.pool(), measuring.pool()
         self._lock = threading.RLock()
         self._waiting: deque[_LocalJob] = deque()
@@ -187,6 +190,9 @@ class LocalExecutor(WorkerExecutor[Task]):
         return None
 
     def _start_measuring(self, job: _LocalJob) -> None:
+        if self._refuse is not None and (reason := self._refuse(job.task)) is not None:
+            self._finish(job, TaskRefused(reason))
+            return
         incumbent_us = self.abort_above_us
         if getattr(job.task, "prune", False) and incumbent_us is not None and job.bound_us > incumbent_us:
             pruned = Pruned(bound_us=job.bound_us, incumbent_us=incumbent_us)

@@ -9,27 +9,19 @@ any status or closes its connection costs one call.
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
-import multiprocessing
-import os
 import pickle
 import queue
-import select
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Self
 
+from tunebench._figure import significant
 from tunebench.errors import TaskUnreadable, WorkerUnusable, describe_error
-from tunebench.executor._supervisor import KILL_S
+from tunebench.executor import _running_process
+from tunebench.executor._running_process import END_S, RunningProcess
 from tunebench.executor._worker_main import Reply
 from tunebench.fault import describe_exit
 from tunebench.outcome import Crashed, TimedOut
@@ -41,21 +33,6 @@ START_S = 60.0
 
 START_ATTEMPTS = 2
 """Attempts to start a process that ends before it is ready; something else may have killed the first."""
-
-END_S = 2.0
-"""Time in which an idle process or a supervisor may end by itself, in seconds."""
-
-STALL_S = 30
-"""Time without progress after which sending a message or receiving the rest of a reply fails, in seconds."""
-
-LARGEST_REPLY = 1 << 31
-"""Largest reply of a process, in bytes."""
-
-_MAIN = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from tunebench.executor._worker_main import serve; "
-    "from tunebench.executor._supervisor import supervise; supervise(*map(int, sys.argv[1:]), serve)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +162,7 @@ class _WorkerProcess:
 
     def __init__(self, stage: ProcessStage) -> None:
         self._stage = stage
-        self._running: _RunningProcess | None = None
+        self._running: RunningProcess | None = None
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -199,7 +176,7 @@ class _WorkerProcess:
         except _WorkerEnded as end:
             return Crashed(reason=str(end))
 
-    def _start(self) -> _RunningProcess:
+    def _start(self) -> RunningProcess:
         """Return the process, and start it if it does not run.
 
         Raises:
@@ -230,14 +207,14 @@ class _WorkerProcess:
             f"worker processes end before they are ready: {death}; does a variant file end its process?"
         )
 
-    def _launch(self) -> _RunningProcess:
+    def _launch(self) -> RunningProcess:
         with self._lock:
             if self._stopped:
                 raise _WorkerEnded("it was stopped")
-            self._running = _RunningProcess()
+            self._running = RunningProcess()
             return self._running
 
-    def _exchange(self, running: _RunningProcess, message: bytes, limit_s: float) -> bytes:
+    def _exchange(self, running: RunningProcess, message: bytes, limit_s: float) -> bytes:
         """Send a message and return the reply.
 
         Raises:
@@ -249,10 +226,9 @@ class _WorkerProcess:
         except (TimeoutError, BlockingIOError) as late:
             self._kill()
             self._end()
-            stalled = isinstance(late, BlockingIOError)
-            reason = (
-                f"its connection stalled for {STALL_S:g} s" if stalled else f"no answer within {limit_s:g} s"
-            )
+            reason = f"no answer within {significant(limit_s)} s"
+            if isinstance(late, BlockingIOError):
+                reason = f"its connection stalled for {_running_process.STALL_S} s"
             raise _WorkerLate(reason) from None
         except (OSError, EOFError):
             raise _WorkerEnded(self._end()) from None
@@ -287,97 +263,6 @@ class _WorkerProcess:
         return _death(exit_code) if ended else "worker closed its connection"
 
 
-class _RunningProcess:
-    """A process of its own process group, and the connection to it.
-
-    Raises:
-        OSError: if the system refuses to start it.
-    """
-
-    def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        _limit_stalls(self.connection)
-        inherited = [theirs.fileno(), _lifeline()[0].fileno()]
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-P", "-c", _MAIN, *map(str, inherited), json.dumps(sys.path)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=inherited,
-                process_group=0,  # the parent handles Ctrl-C, and a kill reaches the children of the worker
-            )
-        except BaseException:
-            self.connection.close()
-            raise
-        finally:
-            theirs.close()
-        try:
-            self._end: int | None = os.pidfd_open(self._process.pid)
-        except (AttributeError, OSError):  # not on this system
-            self._end = None
-
-    def exchange(self, message: bytes, limit_s: float) -> bytes:
-        """Send a message and return the reply.
-
-        The system measures the time limits: a user's file may replace the clocks of `time`.
-
-        Raises:
-            TimeoutError: if there is no reply within the time limit.
-            BlockingIOError: if a part of the message or the reply makes no progress for `STALL_S`.
-            EOFError, OSError: if the process ends first.
-        """
-        self.connection.send_bytes(message)
-        # A child of the process may hold its end of the connection open: its end is awaited too.
-        ready = _ready([self.connection.fileno(), self._end], limit_s)
-        if not ready:
-            raise TimeoutError
-        if self.connection.fileno() not in ready and not self.connection.poll():
-            raise EOFError
-        return self.connection.recv_bytes(LARGEST_REPLY)
-
-    def ended(self, limit_s: float | None) -> bool:
-        """Return whether the process has ended, after waiting for its end; its process id stays reserved."""
-        if self._end is None:
-            try:
-                self._process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                return False
-            return True
-        return bool(_ready([self._end], limit_s))
-
-    def kill(self) -> None:
-        """Kill the process and everything that it started (see `tunebench.executor._supervisor`)."""
-        with contextlib.suppress(OSError):
-            os.kill(self._process.pid, signal.SIGTERM)
-        self.ended(KILL_S + END_S)
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def reap(self) -> int:
-        """Return the exit code of the ended process, and release its process id."""
-        if self._end is not None:
-            os.close(self._end)
-        return self._process.wait()
-
-
-def _limit_stalls(connection: Connection) -> None:
-    """Make sends and receives of a connection raise BlockingIOError after `STALL_S` without progress."""
-    limit = struct.pack("@ll", STALL_S, 0)
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setblocking(True)  # a program may have set another default
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, option, limit)
-
-
-def _ready(descriptors: Iterable[int | None], limit_s: float | None) -> set[int]:
-    """Wait until file descriptors can be read or are closed, and return these; empty after the time limit."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        if descriptor is not None:
-            poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(None if limit_s is None else 1e3 * limit_s)}
-
-
 def _pickled(arguments: tuple[Any, ...]) -> bytes:
     """Return pickled arguments of a call.
 
@@ -400,12 +285,6 @@ def _value(blob: bytes) -> Any:
     if not returned:
         raise value
     return value
-
-
-@functools.cache
-def _lifeline() -> tuple[Connection, Connection]:
-    """Return a pipe without messages: workers read one end, the other closes when this process ends."""
-    return multiprocessing.Pipe(duplex=False)
 
 
 def answer_of(done: Future[Any]) -> Any:

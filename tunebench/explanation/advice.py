@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tunebench._figure import significant
 from tunebench.bound import bound
 from tunebench.device import Device
 from tunebench.dtype import DType, is_integer, itemsize, unit_roundoff
@@ -281,7 +282,7 @@ def _lowered(workload: Workload, dtype: DType) -> Iterator[WorkloadChange]:
         if lowered is not None:
             text = (
                 f"use lower precision: {_listed(workload, lowered)}, relative rounding error "
-                f"{unit_roundoff(dtype):.1g}"
+                f"{significant(unit_roundoff(dtype), 1)}"
             )
             yield WorkloadChange(text=text, workload=lowered)
 

@@ -124,6 +124,7 @@ class Explanation:
             "variant": self.choice.variant.key,
             "config": dict(self.choice.config),
             "why": self.choice.why,
+            "because": self.choice.because,
             "category": self.category,
             "roofline": _with(self.roofline, "intensity", "limit", "factor", "us", "attainable_gflop_s"),
             "bound": dataclasses.asdict(self.bound),

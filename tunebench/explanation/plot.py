@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunebench._plot import empty_figure, save_figure
 from tunebench.answer import HERE
-from tunebench.errors import InputError, MissingDependency
 from tunebench.explanation.analysis import Explanation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["draw", "figure"]
-
-WIDTH_INCHES, HEIGHT_INCHES, DOTS_AN_INCH = 8.0, 5.0, 150
 
 
 def draw(explanation: Explanation, path: str | Path) -> None:
@@ -29,12 +27,7 @@ def draw(explanation: Explanation, path: str | Path) -> None:
         InputError: if Matplotlib does not support the format.
         OSError: if the file cannot be written.
     """
-    found = figure(explanation)
-    ending = Path(path).suffix.removeprefix(".")
-    known = found.canvas.get_supported_filetypes()
-    if ending not in known:
-        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(known))}")
-    found.savefig(path, dpi=DOTS_AN_INCH)
+    save_figure(figure(explanation), path)
 
 
 def figure(explanation: Explanation) -> Figure:
@@ -46,11 +39,7 @@ def figure(explanation: Explanation) -> Figure:
     Raises:
         MissingDependency: if Matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency("matplotlib", "plot") from error
-    found = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+    found = empty_figure()
     axes = found.add_subplot()
     _draw_roofs(axes, explanation)
     _draw_points(axes, explanation)

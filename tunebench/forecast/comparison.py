@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tunebench._figure import significant
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
@@ -73,5 +74,5 @@ def with_prices(
         if name not in names:
             raise UnknownName("device with a price", name, names)
         if not 0 < price < float("inf"):
-            raise InputError(f"the price of {name} must be positive, got {price:g}")
+            raise InputError(f"the price of {name} must be positive, got {significant(price, 6)}")
     return tuple(dataclasses.replace(each, price_per_hour=prices.get(each.device.name)) for each in compared)

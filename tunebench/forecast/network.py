@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tunebench.device import Device
 from tunebench.forecast.library import predict_all
@@ -24,23 +23,12 @@ __all__ = [
     "predict_operations",
 ]
 
-MIN_KERNEL_US = 2.5
-"""Shortest time of a kernel in a busy queue, in microseconds.
+DISPATCH_US = {False: 14.0, True: 27.0}
+"""Time of the host before an operation starts on an idle device, in microseconds, by whether it is a matrix
+product.
 
-The fastest rows of library matrix products on H100 and A100. Source: library_gemm_*.csv of
-ai-dynamo/aiconfigurator.
-"""
-
-MIN_PRODUCT_US = 5.0
-"""Assumed time of the smallest f32 matrix products on the device itself, in microseconds."""
-
-DISPATCH_US = {False: 13.0, True: 30.0}
-"""Launch cost of an operation when the queue is empty, in microseconds, by whether it is a matrix product.
-
-Medians over seven devices of two figures: the time of the smallest products, and the intercept of a line
-through the smallest rows of five elementwise operators; the time of the kernels themselves is subtracted.
-They range from 11 to 26 us, and for products from 26 to 46 us. Source: operator latencies of
-sitar-lab/NeuSight.
+Medians over the devices of the public f32 operators: 11 to 23 us for elementwise operators, 26 to 48 us for
+products (mean of batched products and linear layers). Source: `python -m benchmarks.host_time`.
 """
 
 HOST_US = 10.0
@@ -62,10 +50,10 @@ completely. They do not all have the same sign either.
 """
 
 LIST_ERROR = 0.08
-"""90 % interval of the error of the list of operations itself, as a share of the total time.
+"""Assumed 90 % interval of the error of the list of operations itself, as a share of the total time.
 
-It is the error of sums of measured operator times against measured networks
-(`python -m benchmarks.predict_models --measured`).
+On V100 and P100, which have measured times of these networks' own products, sums of measured operator times
+differ from measured networks by at most 6.4 % (`python -m benchmarks.predict_models --measured`).
 """
 
 
@@ -197,8 +185,7 @@ def predict_network(
 ) -> NetworkPrediction:
     """Predict one forward pass or one training step of a network on one device.
 
-    Operations run one after the other. Each takes its time alone minus the launch cost that a busy queue
-    hides.
+    Operations run one after the other without a gap, unless the host needs longer to launch them.
 
     Args:
         network: The network.
@@ -240,18 +227,13 @@ def predict_operations(
         model: Model of the library kernels; None for the bundled one.
     """
     problems = tuple(dict.fromkeys(each.workload for each in operations))
-    if not problems:
-        return ()
-    least = tuple(dict.fromkeys(map(_least, problems)))
-    predictions = predict_all((*problems, *least), device, model=model)
-    costs = dict(zip(least, predictions.time_us[len(problems) :], strict=True))
-    alone = dict(zip(problems, predictions, strict=False))
-    queued = {problem: _queued_us(alone[problem], costs[_least(problem)]) for problem in problems}
+    alone = dict(zip(problems, predict_all(problems, device, model=model), strict=True))
     return tuple(
         OperationTime(
             operation=each,
             alone=alone[each.workload],
-            each_us=queued[each.workload] + (DISPATCH_US[_is_product(each.workload)] if each.alone else 0.0),
+            each_us=alone[each.workload].time_us
+            + (DISPATCH_US[_is_product(each.workload)] if each.alone else 0.0),
         )
         for each in operations
     )
@@ -259,41 +241,6 @@ def predict_operations(
 
 def _is_product(work: Workload) -> bool:
     return work.category == "dot product"
-
-
-def _least(work: Workload) -> Workload:
-    """Return the smallest workload of the same operator and dtype: its time is the launch cost."""
-    sizes = _LEAST.get(work.operator)
-    return work if sizes is None else type(work).from_dimensions({**sizes, "dtype": work.dtype})
-
-
-_LEAST: dict[str, dict[str, Any]] = {
-    "batchnorm_stats": {"rows": 2, "cols": 32},
-    "elementwise": {"rows": 1, "cols": 32, "expression": "x"},
-    "gemm": {"batch": 4, "m": 32, "n": 32, "k": 32},
-    "layernorm": {"rows": 1, "cols": 32},
-    "reduction": {"rows": 1, "cols": 32, "expression": "x", "reduce": "sum"},
-    "rmsnorm": {"rows": 1, "cols": 32},
-    "softmax": {"rows": 1, "cols": 32},
-    "strided_elementwise": {"shape": "32", "expression": "x", "operands": "x.f32.1"},
-    "strided_reduction": {"shape": "1x32", "expression": "x", "operands": "x.f32.0_1", "reduce": "sum"},
-}
-"""Dimensions of the smallest workload, by operator. For all others the launch cost is unknown and not
-subtracted.
-"""
-
-
-def _queued_us(alone: Prediction, least_us: float) -> float:
-    """Return the time in a busy queue, without the launch cost of a kernel that is timed alone.
-
-    Args:
-        alone: Prediction of the workload when it is timed alone.
-        least_us: Time of the smallest workload of the same operator and dtype.
-    """
-    if alone.workload.operator not in _LEAST:
-        return alone.time_us
-    own = MIN_PRODUCT_US if _is_product(alone.workload) else MIN_KERNEL_US
-    return max(alone.time_us - max(least_us - own, 0.0), alone.bound_us, MIN_KERNEL_US)
 
 
 def interval_widths(

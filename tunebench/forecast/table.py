@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
-from tunebench.forecast.library import predict_all
+from tunebench.forecast.library import predict_fitting
 from tunebench.forecast.prediction import Predictions
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -211,11 +211,11 @@ def _figures(rows: Sequence[_Row], device: Device) -> Iterator[list[str] | str]:
     if not workloads:
         return
     try:
-        yield from _formatted(predict_all(workloads, device))
+        yield from _formatted(predict_fitting(workloads, device))
     except TunebenchError:  # at least one cannot be predicted: try them one by one
         for workload in workloads:
             try:
-                yield from _formatted(predict_all([workload], device))
+                yield from _formatted(predict_fitting([workload], device))
             except TunebenchError as error:
                 yield " ".join(str(error).split())
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench._deprecation import renamed_fields
+from tunebench._figure import significant
 from tunebench.device import Device
 from tunebench.dispatch import Preference
 from tunebench.errors import InputError
@@ -135,7 +136,7 @@ class PartitionPlan:
 
 def _digits(us: float) -> str:
     """Return a time with one decimal, or with two significant digits if it is below 1 us."""
-    return f"{us:.1f}" if us >= 1 else f"{us:.2g}"
+    return f"{us:.1f}" if us >= 1 else f"{significant(us, 2)}"
 
 
 def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tunebench.answer import HERE, Answer, recorded
 from tunebench.bound import dram_us
 from tunebench.device import Device
 from tunebench.dispatch import Preference
-from tunebench.errors import DatabaseError, InputError
+from tunebench.errors import DatabaseError, InputError, LookupMiss
 from tunebench.explanation import Forecaster
 from tunebench.forecast.network import predict_operations
 from tunebench.graph.group import FusedGroup
@@ -199,7 +199,7 @@ class Prices:
         """Return what was measured of exactly this workload on this device, if anything."""
         try:
             known = recorded(text, device=self.device)
-        except DatabaseError:
+        except (DatabaseError, LookupMiss):
             return None
         return known if known is not None and known.how in HERE else None
 
@@ -222,10 +222,14 @@ class Prices:
         return written + read + sum(values[name].nbytes for name in node.reads if name not in strided)
 
 
+_MOST_COLS = 2**31 - 1
+"""Largest dimension of a workload; an odd number of elements above it is rounded up."""
+
+
 def _copy_workload(nbytes: int) -> Workload:
     """Return an elementwise workload that moves the given number of bytes."""
     cols = max(1, nbytes // 8)
     rows = 1
-    while cols % 2 == 0 and cols > 4096:
-        rows, cols = rows * 2, cols // 2
+    while cols > _MOST_COLS or (cols % 2 == 0 and cols > 4096):
+        rows, cols = rows * 2, (cols + 1) // 2
     return Elementwise.from_dimensions({"rows": rows, "cols": cols, "dtype": "f32", "expression": "x"})

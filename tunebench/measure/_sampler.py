@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tunebench._figure import significant
 from tunebench.measure._clock import Clock
 
 __all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler", "Timing"]
@@ -191,8 +192,8 @@ def _skipped(alone_us: float, in_batch_us: float) -> str | None:
     if alone_us <= SLOWER_ALONE * in_batch_us + ALONE_US:
         return None
     return (
-        f"a run takes {alone_us:.3g} us on poisoned outputs, but {in_batch_us:.3g} us in a batch of runs: "
-        "only the first of a batch does the work"
+        f"a run takes {significant(alone_us, 3)} us on poisoned outputs, but {significant(in_batch_us, 3)} "
+        "us in a batch of runs: only the first of a batch does the work"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cuda import array_parameters
-from tunebench.device import Device
+from tunebench.device import Device, local_gpus
 from tunebench.fault import DeviceLost
 from tunebench.measure._clock import Clock
+from tunebench.measure._device_arrays import ReferenceDevice, reference_device
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._direct_launch import MappedTensor
 from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
+from tunebench.measure._task_limit import outside_limit
 from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.runner import Runner, judge, versions
 from tunebench.measure.timed_launches import TimedLaunches
@@ -26,7 +29,7 @@ from tunebench.measure.verify import InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
-from tunebench.workload import Tensor
+from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
@@ -49,18 +52,22 @@ class CudaRunner(Runner):
 
     The device is opened at the first task: a worker that fails at its start cannot report why.
 
+    References of large workloads are computed on the device if torch is installed.
+
     Args:
         protocol: How samples are taken.
         device: A GPU of this machine.
+        trusted: Whether no user's code runs in this process. Otherwise references are computed on the host,
+            by functions of NumPy that `tunebench.measure.originals` watches.
 
     Raises:
         MissingDependency: cuda-core is not installed.
     """
 
-    def __init__(self, protocol: Protocol, device: Device) -> None:
+    def __init__(self, protocol: Protocol, device: Device, *, trusted: bool = True) -> None:
         super().__init__(protocol)
         require_cuda_core()
-        self._device = device
+        self._device, self._trusted = device, trusted
         self._opened: _Opened | None = None
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
@@ -74,6 +81,18 @@ class CudaRunner(Runner):
         on = self._open()
         with _watched(on, task):
             return self._run(on, task, binary, abort_above_us)
+
+    def reference_device(self, workload: Workload) -> ReferenceDevice | None:
+        """Return the GPU for a large workload if torch can use it, else None."""
+        if not self._trusted or not ReferenceDevice.is_worth(workload):
+            return None
+        return self._references
+
+    @functools.cached_property
+    def _references(self) -> ReferenceDevice | None:
+        with outside_limit():  # torch takes seconds to import
+            keys = [gpu.key for gpu in local_gpus()]
+            return reference_device(f"cuda:{keys.index(self._device.key)}")
 
     def _open(self) -> _Opened:
         if self._opened is None:

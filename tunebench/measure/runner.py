@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from tunebench._figure import significant
 from tunebench.binary.compiled import Binary
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timed_launches import spare_inputs
@@ -19,6 +20,7 @@ from tunebench.task import Task
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
+    from tunebench.measure._device_arrays import ReferenceDevice
     from tunebench.workload import Array
 
 __all__ = ["THOROUGH", "Runner", "judge"]
@@ -60,6 +62,10 @@ class Runner(ABC):
             The outcome, and the time that verifying and timing took.
         """
 
+    def reference_device(self, workload: Workload) -> ReferenceDevice | None:
+        """Return the device that computes the references of a workload (override); None is the host."""
+        return None
+
     def conditions(self) -> Mapping[str, Any]:
         """Return the conditions of the results: versions, driver, host (override)."""
         return {}
@@ -74,7 +80,11 @@ class Runner(ABC):
         generation = self._uses // INPUT_SET_LIFE
         self._uses += 1
         if self._inputs is None or self._inputs[:2] != (workload, generation):
-            self._inputs = (workload, generation, draw(workload, seed))
+            self._inputs = self._check = self._spare = None
+            on = self.reference_device(workload)
+            if on is not None:
+                on.release()
+            self._inputs = (workload, generation, draw(workload, seed, on))
         return self._inputs[2]
 
     def check(self, inputs: InputSet) -> OutputCheck:
@@ -114,7 +124,9 @@ def judge(
     if samples.hopeless:
         return Aborted(samples_us=samples.samples_us, above_us=abort_above_us or 0.0)
     if min(samples.samples_us) <= 0:
-        return WrongResult(reason=f"a sample took {min(samples.samples_us):g} us: no kernel takes no time")
+        return WrongResult(
+            reason=f"a sample took {significant(min(samples.samples_us), 6)} us: no kernel takes no time"
+        )
     median_us, ci_us = median_interval(samples.samples_us)
     return Measured(
         median_us=median_us,

@@ -16,11 +16,13 @@ parts between are checked in full.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tunebench._figure import significant
 from tunebench._lazy import np
 from tunebench.measure.verify import EveryElement, InputSet, OutputCheck, share_of
 from tunebench.workload import Part, Reference, Workload
@@ -113,7 +115,7 @@ class SampledParts(OutputCheck):
         between = order[: _affordable_parts(workload) - 2].tolist()
         self._parts = [workload.part(index) for index in sorted({0, count - 1, *between})]
         self._checks = [
-            EveryElement(InputSet(workload=part.workload, seed=inputs.seed, inputs=part.of(inputs.inputs)))
+            EveryElement(dataclasses.replace(inputs, workload=part.workload, inputs=part.of(inputs.inputs)))
             for part in self._parts
         ]
         self.detail = f"every element of {len(self._parts)} of {count} parts; all elements were written"
@@ -170,15 +172,10 @@ class Sampled(OutputCheck):
     def __init__(self, inputs: InputSet) -> None:
         workload: Any = inputs.workload
         rng = np.random.default_rng((inputs.seed, 1))
-        exact = inputs.exact()
         tensor = workload.outputs()[0]
         self._name, self._shape = tensor.name, _as_batch(tensor.shape)
         self._tolerance = workload.tolerance()
-        self._sums = _sums(workload, exact, rng)
-        self._blocks = tuple(
-            _Block(place, workload.reference_block(exact, *place))
-            for place in _places(self._shape, rng, 1 if self._sums else WITHOUT_SUMS)
-        )
+        self._sums, self._blocks = inputs.compute(lambda exact: self._references(workload, exact, rng))
         # Each sum is one chance of a false alarm.
         chances = sum(sums.reference.value.size for sums in self._sums)
         self._deviations = math.sqrt(2 * math.log(2 * max(1, chances) / MISTAKEN))
@@ -188,6 +185,16 @@ class Sampled(OutputCheck):
         )
         if self._sums:
             self.detail += f", and are right in signed sums of {RUN}"
+
+    def _references(
+        self, workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator
+    ) -> tuple[tuple[_SignedSums, ...], tuple[_Block, ...]]:
+        """Return the signed sums and the blocks, on the host."""
+        sums = _sums(workload, exact, rng)
+        places = _places(self._shape, rng, 1 if sums else WITHOUT_SUMS)
+        return sums, tuple(
+            _Block(place, _on_host(workload.reference_block(exact, *place))) for place in places
+        )
 
     def worst(self, outputs: Mapping[str, Array]) -> float:
         """Return the largest error of an element or of a sum."""
@@ -200,7 +207,7 @@ class Sampled(OutputCheck):
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the worst element of the blocks, or the run of columns whose sum is most wrong."""
         _, where = max(self._shares(self._output(outputs)), key=lambda found: found[0])
-        return f"{worst:.3g} times the tolerance; {self._name}{where}"
+        return f"{significant(worst, 3)} times the tolerance; {self._name}{where}"
 
     def _output(self, outputs: Mapping[str, Array]) -> Array:
         return outputs[self._name].reshape(self._shape)
@@ -222,7 +229,8 @@ class Sampled(OutputCheck):
         share = share_of(np.abs(got - right.value), allowed)
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         where = f"[{z},{rows.start + at[0]},{cols.start + at[1]}]"
-        return float(share[at]), f"{where} is {got[at]:.6g}, must be {right.value[at]:.6g}"
+        found, must_be = significant(got[at], 6), significant(right.value[at], 6)
+        return float(share[at]), f"{where} is {found}, must be {must_be}"
 
     def _sums_share(self, sums: _SignedSums, output: Array, rows: slice) -> tuple[float, str]:
         got = output[sums.batch_index, rows].astype(np.float64)
@@ -237,7 +245,11 @@ class Sampled(OutputCheck):
         i, run = np.unravel_index(int(np.argmax(share)), share.shape)
         first, end = int(run) * RUN, min(int(run) * RUN + RUN, output.shape[2])
         where = f"[{sums.batch_index},{rows.start + i},{first}:{end}]"
-        return float(share[i, run]), f"{where}: the signed sum is off by {error[i, run]:.6g}"
+        return float(share[i, run]), f"{where}: the signed sum is off by {significant(error[i, run], 6)}"
+
+
+def _on_host(reference: Reference) -> Reference:
+    return Reference(value=np.asarray(reference.value), scale=np.asarray(reference.scale))
 
 
 def _as_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -254,7 +266,7 @@ def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator
         reference = compute(exact, z, signs, RUN)  # type: ignore[misc]
         if reference is None:
             return ()
-        found.append(_SignedSums(z, signs, reference))
+        found.append(_SignedSums(z, signs, _on_host(reference)))
     return tuple(found)
 
 

@@ -15,12 +15,14 @@ Source: the cheating kernels of KernelBench ("Eval unit tests for adversarial ev
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tunebench._lazy import np
+from tunebench.measure._task_limit import outside_limit
 from tunebench.measure.sampled import check_of
 from tunebench.measure.verify import InputSet, OutputCheck
 
@@ -53,7 +55,8 @@ class LaunchMemory(Protocol):
 
 def spare_inputs(workload: Workload) -> Mapping[str, Array]:
     """Return inputs of which timed launches exchange parts; their seed is unknown to kernels."""
-    drawn = workload.draw(np.random.default_rng(secrets.randbits(128)))
+    with outside_limit():
+        drawn = workload.draw(np.random.default_rng(secrets.randbits(128)))
     return {name: np.ascontiguousarray(array) for name, array in drawn.items()}
 
 
@@ -192,7 +195,7 @@ class TimedLaunches:
         for name, place in chosen.items():
             changed[name] = changed[name].copy()
             _flat(changed, name)[place] = _flat(self._spare, name)[place]
-        return InputSet(workload=self._inputs.workload, seed=self._inputs.seed, inputs=changed)
+        return dataclasses.replace(self._inputs, inputs=changed)
 
 
 def _flat(arrays: Mapping[str, Array], name: str) -> Array:

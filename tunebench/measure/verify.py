@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from tunebench._figure import significant
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype
+from tunebench.measure._task_limit import outside_limit
 from tunebench.workload import Reference, Tensor, Workload
 
 if TYPE_CHECKING:
     import numpy
 
+    from tunebench.measure._device_arrays import ReferenceDevice
     from tunebench.workload import Array
 
 __all__ = [
@@ -35,6 +38,8 @@ __all__ = [
     "worst_error",
 ]
 
+
+R = TypeVar("R")
 
 POISON = 0xFF
 """A byte that reads as NaN in every floating-point type if repeated, and as -1 in integers."""
@@ -53,31 +58,50 @@ class InputSet:
         workload: The workload.
         seed: Seed of the inputs.
         inputs: One C-contiguous array for each tensor of `Workload.inputs()`, in its stored type.
+        on: Device that computes references; None computes them with NumPy.
     """
 
     workload: Workload
     seed: int
     inputs: Mapping[str, Array]
+    on: ReferenceDevice | None = None
 
     def exact(self) -> dict[str, Array]:
         """Return the inputs in float64, from which references are computed (not kept: they are large)."""
         return {name: np.asarray(value, dtype=np.float64) for name, value in self.inputs.items()}
 
+    def compute(self, reference: Callable[[Mapping[str, Array]], R]) -> R:
+        """Compute references outside the time limit of the task.
+
+        Args:
+            reference: Returns them from the inputs in float64: arrays of the device, or of NumPy if it has
+                too little memory or is lost.
+        """
+        with outside_limit():
+            if self.on is not None:
+                try:
+                    return reference(self.on.arrays(self.inputs))
+                except self.on.failures:
+                    self.on.release()
+            return reference(self.exact())
+
     @functools.cached_property
     def references(self) -> Mapping[str, Reference]:
         """Reference of every element of each output; computed at the first use."""
-        return self.workload.reference(self.exact())
+        return self.compute(self.workload.reference)
 
 
-def draw(workload: Workload, seed: int) -> InputSet:
+def draw(workload: Workload, seed: int, on: ReferenceDevice | None = None) -> InputSet:
     """Draw inputs; their reference is computed at its first use.
 
     Args:
         workload: The workload.
         seed: Seed of the inputs.
+        on: Device that computes references; None computes them with NumPy.
     """
-    inputs = workload.draw(np.random.default_rng(seed))
-    return InputSet(workload=workload, seed=seed, inputs=inputs)
+    with outside_limit():
+        inputs = workload.draw(np.random.default_rng(seed))
+    return InputSet(workload=workload, seed=seed, inputs=inputs, on=on)
 
 
 class OutputCheck(ABC):
@@ -129,7 +153,8 @@ class EveryElement(OutputCheck):
         for name, reference in references.items():
             at = rng.integers(reference.value.size, size=SPOT_ELEMENTS)
             scale = np.broadcast_to(reference.scale, reference.value.shape)
-            chosen[name] = Reference(value=reference.value.reshape(-1)[at], scale=scale.reshape(-1)[at])
+            value, scale = (np.asarray(array.reshape(-1)[at]) for array in (reference.value, scale))
+            chosen[name] = Reference(value=value, scale=scale)
             some[name] = outputs[name].reshape(-1)[at]
         return worst_error(self._inputs.workload, some, chosen)
 
@@ -169,10 +194,16 @@ class GuardedArray:
         return None if (self._bytes[self._nbytes :] == POISON).all() else self._name
 
 
-def _as_numbers(array: Array) -> Array:
-    """Return an array in float64; bytes of a truth value that are neither 0 nor 1 keep their value."""
+def _as_numbers(array: Array, reference: Array | None = None) -> Array:
+    """Return an array in float64; bytes of a truth value that are neither 0 nor 1 keep their value.
+
+    Args:
+        array: The array.
+        reference: The result is on the device of this array; None leaves it on the host.
+    """
     stored = array.view(np.uint8) if array.dtype == np.bool_ else array
-    return stored.astype(np.float64)
+    on: ReferenceDevice | None = getattr(reference, "on", None)
+    return stored.astype(np.float64) if on is None else on.array(stored)
 
 
 def worst_error(
@@ -191,7 +222,7 @@ def worst_error(
     worst = 0.0
     for name, reference in references.items():
         allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(_as_numbers(outputs[name]) - reference.value)
+        error = np.abs(_as_numbers(outputs[name], reference.value) - reference.value)
         worst = max(worst, float(np.max(share_of(error, allowed), initial=0.0)))
     return worst
 
@@ -201,8 +232,9 @@ def share_of(error: Array, allowed: Array) -> Array:
 
     If nothing is allowed, only an error of zero is correct.
     """
-    share = np.divide(error, allowed, out=np.where(error == 0, 0.0, np.inf), where=allowed > 0)
-    return np.nan_to_num(share, nan=np.inf, posinf=np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = error / allowed
+    return np.where(np.isnan(share), np.where(error == 0, 0.0, np.inf), share)
 
 
 def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Reference], worst: float) -> str:
@@ -215,9 +247,10 @@ def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Refere
     """
     parts = []
     for name, reference in references.items():
-        got = _as_numbers(outputs[name])
-        error = np.nan_to_num(np.abs(got - reference.value), nan=np.inf)
+        got, right = _as_numbers(outputs[name]), np.asarray(reference.value)
+        error = np.nan_to_num(np.abs(got - right), nan=np.inf)
         at = np.unravel_index(int(np.argmax(error)), error.shape)
         where = ",".join(str(int(i)) for i in at)
-        parts.append(f"{name}[{where}] is {got[at]:.6g}, must be {reference.value[at]:.6g}")
-    return f"{worst:.3g} times the tolerance; {'; '.join(parts)}"
+        must_be = significant(right[at], 6)
+        parts.append(f"{name}[{where}] is {significant(got[at], 6)}, must be {must_be}")
+    return f"{significant(worst, 3)} times the tolerance; {'; '.join(parts)}"

@@ -71,7 +71,7 @@ def _build(setup: Setup) -> Runner:
     if setup.runner == "cuda":
         from tunebench.measure.cuda import CudaRunner
 
-        return CudaRunner(setup.protocol, setup.device)
+        return CudaRunner(setup.protocol, setup.device, trusted=not setup.variant_files)
     from tunebench.measure.offline import OfflineRunner
 
     return OfflineRunner(setup.protocol)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunebench._figure import significant
 from tunebench.outcome import (
     Aborted,
     CompileFailed,
@@ -166,7 +167,7 @@ def believable(outcome: Outcome, bound_us: float) -> Outcome:
     """
     if not is_impossible(outcome, bound_us):
         return outcome
-    return LaunchFailed(reason=f"its median is below its lower bound of {bound_us:g} us")
+    return LaunchFailed(reason=f"its median is below its lower bound of {significant(bound_us, 6)} us")
 
 
 def violates(outcome: Outcome, bound_us: float) -> bool:

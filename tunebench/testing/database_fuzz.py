@@ -14,11 +14,11 @@ kept in DIR, and the exit status is then 1.
 
 from __future__ import annotations
 
+import argparse
 import random
 import shutil
 import sqlite3
 import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from tunebench.outcome import Measured, Result
 from tunebench.space import Config
 from tunebench.testing import fuzzing, journaled_tuning
 
-__all__ = ["check", "damage", "fuzz", "main", "valid_database"]
+__all__ = ["check", "damage", "fuzz", "valid_database"]
 
 TIME_LIMIT_S = 60.0
 """Time limit of all checks of one file, on a busy machine."""
@@ -240,15 +240,10 @@ def fuzz(folder: Path, seed: int, numbers: range, failed: Path | None = None) ->
     return fuzzing.count_outcomes(numbers, check_file, fail, limit_s=TIME_LIMIT_S)
 
 
-def main() -> int:
-    """Run the command line and return the exit status."""
-    given = fuzzing.parse_arguments(__doc__, "files", 10_000, keeps=True)
+def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
     print(f"SQLite {sqlite3.sqlite_version}")
-    with tempfile.TemporaryDirectory() as name:
-        return fuzzing.run(
-            f"{given.count} files", lambda: fuzz(Path(name), given.seed, given.numbers, given.out)
-        )
+    return fuzz(folder, given.seed, given.numbers, given.out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(__doc__, "files", 10_000, _fuzz, keeps=True))

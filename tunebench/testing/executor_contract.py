@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tunebench._figure import significant
 from tunebench.device import find
 from tunebench.executor import WorkerExecutor
 from tunebench.kernels import variant
@@ -82,7 +83,7 @@ class ExecutorContract:
         assert [type(item) for item in (measured, last)] == [Measured, Measured]
         assert [type(item) for item in failed] == [*[CompileFailed] * 3, Crashed, Crashed, TimedOut]
         assert [item.refused for item in failed[:3]] == [True, False, False]
-        late = f"no answer within {self.timeout_s:g} s"
+        late = f"no answer within {significant(self.timeout_s)} s"
         assert [item.reason for item in failed] == [
             "syntax error",
             "the compiler: worker killed by SIGSEGV",

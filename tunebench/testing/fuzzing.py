@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["TimeLimitExceeded", "count_outcomes", "parse_arguments", "run", "time_limit"]
+from tunebench._figure import significant
+
+__all__ = ["TimeLimitExceeded", "count_outcomes", "main", "time_limit"]
 
 GIVE_UP = 20
 """Number of failures after which a run ends."""
@@ -29,7 +32,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeLimitExceeded` in the block after a time limit, in seconds."""
 
     def ring(number: int, frame: object) -> None:
-        raise TimeLimitExceeded(f"more than {seconds:g} s")
+        raise TimeLimitExceeded(f"more than {significant(seconds)} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -77,15 +80,34 @@ def count_outcomes(
     return outcomes
 
 
-def parse_arguments(doc: str, inputs: str, count: int, *, keeps: bool = False) -> argparse.Namespace:
-    """Return the arguments of a fuzzer's command line: `numbers`, `seed` and `out`.
+def main(
+    doc: str | None,
+    inputs: str,
+    count: int,
+    fuzz: Callable[[Path, argparse.Namespace], Counter[str]],
+    *,
+    keeps: bool = False,
+) -> int:
+    """Run the command line of a fuzzer, print the outcomes and the duration, and return the exit status.
 
     Args:
         doc: Description of the fuzzer, for ``--help``.
         inputs: What the inputs are, such as ``"files"``: the name of the option for their number.
         count: Default number of inputs.
+        fuzz: Returns the number of inputs by outcome, from an empty folder and from arguments: `seed`,
+            `numbers` (a range) and `out`.
         keeps: Accept ``--out``, a folder that keeps failing inputs.
     """
+    given = _arguments(doc, inputs, count, keeps)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = fuzz(Path(folder), given)
+    seconds = time.perf_counter() - began
+    print(f"{len(given.numbers)} {inputs} in {seconds:.0f} s: {dict(sorted(outcomes.items()))}")
+    return 1 if outcomes["failed"] else 0
+
+
+def _arguments(doc: str | None, inputs: str, count: int, keeps: bool) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         f"--{inputs}", dest="count", type=int, default=count, help=f"number of {inputs} (default: {count})"
@@ -99,16 +121,3 @@ def parse_arguments(doc: str, inputs: str, count: int, *, keeps: bool = False) -
     arguments = parser.parse_args()
     arguments.numbers = range(arguments.first, arguments.first + arguments.count)
     return arguments
-
-
-def run(inputs: str, fuzz: Callable[[], Counter[str]]) -> int:
-    """Run a fuzzer, print the outcomes and the duration, and return the exit status: 1 after a failure.
-
-    Args:
-        inputs: Number and name of the inputs, such as ``"100 files"``.
-        fuzz: Returns the number of inputs by outcome.
-    """
-    began = time.perf_counter()
-    outcomes = fuzz()
-    print(f"{inputs} in {time.perf_counter() - began:.0f} s: {dict(sorted(outcomes.items()))}")
-    return 1 if outcomes["failed"] else 0

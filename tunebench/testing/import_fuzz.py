@@ -14,11 +14,11 @@ File N of a seed is always the same. Failing files are kept in DIR, and the exit
 
 from __future__ import annotations
 
+import argparse
 import random
 import resource
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from tunebench.errors import TunebenchError
 from tunebench.testing import fuzzing
 from tunebench.testing.corrupt_files import corrupt
 
-__all__ = ["fuzz", "import_outcome", "main"]
+__all__ = ["fuzz", "import_outcome"]
 
 TIME_LIMIT_S = 30.0
 """Time limit of one import, on a busy machine."""
@@ -113,17 +113,13 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
     return fuzzing.count_outcomes(numbers, check, fail, limit_s=TIME_LIMIT_S)
 
 
-def main() -> int:
-    """Run the command line and return the exit status."""
-    given = fuzzing.parse_arguments(__doc__, "files", 100_000, keeps=True)
+def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with tempfile.TemporaryDirectory() as name, open_store(Path(name) / "fuzz.db") as store:
-        status = fuzzing.run(
-            f"{given.count} files", lambda: fuzz(store, Path(name), given.seed, given.numbers, given.out)
-        )
+    with open_store(folder / "fuzz.db") as store:
+        outcomes = fuzz(store, folder, given.seed, given.numbers, given.out)
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
-    return status
+    return outcomes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(__doc__, "files", 100_000, _fuzz, keeps=True))

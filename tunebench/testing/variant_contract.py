@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tunebench._environment import cache_folder
+from tunebench._environment import binary_folder
 from tunebench.binary.cubin import launch_refusal
 from tunebench.compile import BinaryCache, compile_config, unavailable
 from tunebench.device import Device, local_cpu, representative
@@ -123,7 +123,7 @@ class VariantContract:
     def _compiled(self, workload: Workload, config: Config, device: Device) -> Any:
         if reason := unavailable(self.variant.language):
             pytest.skip(reason)
-        cache = BinaryCache(cache_folder() / "binaries")
+        cache = BinaryCache(binary_folder())
         return compile_config(self.variant, workload, config, device, cache)
 
 

@@ -9,7 +9,7 @@ a terminal or a database obeys, expressions with other functions or deeper paren
 - parsing ends within the time limit, with a workload or an `InputError` of a printable message;
 - every dimension of an accepted text has the value that the text states, an expression the same values;
 - the canonical text of the workload parses to the same workload;
-- the prediction and the search for variants, made for one of 50 texts, yield finite times or an `InputError`.
+- one text in 50 is predicted and searched for variants, with finite times or an `InputError`.
 
 Text N of a seed is always the same. The exit status is 1 if any text failed.
 """
@@ -35,13 +35,13 @@ from tunebench.tuning.tunable import find_variants
 from tunebench.workload import Workload
 from tunebench.workloads import all_operators, parse, suite, suites
 
-__all__ = ["check", "fuzz", "main", "near_valid_text"]
+__all__ = ["check", "fuzz", "near_valid_text"]
 
 TIME_LIMIT_S = 20.0
 """Time limit of one text, on a busy machine."""
 
 SEARCHED = 50
-"""One text of this number is predicted and searched for variants, if it is accepted."""
+"""One text in this many is predicted and searched for variants, if it is accepted."""
 
 LONGEST_MESSAGE = 3000
 """Longest message of an error, in characters."""
@@ -360,11 +360,5 @@ def fuzz(seed: int, numbers: range) -> Counter[str]:
     )
 
 
-def main() -> int:
-    """Run the command line and return the exit status."""
-    given = fuzzing.parse_arguments(__doc__, "texts", 100_000)
-    return fuzzing.run(f"{given.count} texts", lambda: fuzz(given.seed, given.numbers))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(__doc__, "texts", 100_000, lambda _, given: fuzz(given.seed, given.numbers)))

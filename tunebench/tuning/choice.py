@@ -35,6 +35,7 @@ class ChosenConfig:
         expected_us: Measured median or predicted time, in microseconds.
         how: How that time is known.
         cache: Cache state of the measurement; None for a prediction.
+        because: The record of the best known configuration, and faster variants whose files are not loaded.
     """
 
     workload: Workload
@@ -45,6 +46,7 @@ class ChosenConfig:
     expected_us: float
     how: How
     cache: CacheState | None = None
+    because: str = ""
 
 
 def choose_config(
@@ -71,6 +73,7 @@ def choose_config(
         InputError: if no variant supports the workload, or several do and `config` needs one.
         ConfigError: if the configuration is not in the space of the variant.
         DatabaseError: if the database cannot be read.
+        LookupMiss: if only variants were measured whose files are not loaded.
     """
     names = () if variant is None else (variant,)
     found, _ = find_variants(workload, device, names, compilable=compilable)
@@ -97,6 +100,7 @@ def choose_config(
         expected_us=answer.expected_us,
         how=answer.how,
         cache=answer.cache,
+        because=answer.because,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
 
+from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement
 from tunebench.errors import ClusterLost, EnvironmentFault
 from tunebench.executor import ExecutorClosed, WorkerExecutor, WorkerLost
@@ -120,7 +121,9 @@ class FinalistRounds:
         if isinstance(result.outcome, Measured) and not is_impossible(result.outcome, timed.bound_us):
             timed.rounds[number] = result
         else:  # it succeeded in the search and fails now: it can no longer win
-            timed.failure = failure_of(result.outcome) or f"below its lower bound of {timed.bound_us:g} us"
+            timed.failure = (
+                failure_of(result.outcome) or f"below its lower bound of {significant(timed.bound_us, 6)} us"
+            )
             key = self._recorder.key(timed.search.key, timed.config)
             self._recorder.record(
                 NewMeasurement(key=key, result=result, purpose="finalist", bound_us=timed.bound_us)

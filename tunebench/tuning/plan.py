@@ -28,7 +28,8 @@ class Plan:
         protocol: How samples are taken.
         offline: Whether to compile, emulate and predict only, even if the device is present.
         workers: Number of compile processes; 0 is one per core.
-        timeout_s: Time limit of verifying and timing one configuration, in seconds.
+        timeout_s: Time limit of verifying and timing one configuration, in seconds. Drawing inputs and
+            computing references do not count.
         stop_at_gap: Optimality gap at which the search stops (`tunebench.search.optimality_proof`); None
             never stops early.
         audit: Fraction of bound-pruned configurations to run anyway, as a check of the bound; relative to the

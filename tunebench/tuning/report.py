@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench._deprecation import renamed_fields
+from tunebench._figure import significant
 from tunebench.executor import PoolStatus
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
@@ -96,8 +97,9 @@ class BoundViolation:
     def __str__(self) -> str:
         when = ", in an earlier run" if self.known else ""
         return (
-            f"{self.variant} with {self.config} took {self.fastest_us:.4g} us, less than its lower bound of "
-            f"{self.bound_us:.4g} us{when}; until this is resolved, the bounds of the variant are ignored"
+            f"{self.variant} with {self.config} took {significant(self.fastest_us)} us, less than its lower "
+            f"bound of {significant(self.bound_us)} us{when}; until this is resolved, the bounds of the "
+            "variant are ignored"
         )
 
 

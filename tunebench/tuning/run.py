@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 
+from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.emulate.host_compiler import find_compiler
@@ -470,8 +471,8 @@ def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
         yield f"a reference kernel took up to {drift:.1f} times as long in one round as in another"
     if best is not None and best.disagreement > DISAGREEMENT:
         yield (
-            f"the best took {best.search_us:.4g} us in the search, and {best.median()[0]:.4g} us in the "
-            "finals, which were repeated"
+            f"the best took {significant(best.search_us)} us in the search, and "
+            f"{significant(best.median()[0])} us in the finals, which were repeated"
         )
 
 

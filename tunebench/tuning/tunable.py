@@ -19,7 +19,7 @@ from tunebench.measure.cuda import require_cuda_core
 from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
 from tunebench.space import Config, Table
-from tunebench.variant import Costs, Variant, unsuitable
+from tunebench.variant import Costs, Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def find_variants(
         UnknownName: if a name is of no variant of the operator.
         InputError: if no variant supports the workload, with the reason for each.
     """
-    reason = unsuitable(device) or _too_large(workload, device)
+    reason = unsuitable(device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
     known = {variant.key: variant for variant in variants(workload)}
@@ -192,17 +192,6 @@ def _default(tunable: TunableVariant, workload: Workload) -> Config:
             f"none for {workload} on {tunable.device.name}"
         )
     return config
-
-
-def _too_large(workload: Workload, device: Device) -> str | None:
-    """Return that the tensors of a workload do not fit into the memory of a device; None if they may."""
-    needed = sum(tensor.nbytes for tensor in (*workload.inputs(), *workload.outputs()))
-    if not 0 < device.memory_bytes < needed:
-        return None
-    return (
-        f"the tensors of {workload} take {needed / 2**30:.0f} GiB, and {device.name} has "
-        f"{device.memory_bytes / 2**30:.0f} GiB"
-    )
 
 
 def fastest_variant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from tunebench._environment import cache_folder
+from tunebench._environment import binary_folder
 from tunebench._host import cores
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
@@ -41,7 +41,7 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
         compiling=ProcessStage(
             function=compile_worker.compile_task,
             start=compile_worker.start,
-            start_arguments=(cache_folder() / "binaries", files),
+            start_arguments=(binary_folder(), files),
             workers=plan.workers or compilers or cores(),
             timeout_s=COMPILE_TIMEOUT_S,
         ),

@@ -42,7 +42,7 @@ Skill = Literal[
 ]
 """Kind of kernel that an expert is trained for."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the model file."""
 
 DISTANCE_POWER, DISTANCE_OFFSET = 1.5, 0.02
@@ -100,6 +100,7 @@ class Expert:
         near: Error on unseen workloads of the device.
         least: (F,) smallest value of each feature in the training data.
         most: (F,) largest value of each feature in the training data.
+        least_us: Shortest kernel in the training data, in microseconds.
         even: Correction of the logarithm for sizes that models have, if the training data has random sizes
             only.
     """
@@ -110,12 +111,21 @@ class Expert:
     near: Spread
     least: Array
     most: Array
+    least_us: float
     even: float = 0.0
 
     def excess(self, roofline: RooflineModel) -> Array:
         """Return the predicted logarithm of time over roofline time of each kernel."""
         found: Array = self.forest(roofline.features) + self.even * roofline.even
         return found
+
+    def covers(self, roofline: RooflineModel, us: Array) -> NDArray[np.bool_]:
+        """Return whether each kernel of a predicted time is inside the measured range."""
+        inside = (roofline.features >= self.least - FEATURE_MARGIN) & (
+            roofline.features <= self.most + FEATURE_MARGIN
+        )
+        covered: NDArray[np.bool_] = inside.all(axis=1) & (np.log(us / self.least_us) >= -FEATURE_MARGIN)
+        return covered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,18 +193,14 @@ class ForecastModel:
         weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
         weights /= weights.sum()
         excess = np.zeros(len(roofline.features))
-        extrapolated = np.ones(len(roofline.features), dtype=bool)
         for expert, weight in zip(experts, weights, strict=True):
             if weight:
                 excess += weight * expert.excess(roofline)
-            within = (roofline.features >= expert.least - FEATURE_MARGIN) & (
-                roofline.features <= expert.most + FEATURE_MARGIN
-            )
-            extrapolated &= ~within.all(axis=1)
+        us = roofline.us * np.exp(excess)
+        extrapolated = ~np.any([expert.covers(roofline, us) for expert in experts], axis=0)
         nearest = int(squared.argmin())
         share = min(1.0, float(squared[nearest]) / FAR_DISTANCE)
         spread = experts[nearest].near.towards(self.far[skill], share)
-        us = roofline.us * np.exp(excess)
         widened = np.where(proxy, WIDENING_PROXY, np.where(extrapolated, WIDENING_EXTRAPOLATED, 1.0))
         return Blend(
             us=us,
@@ -229,6 +235,7 @@ class ForecastModel:
                         "coordinates": expert.coordinates,
                         "near": [expert.near.low, expert.near.high],
                         "even": expert.even,
+                        "least_us": expert.least_us,
                     }
                 )
                 arrays |= {prefix + name: array for name, array in expert.forest.arrays().items()}
@@ -268,6 +275,7 @@ class ForecastModel:
                 forest=Forest.from_arrays(own),
                 near=Spread(*entry["near"]),
                 even=entry["even"],
+                least_us=entry["least_us"],
                 least=own["least"],
                 most=own["most"],
             )

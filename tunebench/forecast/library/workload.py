@@ -10,11 +10,12 @@ from tunebench._lazy import np
 from tunebench.bound import dram_us
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.errors import DeviceError
+from tunebench.errors import DeviceError, InputError
 from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
-from tunebench.forecast.library.model import Blend, ForecastModel, Skill, bundled_model, skill_of
+from tunebench.forecast.library.model import Blend, ForecastModel, bundled_model, skill_of
 from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, roofline_times
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
+from tunebench.variant import exceeds_memory
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["bounds_us", "predict", "predict_all"]
+__all__ = ["bounds_us", "predict", "predict_all", "predict_fitting"]
 
 WINOGRAD = 4.0
 """Factor by which a convolution algorithm may reduce the multiplications of the textbook algorithm.
@@ -89,6 +90,20 @@ def predict_all(
     )
 
 
+def predict_fitting(workloads: Iterable[Workload], device: Device) -> Predictions:
+    """Predict as `predict_all`, but refuse workloads that the device cannot hold, as tuning does.
+
+    Raises:
+        DeviceError: if the device is not a GPU.
+        InputError: if the tensors of a workload do not fit into its memory.
+    """
+    problems = tuple(workloads)
+    for problem in problems:
+        if reason := exceeds_memory(problem, device):
+            raise InputError(reason)
+    return predict_all(problems, device)
+
+
 def bounds_us(workloads: Iterable[Workload], device: Device) -> Array:
     """Return the lower bound of each workload in microseconds, by memory traffic and by arithmetic.
 
@@ -122,13 +137,6 @@ def _arithmetic_us(workload: Workload, device: Device) -> float:
     rate = max(usual, 2.0 * device.fma_per_clock * packed)
     fewer = WINOGRAD if workload.operator == "conv2d" else 1.0
     return workload.flops() / (device.sm_count * device.max_clock_mhz * rate * fewer)
-
-
-TIMED_WITH_HOST: tuple[Skill, ...] = ("product f32", "elementwise", "softmax", "norm")
-"""Kinds of kernels whose training data include the time in which the host launches them: 17 us and more."""
-
-WITH_HOST_US = 100.0
-"""Predictions of these kinds below this time are too long, and their intervals start at the analytic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +182,20 @@ class _Totals:
     def add(self, group: list[_Launch], roofline: RooflineModel, blend: Blend) -> None:
         """Add kernels of one family."""
         rows = np.array([launch.workload for launch in group])
-        kernel = group[0].kernel  # all are of one kind
-        timed_with_host = skill_of(kernel.family, kernel.arithmetic) in TIMED_WITH_HOST
-        with_host = timed_with_host & (blend.us < WITH_HOST_US)
-        low_us = np.where(with_host, np.minimum(blend.low_us, roofline.us), blend.low_us)
         for total, amount in (
             (self.us, blend.us),
-            (self.low_us, low_us),
+            (self.low_us, blend.low_us),
             (self.high_us, blend.high_us),
             (self.compute_us, roofline.compute_us),
             (self.memory_us, roofline.memory_us),
             (self.launch_us, np.full(len(rows), LAUNCH_US)),
         ):
             np.add.at(total, rows, amount)
-        for launch, extrapolated, host in zip(group, blend.extrapolated, with_host, strict=True):
+        for launch, extrapolated in zip(group, blend.extrapolated, strict=True):
             self.tensor[launch.workload] |= launch.kernel.arithmetic != "f32"
             reason = launch.kernel.proxy or (
                 "workload outside the measured range of sizes" if extrapolated else ""
             )
-            if not reason and host:
-                reason = f"measured with the launch by the host: too long below {WITH_HOST_US:.0f} us"
             if not reason and not blend.near:
                 reason = f"device unlike all measured ones; the nearest is {blend.nearest}"
             if reason:

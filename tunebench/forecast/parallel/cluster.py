@@ -17,7 +17,16 @@ from tunebench._deprecation import renamed
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["Cluster", "Link", "ProcessGroup", "cluster_from_file", "find_link", "link_of", "links"]
+__all__ = [
+    "Cluster",
+    "Link",
+    "ProcessGroup",
+    "cluster_from_file",
+    "find_link",
+    "link_of",
+    "link_tables",
+    "links",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +178,14 @@ class Cluster:
 
 
 @functools.cache
-def _described() -> dict[str, Any]:
+def link_tables() -> dict[str, dict[str, Any]]:
+    """Return the tables of `links.toml`: `link` between devices and `host`, to host memory."""
     text = resources.files("tunebench").joinpath("links.toml").read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text)["link"]
-    return found
+    return tomllib.loads(text)
+
+
+def _described() -> dict[str, Any]:
+    return link_tables()["link"]
 
 
 def _link(name: str, entry: Mapping[str, Any]) -> Link:

@@ -60,15 +60,14 @@ def _arguments() -> argparse.Namespace:
 def _kept(measured: list[data.KernelMeasurement]) -> dict[Skill, list[fit.TrainedExpert]]:
     kept: dict[Skill, list[fit.TrainedExpert]] = {}
     for table in data.group_by_device(measured):
-        if len(table.us) < fit.FEWEST:
-            _say(f"{table.skill} on {table.device.name}: skipped, {len(table.us)} rows are too few")
+        rows = int(table.visible.sum())
+        if rows < fit.FEWEST:
+            _say(f"{table.skill} on {table.device.name}: skipped, {rows} rows are too few")
             continue
         one = fit.train_expert(table)
         kept.setdefault(table.skill, []).append(one)
         near = one.expert.near
-        _say(
-            f"{table.skill} on {table.device.name}: {len(table.us)} rows, {near.low:+.3f} to {near.high:+.3f}"
-        )
+        _say(f"{table.skill} on {table.device.name}: {rows} rows, {near.low:+.3f} to {near.high:+.3f}")
     return kept
 
 

@@ -27,13 +27,22 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
 from tunebench.forecast.library.model import Skill, skill_of
+from tunebench.forecast.library.roofline_model import roofline_times
+from tunebench.forecast.training.host import FLOOR_NOISE, NO_HOST, HostTime, OperatorTable, separate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["KernelMeasurement", "MeasuredKernels", "group_by_device", "read_file", "read_public"]
+__all__ = [
+    "KernelMeasurement",
+    "MeasuredKernels",
+    "group_by_device",
+    "operator_tables",
+    "read_file",
+    "read_public",
+]
 
 DEVICES = {
     "AMD Instinct MI100": "mi100",
@@ -65,7 +74,10 @@ class MeasuredKernels:
         device: Device of the measurements.
         figures: (R, C), with the columns of the family.
         us: (R,) measured times in microseconds.
+        kernel_us: (R,) times without the host; NaN if unknown.
         group: (R,) group under which errors are reported, such as ``"bmm, test"``.
+        floor_us: (R,) shortest time that the host of the measurement allows; 0 if `us` excludes the host.
+        lead_us: (R,) time of the host before the kernel starts; 0 if `us` excludes the host.
     """
 
     skill: Skill
@@ -74,17 +86,37 @@ class MeasuredKernels:
     device: Device
     figures: Array
     us: Array
+    kernel_us: Array
     group: NDArray[np.str_]
+    floor_us: Array
+    lead_us: Array
+
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """(R,) whether the measured time depends on the kernel: it is clearly above the floor."""
+        above: NDArray[np.bool_] = self.us > FLOOR_NOISE * self.floor_us
+        return above
 
 
 @dataclass(frozen=True, slots=True)
 class KernelMeasurement:
-    """One measured kernel: device, kernel, time in microseconds, and the group for error reports."""
+    """One measured kernel.
+
+    Attributes:
+        device: The device.
+        kernel: The kernel.
+        us: Measured time in microseconds.
+        group: Group for error reports.
+        host: The host's part in the measured time.
+        kernel_us: Time without the host; NaN if unknown, None if it is the measured time.
+    """
 
     device: Device
     kernel: LibraryKernel
     us: float
     group: str
+    host: HostTime = NO_HOST
+    kernel_us: float | None = None
 
 
 def read_public(folder: Path) -> list[KernelMeasurement]:
@@ -183,7 +215,10 @@ def group_by_device(rows: list[KernelMeasurement]) -> list[MeasuredKernels]:
             device=table[0].device,
             figures=np.array([row.kernel.figures for row in table], dtype=np.float64),
             us=np.array([row.us for row in table]),
+            kernel_us=np.array([row.us if row.kernel_us is None else row.kernel_us for row in table]),
             group=np.array([row.group for row in table]),
+            floor_us=np.array([row.host.floor_us for row in table]),
+            lead_us=np.array([row.host.lead_us for row in table]),
         )
         for (_, family, arithmetic), table in tables.items()
     ]
@@ -201,25 +236,77 @@ def _device(name: str) -> Device:
 
 
 def _operators(folder: Path) -> Iterator[KernelMeasurement]:
-    """Yield f32 operators: matrix products B x (M x N) @ (N x K), others with B rows of H."""
-    names: dict[str, Family] = {"elem": "elementwise", "softmax": "softmax", "ln": "norm"}
+    """Yield f32 operators, with the host time that is estimated from all of them."""
+    tables = _operator_entries(folder)
+    for entries, times in zip(tables, separate(list(map(_timed, tables))), strict=True):
+        device, group = _device(entries[0]["device"]), "{op_group}, {split}".format(**entries[0])
+        for entry, us in zip(entries, times.kernel_us, strict=True):
+            yield KernelMeasurement(device, _operator(entry), _us(entry), group, times.host, float(us))
+
+
+def operator_tables(folder: Path) -> list[OperatorTable]:
+    """Return the f32 operators of the public data, one table for each device, operator and part."""
+    return [_timed(entries) for entries in _operator_entries(folder)]
+
+
+def _operator_entries(folder: Path) -> list[list[dict[str, str]]]:
+    entries: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for entry in _lines(folder / "neusight_ops.csv.gz"):
-        batch, name = float(entry["B"]), entry["op_group"]
-        figures: tuple[float, ...]
-        if name in names:
-            cols = float(entry["H"])
-            nbytes = 4 * batch * cols
-            read = nbytes * (1 + (entry["op"] in BINARY))
-            family, figures = names[name], (batch, cols, read, nbytes)
-        else:
-            m, k, n = (float(entry[column]) for column in "MNK")
-            family, figures = "product", (batch, m, n, k, 4, 4, 0)
-        yield KernelMeasurement(
-            _device(entry["device"]),
-            LibraryKernel(family, "f32", figures),
-            1e3 * float(entry["latency_ms"]),
-            f"{name}, {entry['split']}",
-        )
+        entries.setdefault((entry["device"], entry["op"], entry["split"]), []).append(entry)
+    return list(entries.values())
+
+
+def _us(entry: dict[str, str]) -> float:
+    return 1e3 * float(entry["latency_ms"])
+
+
+def _operator(entry: dict[str, str]) -> LibraryKernel:
+    """Return the kernel of an f32 operator: B x (M x N) @ (N x K), or B rows of H."""
+    names: dict[str, Family] = {"elem": "elementwise", "softmax": "softmax", "ln": "norm"}
+    batch, name = float(entry["B"]), entry["op_group"]
+    if name in names:
+        cols = float(entry["H"])
+        nbytes = 4 * batch * cols
+        read = nbytes * (1 + (entry["op"] in BINARY))
+        return LibraryKernel(names[name], "f32", (batch, cols, read, nbytes))
+    m, k, n = (float(entry[column]) for column in "MNK")
+    return LibraryKernel("product", "f32", (batch, m, n, k, 4, 4, 0))
+
+
+def _timed(entries: list[dict[str, str]]) -> OperatorTable:
+    """Return the measurements of one operator on one device, for the estimate of the host time."""
+    first, device = entries[0], _device(entries[0]["device"])
+    kernels = list(map(_operator, entries))
+    family, figures = kernels[0].family, np.array([kernel.figures for kernel in kernels])
+    unlimited = dataclasses.replace(device, tdp_w=None)  # short kernels do not reach the power limit
+    work, waves = zip(*map(functools.partial(_work, device), entries, kernels), strict=True)
+    return OperatorTable(
+        device=device.name,
+        operator=first["op"],
+        part=first["split"],
+        family=family,
+        us=np.array([_us(entry) for entry in entries]),
+        peak_us=roofline_times(family, "f32", figures, unlimited).us,
+        work=np.array(work),
+        waves=np.array(waves),
+        kind=np.array([entry["kernel"] if family == "product" else first["op"] for entry in entries]),
+    )
+
+
+def _work(device: Device, entry: dict[str, str], kernel: LibraryKernel) -> tuple[float, float]:
+    """Return what the time of a kernel is proportional to, NaN if that is unknown, and its waves.
+
+    It is the bytes of an elementwise operator. The blocks of a product that run at the same time take equally
+    many steps over the reduction dimension, unless that dimension is divided among blocks.
+    """
+    if kernel.family == "elementwise":
+        return sum(kernel.figures[2:]), 1.0
+    if kernel.family != "product" or not entry["grid_x"] or float(entry["grid_z"]) != kernel.figures[0]:
+        return np.nan, np.nan
+    blocks = float(entry["grid_x"]) * float(entry["grid_y"]) * float(entry["grid_z"])
+    if entry["vendor"] == "amd":  # grids of AMD count threads
+        blocks /= float(entry["block_x"])
+    return kernel.figures[3], float(np.ceil(blocks / device.sm_count))
 
 
 def _products(folder: Path) -> Iterator[KernelMeasurement]:

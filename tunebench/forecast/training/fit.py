@@ -85,26 +85,29 @@ def table_roofline(table: MeasuredKernels) -> RooflineModel:
 
 
 def train_expert(table: MeasuredKernels) -> TrainedExpert:
-    """Train an expert on one table.
+    """Train an expert on one table, for the time without the host. Its error is that on visible rows.
 
     Each group of rows has the same total weight. The seed for the choice of rows is derived from the device
     and the kind of kernel: the same table gives the same expert.
     """
     rng = np.random.default_rng(zlib.crc32(f"{table.device.name} {table.skill}".encode()))
     roofline = table_roofline(table)
-    target = np.log(table.us / roofline.us)
-    seen, unseen = _divided(table.group, rng)
+    target = np.log(table.kernel_us / roofline.us)
+    known = np.flatnonzero(np.isfinite(target))
+    seen, unseen = (known[rows] for rows in _divided(table.group[known], rng))
+    tested = unseen[table.visible[unseen]]
     weights = _alike(table.group[seen])
     trees, leaves = TREES.get(table.skill, USUAL)
     forest = _fitted(roofline.features[seen], target[seen], weights, trees, leaves)
-    near = spread([target[unseen] - forest(roofline.features[unseen])])
+    near = spread([target[tested] - forest(roofline.features[tested])])
     made = Expert(
         device=table.device.name,
         coordinates=coordinates(table.device, table.arithmetic),
         forest=forest,
         near=near,
-        least=roofline.features.min(axis=0),
-        most=roofline.features.max(axis=0),
+        least=roofline.features[known].min(axis=0),
+        most=roofline.features[known].max(axis=0),
+        least_us=float(table.kernel_us[table.visible].min()),
     )
     return TrainedExpert(expert=made, table=table, roofline=roofline, even=_of_even_sizes(table, roofline))
 
@@ -115,13 +118,14 @@ def _of_even_sizes(table: MeasuredKernels, roofline: RooflineModel) -> float | N
     of_models = [name for name in names if np.mean(roofline.even[table.group == name]) > MOSTLY]
     if not 0 < len(of_models) < len(names):
         return None
-    seen = np.flatnonzero(~np.isin(table.group, of_models))
+    seen = np.flatnonzero(np.isfinite(table.kernel_us) & ~np.isin(table.group, of_models))
     seen = seen[_divided(table.group[seen], np.random.default_rng(0))[0]]
-    target = np.log(table.us / roofline.us)
+    target = np.log(table.kernel_us / roofline.us)
     trees, leaves = TREES.get(table.skill, USUAL)
     forest = _fitted(roofline.features[seen], target[seen], _alike(table.group[seen]), trees, leaves)
     missed = target - forest(roofline.features)
-    return min((float(np.median(missed[table.group == name])) for name in of_models), key=abs)
+    medians = (np.median(missed[table.visible & (table.group == name)]) for name in of_models)
+    return min(map(float, medians), key=abs)
 
 
 def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -205,10 +209,10 @@ def _of_few(devices: int) -> float:
 
 
 def errors(kept: TrainedExpert, asked: ForecastModel) -> Array:
-    """Return the logarithm of measured over predicted time for each row of a table."""
+    """Return the logarithm of the kernel's over the predicted time for each visible row of a table."""
     table = kept.table
     blend = asked.blend(table.skill, kept.roofline, table.device, table.arithmetic)
-    missed: Array = np.log(table.us / blend.us)
+    missed: Array = np.log(table.kernel_us / blend.us)[table.visible]
     return missed
 
 
