@@ -1,0 +1,140 @@
+"""Named schedules of a pipeline, without split backward passes.
+
+Sources: Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", 2019;
+Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", 2019 (1F1B), and "Efficient
+large-scale language model training on GPU clusters using Megatron-LM", 2021 (1F1B with a flush after each batch,
+as here, and interleaved 1F1B); Lamy-Poirier, "Breadth-first pipeline parallelism", 2022 (looped breadth-first).
+"""
+
+from __future__ import annotations
+
+from tunebench.errors import InputError
+from tunebench.plan.pipeline.action import ActionKind, PipelineAction
+from tunebench.plan.pipeline.schedule import PipelineSchedule, looped_placement
+
+__all__ = ["gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b"]
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def gpipe(ranks: int, microbatches: int, *, trains: bool = True) -> PipelineSchedule:
+    """Return the schedule with all forward passes before all backward passes.
+
+    Args:
+        ranks: Number of ranks, each with one stage.
+        microbatches: Number of micro-batches.
+        trains: Whether there are backward passes.
+    """
+    _check(ranks, microbatches)
+    kinds = (F, B) if trains else (F,)
+    return PipelineSchedule(
+        name="gpipe" if trains else "forward",
+        microbatches=microbatches,
+        placement=looped_placement(ranks),
+        actions=tuple(
+            tuple(PipelineAction(rank, kind, each) for kind in kinds for each in range(microbatches))
+            for rank in range(ranks)
+        ),
+    )
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
+    """Return the schedule with one backward pass after each forward pass, as early as possible (1F1B).
+
+    Rank x has at most ``ranks - x`` micro-batches in flight.
+    """
+    _check(ranks, microbatches)
+    return PipelineSchedule(
+        name="1f1b",
+        microbatches=microbatches,
+        placement=looped_placement(ranks),
+        actions=tuple(
+            _alternating(
+                [PipelineAction(rank, F, each) for each in range(microbatches)],
+                [PipelineAction(rank, B, each) for each in range(microbatches)],
+                ahead=ranks - rank,
+            )
+            for rank in range(ranks)
+        ),
+    )
+
+
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
+    """Return 1F1B for ranks with several stages each, which go around the ranks.
+
+    Micro-batches pass all stages of a rank in groups of `ranks`; the last group may be smaller.
+
+    Args:
+        ranks: Number of ranks.
+        microbatches: Number of micro-batches.
+        chunks: Stages of each rank.
+    """
+    _check(ranks, microbatches, chunks)
+    if chunks == 1:
+        return one_f_one_b(ranks, microbatches)
+    forward = _in_groups(ranks, microbatches, range(chunks))
+    backward = _in_groups(ranks, microbatches, range(chunks - 1, -1, -1))
+    return PipelineSchedule(
+        name="interleaved-1f1b",
+        microbatches=microbatches,
+        placement=looped_placement(ranks, chunks),
+        actions=tuple(
+            _alternating(
+                [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
+                [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
+                ahead=(chunks - 1) * min(ranks, microbatches) + 2 * (ranks - rank) - 1,
+            )
+            for rank in range(ranks)
+        ),
+    )
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
+    """Return the schedule that runs all micro-batches through a stage before the rank's next stage."""
+    _check(ranks, microbatches, chunks)
+    return PipelineSchedule(
+        name="looped-bfs",
+        microbatches=microbatches,
+        placement=looped_placement(ranks, chunks),
+        actions=tuple(
+            (
+                *(
+                    PipelineAction(chunk * ranks + rank, F, each)
+                    for chunk in range(chunks)
+                    for each in range(microbatches)
+                ),
+                *(
+                    PipelineAction(chunk * ranks + rank, B, each)
+                    for chunk in reversed(range(chunks))
+                    for each in range(microbatches)
+                ),
+            )
+            for rank in range(ranks)
+        ),
+    )
+
+
+def _in_groups(ranks: int, microbatches: int, chunks: range) -> list[tuple[int, int]]:
+    """Return chunk and micro-batch of each pass in order: `ranks` micro-batches through each chunk in turn."""
+    return [
+        (chunk, each)
+        for first in range(0, microbatches, ranks)
+        for chunk in chunks
+        for each in range(first, min(first + ranks, microbatches))
+    ]
+
+
+def _alternating(
+    forward: list[PipelineAction], backward: list[PipelineAction], ahead: int
+) -> tuple[PipelineAction, ...]:
+    """Return `ahead` forward passes, then a backward pass after each forward pass."""
+    ahead = min(ahead, len(forward))
+    pairs = (each for both in zip(backward, forward[ahead:], strict=False) for each in both)
+    return (*forward[:ahead], *pairs, *backward[len(forward) - ahead :])
+
+
+def _check(ranks: int, microbatches: int, chunks: int = 1) -> None:
+    if min(ranks, microbatches, chunks) < 1:
+        raise InputError(
+            f"expected at least one rank, micro-batch and chunk, got {ranks}, {microbatches} and {chunks}"
+        )
