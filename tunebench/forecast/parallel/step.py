@@ -36,7 +36,9 @@ from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction, predict_network
 from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
-from tunebench.forecast.parallel.pipeline import Schedule, in_flight, run_pipeline
+from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
+from tunebench.forecast.parallel.pipeline.generators import gpipe, one_f_one_b
+from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import Phase
 
@@ -100,7 +102,7 @@ class Parallelism:
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1
-    schedule: Schedule = "1f1b"
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
     stage_layers: tuple[int, ...] | None = None
     overlap: bool = True
 
@@ -303,18 +305,35 @@ def predict_step(
 
 def _step_us(stages: tuple[PipelineStage, ...], parallelism: Parallelism, run: NetworkRun, end: End) -> float:
     """Return when the last stage has ended its optimizer step."""
-    timeline = run_pipeline(
-        [(stage.forward + stage.sums_forward).at(end) for stage in stages],
-        [(stage.backward + stage.sums_backward).at(end) for stage in stages],
-        [stage.send.at(end) for stage in stages[:-1]],
-        microbatches=parallelism.microbatches,
-        schedule=parallelism.schedule,
-        trains=run.trains,
+    schedule = (
+        one_f_one_b(len(stages), parallelism.microbatches)
+        if parallelism.schedule == "1f1b" and run.trains
+        else gpipe(len(stages), parallelism.microbatches, trains=run.trains)
+    )
+    simulation = simulate_pipeline(
+        schedule, PipelineCosts(stages=tuple(_costs(stage, end) for stage in stages))
     )
     return max(
-        ended + (stage.gradients + stage.optimizer).at(end)
-        for ended, stage in zip(timeline.ends_us, stages, strict=True)
+        float(ends_us[-1]) + (stage.gradients + stage.optimizer).at(end)
+        for ends_us, stage in zip(simulation.ends_us, stages, strict=True)
     )
+
+
+def _costs(stage: PipelineStage, end: End) -> StageCosts:
+    """Return the costs of a stage at one end of the prediction interval; its backward pass is not split."""
+    return StageCosts(
+        forward_us=(stage.forward + stage.sums_forward).at(end),
+        input_gradient_us=(stage.backward + stage.sums_backward).at(end),
+        weight_gradient_us=0.0,
+        send_bytes=stage.send_bytes,
+        send_us=stage.send.at(end),
+    )
+
+
+def _in_flight(parallelism: Parallelism, stage: int) -> int:
+    """Return the most micro-batches whose activations a stage stores at once during training."""
+    count = parallelism.microbatches
+    return count if parallelism.schedule == "gpipe" else min(count, parallelism.pipeline - stage)
 
 
 # ------------------------------------------------------------------------------------- one stage
@@ -353,7 +372,7 @@ def _stages(
             send=TimeRange() if last else TimeRange.of_communication(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
             parameters=network.parameters(parallelism.tensor, layers) if run.trains else 0,
-            in_flight=in_flight(parallelism.schedule, index, parallelism.pipeline, parallelism.microbatches),
+            in_flight=_in_flight(parallelism, index),
         )
 
 

@@ -1,8 +1,8 @@
 """Actions of a pipeline schedule, and their text.
 
-An action of a rank names its kind, the stage and the micro-batch: ``2F0`` is the forward pass of micro-batch 0
-on stage 2. A stage is a part of the model (a chunk); a rank runs one stage or several. The text of the kinds that
-``torch.distributed.pipelining`` knows is the text that it reads.
+An action of a rank names its kind, the stage and the micro-batch: ``2F0`` is the forward pass of micro-batch
+0 on stage 2. A stage is a part of the model (a chunk); a rank runs one stage or several. The text of the
+kinds that ``torch.distributed.pipelining`` knows is the text that it reads.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class PipelineAction(NamedTuple):
         match = _TEXT.fullmatch(text.strip())
         if match is None or (not match[3]) != (ActionKind(match[2]) in _OF_STAGE):
             raise InputError(
-                f"{text!r} is not an action: expected STAGE, KIND and MICROBATCH, such as 2F0, with one of the "
-                f"kinds {', '.join(ActionKind)} ({', '.join(sorted(_OF_STAGE))} without a micro-batch)"
+                f"{text!r} is not an action: expected STAGE, KIND and MICROBATCH, such as 2F0, with one of "
+                f"the kinds {', '.join(ActionKind)} ({', '.join(sorted(_OF_STAGE))} without a micro-batch)"
             )
         return cls(int(match[1]), ActionKind(match[2]), int(match[3] or -1))
 

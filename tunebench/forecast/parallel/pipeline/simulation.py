@@ -1,10 +1,10 @@
 """Simulation of a pipeline schedule: when each action runs, and what each rank holds.
 
-A rank executes its actions in order. Passes occupy the rank; the other actions start a transfer and do not wait
-for it. A pass waits for what it needs: the output of the stage before, the gradient from the next stage, its
-evicted activations, its gathered parameters. A transfer starts when both sides have issued it (if the schedule is
-not explicit, the other side always has), when the bytes exist, and when the sender's and the receiver's link
-have ended earlier transfers.
+A rank executes its actions in order. Passes occupy the rank; the other actions start a transfer and do not
+wait for it. A pass waits for what it needs: the output of the stage before, the gradient from the next stage,
+its evicted activations, its gathered parameters. A transfer starts when both sides have issued it (if the
+schedule is not explicit, the other side always has), when the bytes exist, and when the sender's and the
+receiver's link have ended earlier transfers.
 
 Memory: activations count from the start of the forward pass; a received tensor counts from the issue of the
 receive, a sent one until its transfer ends, an evicted one on both sides while it is copied.
@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tunebench._lazy import np
 from tunebench.errors import InputError
-from tunebench.plan.pipeline import _engine as engine
-from tunebench.plan.pipeline.action import ActionKind, PipelineAction
-from tunebench.plan.pipeline.costs import Interconnect, PipelineCosts, StageCosts
-from tunebench.plan.pipeline.schedule import PipelineSchedule
+from tunebench.forecast.parallel.pipeline import _engine as engine
+from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
+from tunebench.forecast.parallel.pipeline.costs import Interconnect, PipelineCosts, StageCosts
+from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["MemoryTimeline", "PipelineSimulation", "Transfer", "simulate_pipeline"]
+
 
 class Transfer(NamedTuple):
     """One transfer between ranks.
@@ -238,7 +239,7 @@ def _routes(
     for stage, rank in enumerate(placement):
         acceptor = schedule.acceptors[rank] if schedule.acceptors else rank
         copies = (
-            (placement[max(stage - 1, 0)], rank, stages[stage - 1].send_bytes if stage else 0),
+            (placement[max(stage - 1, 0)], rank, stages[max(stage - 1, 0)].send_bytes),
             (placement[min(stage + 1, last)], rank, stages[stage].send_bytes),
             (rank, acceptor, stages[stage].evicted),
             (acceptor, rank, stages[stage].evicted),
@@ -246,6 +247,10 @@ def _routes(
         for copy, (source, target, nbytes) in enumerate(copies):
             routes[copy, stage] = source, target, links.nodes[source] != links.nodes[target]
             copy_us[copy, stage] = links.transfer_us(nbytes, source, target)
+        for copy, sender in ((engine.OUTPUT, max(stage - 1, 0)), (engine.GRADIENT, stage)):
+            given_us = stages[sender].send_us
+            if given_us is not None:
+                copy_us[copy, stage] = given_us
     return routes, copy_us
 
 
@@ -258,10 +263,11 @@ def _misplaced(
     """Return the error of an action that cannot be executed where it is."""
     action = schedule.actions[rank][int(state.position[rank] - state.first[rank])]
     stage = action.stage
+    forward = action.kind is ActionKind.FORWARD
     gradient = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     why = {
         engine.TWICE: "it is the second one",
-        engine.BEFORE_FORWARD: f"{_at(stage - (action.kind is ActionKind.FORWARD), 'F', action)} is not before it",
+        engine.BEFORE_FORWARD: f"{_at(stage - forward, 'F', action)} is not before it",
         engine.BEFORE_INPUT_GRADIENT: f"{_at(stage + gradient, 'I', action)} or "
         f"{_at(stage + gradient, 'B', action)} is not before it",
         engine.NOT_EVICTED: f"{_at(stage, 'EVICT', action)} is not before it",
@@ -298,9 +304,7 @@ def _require_complete(schedule: PipelineSchedule, state: engine.SimulationState)
             )
 
 
-def _waits(
-    schedule: PipelineSchedule, state: engine.SimulationState, rank: int, copy: int, slot: int
-) -> str:
+def _waits(schedule: PipelineSchedule, state: engine.SimulationState, rank: int, copy: int, slot: int) -> str:
     """Return what a rank waits for, and who has to issue it."""
     stage, microbatch = divmod(slot, schedule.microbatches)
     source, target = (int(each) for each in state.routes[copy, stage, :2])

@@ -1,10 +1,11 @@
 """The discrete-event simulation of a pipeline, compiled by Numba: see `simulation` for what it means.
 
-A slot is a micro-batch on a stage, ``stage * microbatches + microbatch``. Outputs and gradients are named by the
-slot that consumes them, evictions and loads by the slot whose activations they copy. Ranks are advanced in the
-order of their clocks, so that transfers are resolved in the order in which they are issued.
+A slot is a micro-batch on a stage, ``stage * microbatches + microbatch``. Outputs and gradients are named by
+the slot that consumes them, evictions and loads by the slot whose activations they copy. Ranks are advanced
+in the order of their clocks, so that transfers are resolved in the order in which they are issued.
 
-One function holds the loop: Numba compiles it in seconds, and many functions with this many arrays in minutes.
+One function holds the loop: Numba compiles it in seconds, and many functions with this many arrays in
+minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import njit
 
-from tunebench.plan.pipeline.action import ActionKind
+from tunebench.forecast.parallel.pipeline.action import ActionKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +101,8 @@ class SimulationState(NamedTuple):
         slots: Slot of each action.
         placement: Rank of each stage.
         acceptors: Rank that accepts the evictions of each rank.
-        times: Forward, full backward, input gradient, weight gradient, all-gather and reduction of each stage,
+        times: Forward, full backward, input gradient, weight gradient, all-gather and reduction of each
+        stage,
             in microseconds (stages, 6).
         sizes: Activations, retained, sent, evicted and gathered bytes of each stage (stages, 5).
         routes: Source, target and kind of link of each copy of each stage (4, stages, 3).
@@ -158,7 +160,7 @@ class SimulationState(NamedTuple):
 
 
 @njit(cache=True)
-def _loop(  # noqa: C901
+def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationState)
     explicit, microbatches, first, kinds, slots, placement, acceptors, times, sizes, routes, copy_us,
     position, clock, to_send, forward_end, input_end, weight_end, issued, started, arrived, waiters, runnable,
     send_free, receive_free, gathered, collective_free, starts, ends, waits,
@@ -209,7 +211,7 @@ def _loop(  # noqa: C901
                         result = BEFORE_FORWARD
                 elif stage > 0:
                     awaited, received = OUTPUT, sizes[stage - 1, 2]
-            elif kind == _BACKWARD or kind == _INPUT:
+            elif kind in (_BACKWARD, _INPUT):
                 if forward_end[slot] < 0:
                     result = BEFORE_FORWARD
                 elif input_end[slot] >= 0:
@@ -265,7 +267,7 @@ def _loop(  # noqa: C901
                     count += 1
                     if not explicit:
                         to_send[rank, 0], to_send[rank, 1] = OUTPUT, slot + microbatches
-            elif kind == _BACKWARD or kind == _INPUT:
+            elif kind in (_BACKWARD, _INPUT):
                 takes = times[stage, 1 if kind == _BACKWARD else 2]
                 input_end[slot] = now + takes
                 freed = sizes[stage, 0]
@@ -349,7 +351,11 @@ def _loop(  # noqa: C901
                     issued[copy, copied] = now
                     continue
                 consumer = copied // microbatches
-                source, target, link = routes[copy, consumer, 0], routes[copy, consumer, 1], routes[copy, consumer, 2]
+                source, target, link = (
+                    routes[copy, consumer, 0],
+                    routes[copy, consumer, 1],
+                    routes[copy, consumer, 2],
+                )
                 start = max(ready, max(send_free[source, link], receive_free[target, link]))
                 end = start + copy_us[copy, consumer]
                 send_free[source, link] = receive_free[target, link] = end

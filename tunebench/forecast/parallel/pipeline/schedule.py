@@ -1,8 +1,8 @@
 """Schedules of a pipeline: what each rank does, in order.
 
-A schedule lists passes (F, B, I, W) and, with balanced memory, EVICT and LOAD. Such a schedule leaves transfers
-implicit: a result is sent as soon as it exists, and the receiver is ready for it. `with_transfers` makes a
-schedule with every transfer explicit on both sides, which a runtime can execute in order.
+A schedule lists passes (F, B, I, W) and, with balanced memory, EVICT and LOAD. Such a schedule leaves
+transfers implicit: a result is sent as soon as it exists, and the receiver is ready for it. `with_transfers`
+makes a schedule with every transfer explicit on both sides, which a runtime can execute in order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.errors import InputError
-from tunebench.plan.pipeline.action import ActionKind, PipelineAction
+from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +106,7 @@ class PipelineSchedule:
 
     @cached_property
     def encoded(self) -> tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]:
-        """Index of each rank's first action (and the number of all), code of each kind, and slot of each action."""
+        """First action of each rank (and the number of all), and code of the kind and slot of each action."""
         code = {kind: index for index, kind in enumerate(ActionKind)}
         first = np.cumsum([0, *map(len, self.actions)])
         each = [action for actions in self.actions for action in actions]

@@ -123,6 +123,7 @@ class StageCosts:
         retained_bytes: Those of them that the gradient of the weights needs: kept from the end of the input
             gradient to the end of the weight gradient. None for all.
         send_bytes: Output, and so the gradient of it that comes back.
+        send_us: Time to send them to the next stage, or back; None for that of the interconnect.
         evict_bytes: Activations that can be copied to another rank; None for all.
         static_bytes: Parameters, gradients and optimizer states, during the whole step.
         unshard_us: All-gather of the parameters, if they are sharded.
@@ -137,6 +138,7 @@ class StageCosts:
     activation_bytes: int = 0
     retained_bytes: int | None = None
     send_bytes: int = 0
+    send_us: float | None = None
     evict_bytes: int | None = None
     static_bytes: int = 0
     unshard_us: float = 0.0

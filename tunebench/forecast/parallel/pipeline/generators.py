@@ -2,19 +2,27 @@
 
 Sources: Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", 2019;
 Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", 2019 (1F1B), and "Efficient
-large-scale language model training on GPU clusters using Megatron-LM", 2021 (1F1B with a flush after each batch,
-as here, and interleaved 1F1B); Lamy-Poirier, "Breadth-first pipeline parallelism", 2022 (looped breadth-first).
+large-scale language model training on GPU clusters using Megatron-LM", 2021 (1F1B with a flush after each
+batch, as here, and interleaved 1F1B); Lamy-Poirier, "Breadth-first pipeline parallelism", 2022 (looped
+breadth-first).
 """
 
 from __future__ import annotations
 
-from tunebench.errors import InputError
-from tunebench.plan.pipeline.action import ActionKind, PipelineAction
-from tunebench.plan.pipeline.schedule import PipelineSchedule, looped_placement
+import itertools
 
-__all__ = ["gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b"]
+from tunebench.errors import InputError
+from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
+from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule, looped_placement
+
+__all__ = ["bubble", "gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b"]
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def bubble(stages: int, microbatches: int) -> float:
+    """Return the idle share of a rank's time in GPipe and 1F1B, for equal stages and instant transfers."""
+    return (stages - 1) / (microbatches + stages - 1)
 
 
 def gpipe(ranks: int, microbatches: int, *, trains: bool = True) -> PipelineSchedule:
@@ -62,7 +70,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
     """Return 1F1B for ranks with several stages each, which go around the ranks.
 
-    Micro-batches pass all stages of a rank in groups of `ranks`; the last group may be smaller.
+    Micro-batches pass all stages of a rank in groups of at least `ranks`, if there are as many.
 
     Args:
         ranks: Number of ranks.
@@ -72,8 +80,10 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
     _check(ranks, microbatches, chunks)
     if chunks == 1:
         return one_f_one_b(ranks, microbatches)
-    forward = _in_groups(ranks, microbatches, range(chunks))
-    backward = _in_groups(ranks, microbatches, range(chunks - 1, -1, -1))
+    count = max(1, microbatches // ranks)
+    groups = [microbatches // count + (index < microbatches % count) for index in range(count)]
+    forward = _in_groups(groups, range(chunks))
+    backward = _in_groups(groups, range(chunks - 1, -1, -1))
     return PipelineSchedule(
         name="interleaved-1f1b",
         microbatches=microbatches,
@@ -82,7 +92,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
             _alternating(
                 [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
                 [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
-                ahead=(chunks - 1) * min(ranks, microbatches) + 2 * (ranks - rank) - 1,
+                ahead=(chunks - 1) * groups[0] + 2 * (ranks - rank) - 1,
             )
             for rank in range(ranks)
         ),
@@ -114,13 +124,14 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedu
     )
 
 
-def _in_groups(ranks: int, microbatches: int, chunks: range) -> list[tuple[int, int]]:
-    """Return chunk and micro-batch of each pass in order: `ranks` micro-batches through each chunk in turn."""
+def _in_groups(groups: list[int], chunks: range) -> list[tuple[int, int]]:
+    """Return chunk and micro-batch of each pass in order: each group of micro-batches through all chunks."""
+    ends = list(itertools.accumulate(groups, initial=0))
     return [
         (chunk, each)
-        for first in range(0, microbatches, ranks)
+        for first, end in itertools.pairwise(ends)
         for chunk in chunks
-        for each in range(first, min(first + ranks, microbatches))
+        for each in range(first, end)
     ]
 
 

@@ -1,0 +1,64 @@
+"""Schedules of pipeline parallelism, and their simulation.
+
+    schedule = one_f_one_b(ranks=4, microbatches=16)
+    simulation = simulate_pipeline(schedule, PipelineCosts.uniform(4))
+    simulation.step_us, simulation.bubble, simulation.peak_bytes
+
+A schedule lists the actions of each rank (`action`, `schedule`), `costs` has the time and memory of stages
+and the links, `generators` makes named schedules, and `simulation` executes any schedule.
+"""
+
+from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
+from tunebench.forecast.parallel.pipeline.costs import (
+    Interconnect,
+    LinearTransfer,
+    PipelineCosts,
+    StageCosts,
+    link_transfer,
+)
+from tunebench.forecast.parallel.pipeline.generators import (
+    bubble,
+    gpipe,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+)
+from tunebench.forecast.parallel.pipeline.schedule import (
+    PipelineSchedule,
+    looped_placement,
+    read_schedule,
+    schedule_of,
+    v_placement,
+    write_schedule,
+)
+from tunebench.forecast.parallel.pipeline.simulation import (
+    MemoryTimeline,
+    PipelineSimulation,
+    Transfer,
+    simulate_pipeline,
+)
+
+__all__ = [
+    "ActionKind",
+    "Interconnect",
+    "LinearTransfer",
+    "MemoryTimeline",
+    "PipelineAction",
+    "PipelineCosts",
+    "PipelineSchedule",
+    "PipelineSimulation",
+    "StageCosts",
+    "Transfer",
+    "bubble",
+    "gpipe",
+    "interleaved_1f1b",
+    "link_transfer",
+    "looped_bfs",
+    "looped_placement",
+    "one_f_one_b",
+    "read_schedule",
+    "schedule_of",
+    "simulate_pipeline",
+    "v_placement",
+    "write_schedule",
+]
