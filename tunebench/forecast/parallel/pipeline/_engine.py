@@ -356,9 +356,11 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                     routes[copy, consumer, 1],
                     routes[copy, consumer, 2],
                 )
-                start = max(ready, max(send_free[source, link], receive_free[target, link]))
-                end = start + copy_us[copy, consumer]
-                send_free[source, link] = receive_free[target, link] = end
+                start = end = ready
+                if copy_us[copy, consumer] > 0:
+                    start = max(ready, max(send_free[source, link], receive_free[target, link]))
+                    end = start + copy_us[copy, consumer]
+                    send_free[source, link] = receive_free[target, link] = end
                 issued[copy, copied], started[copy, copied], arrived[copy, copied] = ready, start, end
                 if copy <= GRADIENT:
                     nbytes = sizes[consumer if copy == GRADIENT else consumer - 1, 2]

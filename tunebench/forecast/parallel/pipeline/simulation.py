@@ -16,7 +16,7 @@ A transfer is resolved in the order of issue times, so ranks are advanced by a q
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,15 +89,15 @@ class PipelineSimulation:
         copies: Times and routes of transfers, as arrays.
     """
 
-    schedule: PipelineSchedule
-    starts_us: tuple[NDArray[np.float64], ...]
-    ends_us: tuple[NDArray[np.float64], ...]
+    schedule: PipelineSchedule = field(repr=False)
+    starts_us: tuple[NDArray[np.float64], ...] = field(repr=False)
+    ends_us: tuple[NDArray[np.float64], ...] = field(repr=False)
     busy_us: tuple[float, ...]
     span_us: tuple[float, ...]
     waits_us: tuple[dict[ActionKind, float], ...]
-    memory: tuple[MemoryTimeline, ...]
+    memory: tuple[MemoryTimeline, ...] = field(repr=False)
     step_us: float
-    copies: _Copies
+    copies: _Copies = field(repr=False)
 
     @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
