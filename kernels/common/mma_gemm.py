@@ -123,6 +123,10 @@ class MmaGemm(TiledGemm[W]):
             return f"{self.key} multiplies {self.dtypes}; f32 has no tensor-core instruction"
         if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
             return f"{self.key} needs sm_89 or later to multiply e4m3"
+        # These compilers convert e4m3 to f16, whose products tensor cores sum in f32.
+        converted = device.compute_capability[0] in (9, 10)
+        if getattr(workload, "accumulate", "fast") == "f32" and not converted:
+            return f"{self.key} has accumulate=f32 on sm_90 and sm_100 only, not {device.architecture}"
         if min(self.operation.widths(workload)[:2]) * itemsize(workload.dtype) < mma_tile.COPY_BYTES:
             least = f"{mma_tile.COPY_BYTES} bytes or more"
             return f"{self.key} copies {least}: the row lengths of a and b must be multiples of that"

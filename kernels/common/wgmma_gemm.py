@@ -20,7 +20,10 @@ from tunebench.space import Config, Constraint, Parameter, Table
 from tunebench.variant import Argument, Costs, Launch, TensorMap, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["RING", "WgmmaGemm", "constraints"]
+__all__ = ["RING", "Tiles", "WgmmaGemm", "constraints"]
+
+Tiles = tuple[tuple[int, int, int, int], ...]
+"""Tiles of a variant: bm, bn, consumers, pingpong."""
 
 RING = (
     Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring in shared memory"),
@@ -94,12 +97,16 @@ class WgmmaGemm(TiledGemm[W]):
     Attributes:
         usual: Tiles that libraries ship, largest first: bm, bn, consumers, pingpong.
         dtypes: Input types that the variant multiplies.
+        accumulates: Value of `accumulate` of the workloads that it computes.
+        multiplied: Call of the function that sums a tile, up to its first argument.
     """
 
     minimum_cc = (9, 0)
     maximum_cc = (9, 0)
-    usual: ClassVar[tuple[tuple[int, int, int, int], ...]]
+    usual: ClassVar[Tiles]
     dtypes: ClassVar[tuple[str, ...]]
+    accumulates: ClassVar[str] = "fast"
+    multiplied: ClassVar[str] = "multiply<C>(memory.buffers"
 
     @abc.abstractmethod
     def product(self, workload: W) -> Gemm:
@@ -134,8 +141,10 @@ class WgmmaGemm(TiledGemm[W]):
         """Return why wgmma or TMA cannot do this workload, or None if they can."""
         whole, key = self.product(workload), self.key
         if workload.dtype not in self.dtypes:
-            listed = f"{', '.join(self.dtypes[:-1])} and {self.dtypes[-1]}"
+            listed = " and ".join(filter(None, (", ".join(self.dtypes[:-1]), self.dtypes[-1])))
             return f"{key} multiplies {listed}, not {workload.dtype}"
+        if whole.accumulate != self.accumulates:
+            return f"{key} is for accumulate={self.accumulates}, not {whole.accumulate}"
         if itemsize(workload.dtype) == 1 and workload.trans != "nt":
             return f"{key} multiplies {workload.dtype} with trans=nt only: k must be contiguous in a and b"
         if min(gemm.widths(whole)[:2]) * itemsize(workload.dtype) < 16:

@@ -27,7 +27,7 @@ CUDA" (warp specialisation, pingpong and cooperative kernels).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
@@ -35,7 +35,7 @@ from tunebench.kernels.common import gemm, prologue, wgmma_tile
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.cuda_expression import filled
 from tunebench.kernels.common.gemm_variant import Constants
-from tunebench.kernels.common.wgmma_gemm import RING, WgmmaGemm, constraints
+from tunebench.kernels.common.wgmma_gemm import RING, Tiles, WgmmaGemm, constraints
 from tunebench.space import Config, Parameter, Space, takes_config
 from tunebench.variant import Argument, Scalar, TensorMap
 from tunebench.workloads.operators.gemm import Gemm
@@ -156,8 +156,8 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
     operator = Gemm
     operation = gemm
     space = SPACE
-    usual = USUAL
-    dtypes = ("f16", "bf16", "tf32", "e4m3", "i8")
+    usual: ClassVar[Tiles] = USUAL
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "e4m3", "i8")
     entry = "gemm_wgmma"
     headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
     text = SOURCE
@@ -198,7 +198,7 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
 
     def kernel_text(self, workload: Gemm, config: Config) -> str:
         """Return the source of the kernel, with a prologue if the workload has one."""
-        parameters, multiply, tiles = "", "multiply<C>(memory.buffers", "multiply_tiles"
+        parameters, multiply, tiles = "", self.multiplied, "multiply_tiles"
         if workload.has_pre:
             vectors = "PrologueVectors<typename C::In>{pre_scale, pre_shift}"
             parameters = prologue.PARAMETERS

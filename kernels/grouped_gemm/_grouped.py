@@ -31,7 +31,7 @@ TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "most tiles per block, one aft
 @functools.lru_cache(maxsize=64)
 def product(workload: GroupedGemm) -> Gemm:
     """Return the product of the rows of all groups with one matrix; cached, because constraints ask."""
-    same = {name: getattr(workload, name) for name in ("m", "n", "k", "dtype", "trans", "out")}
+    same = {name: getattr(workload, name) for name in ("m", "n", "k", "dtype", "trans", "out", "accumulate")}
     return Gemm(**same)
 
 

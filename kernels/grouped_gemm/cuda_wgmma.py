@@ -15,9 +15,9 @@ Source: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; NVID
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from tunebench.kernels.common.wgmma_gemm import RING, WgmmaGemm, constraints
+from tunebench.kernels.common.wgmma_gemm import RING, Tiles, WgmmaGemm, constraints
 from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import Argument
@@ -98,8 +98,8 @@ class CudaWgmmaGroupedGemm(WgmmaGemm[GroupedGemm]):
     operator = GroupedGemm
     operation = _grouped
     space = SPACE
-    usual = USUAL
-    dtypes = ("f16", "bf16", "e4m3")
+    usual: ClassVar[Tiles] = USUAL
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "e4m3")
     entry = "grouped_wgmma"
     headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "grouped")
     text = SOURCE

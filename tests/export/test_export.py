@@ -175,8 +175,11 @@ WORKLOADS = {
     "reduction/cuda_column": "reduction:rows=300,cols=3,dtype=bf16,expression=x*b,vectors=b,reduce=max,"
     "axis=rows",
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
+    "gemm/cuda_wgmma_promoted": "gemm:m=300,n=72,k=400,dtype=e4m3,trans=nt,accumulate=f32",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
+    "grouped_gemm/cuda_wgmma_promoted": "grouped_gemm:groups=7,m=100,n=72,k=400,dtype=e4m3,trans=nt,"
+    "accumulate=f32",
     "conv2d": "conv2d:n=2,c=16,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
     "batchnorm_stats": "batchnorm_stats:rows=300,cols=77,dtype=f16",
     "cross_entropy": "cross_entropy:rows=50,cols=300,dtype=bf16",

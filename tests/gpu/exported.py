@@ -48,6 +48,8 @@ WORKLOADS = (
     "batchnorm_stats:rows=10000,cols=777,dtype=bf16,direction=backward",
     "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=f16,trans=nt",
     "grouped_gemm:groups=8,m=256,n=256,k=256,dtype=f32",
+    "gemm:m=512,n=512,k=512,dtype=e4m3,trans=nt,accumulate=f32",
+    "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=e4m3,trans=nt,accumulate=f32",
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",
     "softmax:rows=8,cols=100000,dtype=f16,log=true",
     "softmax:rows=8,cols=100000,dtype=f32,prologue=scale,direction=backward",

@@ -121,6 +121,7 @@ WORKLOADS = {
         "gemm:m=33,n=68,k=76,dtype=tf32",
         "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",
         "gemm:m=35,n=27,k=45,dtype=e4m3,trans=tn,out=f16",
+        "gemm:m=40,n=48,k=592,dtype=e4m3,trans=nt,epilogue=bias+relu,accumulate=f32",
         "gemm:m=33,n=48,k=96,dtype=i8,trans=nt,batch=2",
         "gemm:m=35,n=27,k=45,dtype=i8,trans=tn",
     ),
@@ -137,6 +138,7 @@ WORKLOADS = {
         "grouped_gemm:groups=3,m=1,n=65,k=17,dtype=tf32,trans=nt",
         "grouped_gemm:groups=3,m=30,n=48,k=80,dtype=e4m3",
         "grouped_gemm:groups=5,m=70,n=44,k=84,dtype=e4m3,trans=nt",
+        "grouped_gemm:groups=3,m=70,n=48,k=400,dtype=e4m3,trans=nt,accumulate=f32",
     ),
     "conv2d": (
         "conv2d:n=2,c=9,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+residual,"

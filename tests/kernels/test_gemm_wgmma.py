@@ -17,9 +17,13 @@ from tunebench.binary import cubin
 from tunebench.bound import bound
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
+from tunebench.emulate.emulator import emulate, watch
+from tunebench.errors import InputError
 from tunebench.kernels.common import gemm as _gemm
 from tunebench.kernels.common import wgmma_tile
+from tunebench.kernels.gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.gemm.cuda_wgmma import VARIANT
+from tunebench.kernels.gemm.cuda_wgmma_promoted import VARIANT as PROMOTED
 from tunebench.space import Config
 from tunebench.variant import TensorMap
 from tunebench.workloads.operators.gemm import Gemm
@@ -367,6 +371,163 @@ def test_elements_are_rounded_to_tf32_and_missing_rounding_is_found(operand: str
     checks.assert_fault_is_found(wrong, workload, config, inputs)
 
 
+# ------------------------------------------------------------------------------------------ promoted sums
+
+PROMOTED_PLAIN = Config({**PLAIN, "bk": 128, "promote": 1})
+PROMOTED_CASES = [
+    ("m=200,n=133,k=1040,epilogue=bias+relu", {"stages": 3}),
+    ("m=136,n=136,k=912,batch=2,out=f32", {"promote": 2, "cluster_n": 2}),
+    ("m=200,n=72,k=640", {"bk": 256, "bm": 64, "consumers": 1, "staged": 0}),
+    (
+        "m=264,n=72,k=1040,epilogue=residual",
+        {"promote": 2, "bm": 64, "pingpong": 1, "consumers": 3, "stages": 4},
+    ),
+    ("m=300,n=72,k=144,act=tanh(x)", {"promote": 1, "bm": 256, "cluster_m": 2, "staged": 2}),
+    ("m=200,n=200,k=528,out=f32", {"promote": 2, "bn": 192, "stages": 3, "staged": 2}),
+]
+"""Every path is taken by some case; the last group has fewer steps than the others in some."""
+
+
+def promoted(text: str, choices: dict[str, int]) -> tuple[Gemm, Config]:
+    """Return the workload with sums in f32, and the configuration."""
+    workload = gemm(f"{text},dtype=e4m3,trans=nt,accumulate=f32")
+    config = Config({**PROMOTED_PLAIN, **choices})
+    return workload, PROMOTED.space.check(config, workload=workload, device=H100)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("text", "choices"), PROMOTED_CASES)
+def test_promoted_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
+    checks.assert_right_in_every_order(PROMOTED, *promoted(text, choices))
+
+
+PROMOTION = "f32_op(totals[i][0][j][e] + sums[i][0][j][e])"
+OF_GROUP = "C::PROMOTE > 1 && is_last ? steps - first : C::PROMOTE"
+PROMOTED_FAULTS = {
+    "only the last group": (0, PROMOTION, "f32_op(sums[i][0][j][e])"),
+    "sums of the group before are kept": (0, "step > 0 || part > 0);", "true);"),
+    "totals of the tile before are kept": (4, "totals[i][0][j][e] = 0.0f;", ""),
+    "half of the sums": (
+        0,
+        "for (int e = 0; e < 4; ++e) totals[i][0][j][e] = f32",
+        "for (int e = 0; e < 2; ++e) totals[i][0][j][e] = f32",
+    ),
+    "a last group as long as the others": (3, OF_GROUP, "C::PROMOTE"),
+    "a turn passed before the last group": (3, "if (is_last) turn.pass();", "turn.pass();"),
+    "a turn that is not passed": (3, "if (is_last) turn.pass();", ""),
+    "added before the products have been waited for": (0, "  wgmma_wait<0>();\n", ""),
+}
+"""The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", PROMOTED_FAULTS)
+def test_planted_faults_of_promotion_are_found(fault: str) -> None:
+    number, old, new = PROMOTED_FAULTS[fault]
+    workload, config = promoted(*PROMOTED_CASES[number])
+    checks.assert_fault_is_found(checks.planted(PROMOTED, old, new), workload, config)
+
+
+LONG = "m=64,n=64,k=16384,out=f32"
+
+
+@needs_compiler
+@pytest.mark.parametrize("promote", [1, 2])
+def test_a_long_sum_that_is_not_promoted_is_found(promote: int) -> None:
+    """The kernel that never promotes is right for accumulate=fast, and wrong for f32."""
+    workload, config = promoted(LONG, {"bm": 64, "consumers": 1, "promote": promote})
+    right = checks.assert_emulates_right(PROMOTED, workload, config)
+    whole = "first += C::PROMOTE) {\n    const bool is_last = first + C::PROMOTE >= steps;"
+    never = checks.planted(PROMOTED, whole, "first += steps) {\n    const bool is_last = true;")
+    never = checks.planted(never, OF_GROUP, "steps")
+    checks.assert_fault_is_found(never, workload, config)
+    fast = dataclasses.replace(workload, accumulate="fast")
+    plain = configured(fast, {"bm": 64, "consumers": 1, "bk": 128})
+    inputs = fast.draw(np.random.default_rng(1))
+    outputs = checks.assert_emulates_right(VARIANT, fast, plain, inputs)
+    exact = fast.reference(checks.exact(inputs))["c"].value
+    errors = [float(np.abs(found["c"] - exact).max()) for found in (right, outputs)]
+    assert errors[0] < errors[1] / 10
+
+
+@needs_compiler
+@pytest.mark.parametrize("promote", [0, 1, 2])
+def test_emulated_sums_of_e4m3_have_the_bits_that_hopper_keeps(promote: int) -> None:
+    """Emulation agrees bit by bit with a model of 32 products that are cut 13 bits below the largest."""
+    text = "m=64,n=64,k=1040,out=f32"
+    workload, config = promoted(text, {"bm": 64, "consumers": 1, "promote": promote or 1})
+    variant: Any = PROMOTED
+    if not promote:
+        variant, workload = VARIANT, dataclasses.replace(workload, accumulate="fast")
+        config = configured(workload, {"bm": 64, "consumers": 1, "bk": 128})
+    inputs = workload.draw(np.random.default_rng(3))
+    a, b = (np.asarray(inputs[name][0], np.float64) for name in ("a", "b"))
+    total, length = np.zeros((64, 64), np.float32), promote * 128 or workload.k
+    for first in range(0, workload.k, length):
+        group = np.zeros((64, 64))
+        for at in range(first, min(first + length, workload.k), 32):
+            group = _truncated_sum(a[:, at : at + 32], b[:, at : at + 32], group)
+        total += group.astype(np.float32)
+    np.testing.assert_array_equal(emulate(variant, workload, config, inputs)["c"][0], total)
+
+
+def _truncated_sum(a: Any, b: Any, sums: Any) -> Any:
+    """Return a b^T plus sums as Hopper's tensor cores add 32 products of e4m3."""
+    terms = np.concatenate([a[:, None] * b[None], sums[..., None]], axis=2)
+    return _cut(_cut(terms, np.abs(terms).max(axis=2, keepdims=True)).sum(axis=2))
+
+
+def _cut(values: Any, largest: Any = None) -> Any:
+    """Return values cut off, towards zero, 13 bits below the leading bit of the largest, or each its own."""
+    unit = np.exp2(np.frexp(values if largest is None else largest)[1] - 14.0)
+    return np.trunc(values / unit) * unit
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", range(len(PROMOTED_CASES)))
+def test_additions_of_promotion_are_declared_as_counted(number: int) -> None:
+    text, choices = PROMOTED_CASES[number]
+    text = text.replace("act=tanh(x)", "out=f32").partition(",epilogue")[0]  # the epilogue is not declared
+    workload, config = promoted(text, choices)
+    costs = checks.costs_of(PROMOTED, workload, config, H100)
+    counts = watch(PROMOTED, workload, config, workload.draw(np.random.default_rng(4))).counts
+    tiles = -(-workload.m // config["bm"]) * -(-workload.n // config["bn"]) * workload.batch
+    steps = -(-workload.k // config["bk"])
+    groups = -(-steps // config["promote"])
+    # Consumers also add where a tile lies beyond the product, to fill its cluster.
+    assert costs.fma[0] == groups * config["bm"] * config["bn"]
+    assert counts.total.fma >= costs.fma[0] * tiles
+    assert config["cluster_m"] * config["cluster_n"] > 1 or counts.total.fma == costs.fma[0] * tiles
+
+
+def test_who_computes_sums_in_f32() -> None:
+    text = "m=512,n=512,k=512,dtype=e4m3,trans=nt"
+    fast, f32 = gemm(text), gemm(f"{text},accumulate=f32")
+    assert str(fast) == f"gemm:{text}"
+    assert "accumulate=f32, not fast" in str(PROMOTED.refuses(fast, H100))
+    assert "accumulate=fast, not f32" in str(VARIANT.refuses(f32, H100))
+    assert VARIANT.refuses(fast, H100) is None is PROMOTED.refuses(f32, H100)
+    # mma.sync of e4m3 becomes products of f16 on sm_90 and sm_100, but not on the others.
+    devices = [representative(name) for name in ("sm_89", "sm_90", "sm_100", "sm_120")]
+    refusing = [device.architecture for device in devices if MMA.refuses(f32, device) is not None]
+    assert refusing == ["sm_89", "sm_120"]
+    with pytest.raises(InputError, match="accumulate=f32 is for dtype=e4m3; leave it out for f16"):
+        gemm("m=64,n=64,k=64,dtype=f16,accumulate=f32")
+
+
+@given(k=st.sampled_from([16, 128, 144, 272, 4096, 50000]), m=extents, n=extents)
+def test_a_promoted_configuration_sums_few_products_at_once(k: int, m: int, n: int) -> None:
+    workload = Gemm(m=m, n=n, k=k, dtype="e4m3", trans="nt", accumulate="f32")
+    checks.assert_default_is_valid([PROMOTED], workload, H100)
+    table = PROMOTED.configs(workload, H100)
+    assert np.max(table["bk"] * table["promote"]) <= 256
+    both = 2 * wgmma_tile.sums(*(table[name] for name in ("bm", "bn", "consumers", "pingpong")))
+    room = wgmma_tile.consumer_registers(table["consumers"], table["min_blocks"])
+    assert np.all(both + wgmma_tile.OTHER_REGISTERS <= room)
+    costs = PROMOTED.costs(workload, table, H100)
+    assert np.all(bound(costs, workload.traffic(), H100, rows=len(table)).us > 0)
+
+
 # ------------------------------------------------------------------------------------------- machine code
 
 
@@ -406,6 +567,33 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     registers = cubin.read_cubin(made.cubin)[made.symbols[0]].registers
     if config["consumers"] > 1:
         assert registers == wgmma_tile.launched_registers(config["consumers"], config["min_blocks"])
+
+
+FADD = 0x21
+"""Lower 8 bits of FADD with registers and with a constant (0x221, 0x421)."""
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("m=4096,n=4096,k=4096", {}),
+        ("m=4096,n=4096,k=4096,epilogue=bias+gelu,out=f32", {"bn": 128, "promote": 2, "staged": 2}),
+        ("m=512,n=512,k=512", {"bk": 256, "stages": 2}),
+        ("m=4096,n=4096,k=7168,out=f32", {"bm": 64, "bn": 192, "pingpong": 1}),
+        ("m=4096,n=4096,k=7168", {"bm": 256, "bn": 64, "min_blocks": 1}),
+    ],
+)
+def test_promotion_adds_while_no_product_is_split(text: str, choices: dict[str, int]) -> None:
+    """Products of a step are in flight together, and one addition follows for each sum of a thread."""
+    workload = gemm(f"{text},dtype=e4m3,trans=nt,accumulate=f32")
+    config = Config({**PROMOTED.default(workload, H100), **choices})
+    PROMOTED.space.check(config, workload=workload, device=H100)
+    made = checks.compiled_for_hopper(PROMOTED, workload, config)  # ptxas does not serialise the products
+    rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
+    assert checks.opcodes(made.cubin, 9)[QGMMA] == config["bk"] // 32 * rows // 64
+    tile = (config[name] for name in ("bm", "bn", "consumers", "pingpong"))
+    assert checks.opcodes(made.cubin, 8)[FADD] >= wgmma_tile.sums(*tile)
 
 
 def test_workloads_of_equal_alignment_share_source_and_entry() -> None:

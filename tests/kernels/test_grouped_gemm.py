@@ -24,6 +24,7 @@ from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.kernels.grouped_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.grouped_gemm.cuda_wgmma import VARIANT as WGMMA
+from tunebench.kernels.grouped_gemm.cuda_wgmma_promoted import VARIANT as PROMOTED
 from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
 from tunebench.measure import baseline, baselines
 from tunebench.measure.sampled import Sampled, is_sampled
@@ -359,31 +360,39 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
     checks.assert_emulates_right(variant, workload, config, inputs, sanitize=True)
 
 
+E4M3_IN_F32 = "dtype=e4m3,trans=nt,accumulate=f32"
 OF_WGMMA = [
-    # text, choices, sizes of the groups
+    # text, choices, sizes of the groups; with `promote`, the variant is cuda_wgmma_promoted
     ("n=72,k=136,dtype=f16,trans=nn", {"stages": 3}, (0, 1, 64, 65, 63, 0, 128, 0)),
     ("n=133,k=136,dtype=bf16,trans=nt,out=f32", {"staged": 0}, (321, 0, 0, 0, 0, 0, 0, 0)),
     ("n=72,k=72,dtype=f16,trans=nt", {"pingpong": 1, "consumers": 2}, (0, 1, 64, 65, 63, 0, 128, 0)),
     ("n=72,k=72,dtype=bf16,trans=nn", {"cluster_m": 2}, (0, 1, 64, 65, 63, 0, 128, 0)),
     ("n=136,k=72,dtype=f16,trans=nt", {"cluster_n": 2, "group_m": 4}, (1, 1, 1, 1, 1, 1, 1, 314)),
     ("n=64,k=272,dtype=e4m3,trans=nt", {"bm": 128, "bk": 128, "consumers": 2}, (0, 0, 0, 130, 0, 0, 0, 191)),
+    (f"n=72,k=656,{E4M3_IN_F32}", {"bk": 128, "promote": 2, "stages": 3}, (0, 1, 64, 65, 63, 0, 128, 0)),
+    (
+        f"n=72,k=400,{E4M3_IN_F32},out=f32",
+        {"bk": 256, "promote": 1, "cluster_m": 2},
+        (130, 0, 0, 0, 0, 0, 191, 0),
+    ),
 ]
 
 
-def of_wgmma(number: int) -> tuple[GroupedGemm, Config, dict[str, Any]]:
-    """Return a case of OF_WGMMA: workload, configuration, inputs."""
+def of_wgmma(number: int) -> tuple[Any, GroupedGemm, Config, dict[str, Any]]:
+    """Return a case of OF_WGMMA: variant, workload, configuration, inputs."""
     text, choices, sizes = OF_WGMMA[number]
     workload = grouped(f"groups=8,m=321,{text}")
     plain = {"bm": 64, "bn": 64, "bk": 64, "stages": 2, "consumers": 1, "pingpong": 0, "cluster_m": 1}
     plain |= {"cluster_n": 1, "staged": 1, "group_m": 1, "min_blocks": 1}
-    config = WGMMA.space.check(Config({**plain, **choices}), workload=workload, device=H100)
-    return workload, config, inputs_of(workload, sizes)
+    variant = PROMOTED if "promote" in choices else WGMMA
+    config = variant.space.check(Config({**plain, **choices}), workload=workload, device=H100)
+    return variant, workload, config, inputs_of(workload, sizes)
 
 
 @needs_compiler
 @pytest.mark.parametrize("number", range(len(OF_WGMMA)))
 def test_wgmma_results_are_right_in_every_order(number: int) -> None:
-    checks.assert_right_in_every_order(WGMMA, *of_wgmma(number))
+    checks.assert_right_in_every_order(*of_wgmma(number))
 
 
 WGMMA_FAULTS = {
@@ -392,6 +401,7 @@ WGMMA_FAULTS = {
     "first row of the group": (0, "clusters.begin() + tile.m, tile.n}", "tile.m, tile.n}"),
     "columns of a cluster": (4, "groups, tiles_of(columns, C::BN * C::CLUSTER_N))", "groups, 1)"),
     "matrix of a": (1, "{ return 0; }  // of all", "{ return 1; }  // of all"),
+    "sums that are not promoted": (6, "f32_op(totals[i][0][j][e] + sums[i][0][j][e])", "sums[i][0][j][e]"),
 }
 
 
@@ -399,8 +409,8 @@ WGMMA_FAULTS = {
 @pytest.mark.parametrize("fault", WGMMA_FAULTS)
 def test_planted_faults_in_wgmma_are_found(fault: str) -> None:
     number, old, new = WGMMA_FAULTS[fault]
-    workload, config, inputs = of_wgmma(number)
-    checks.assert_fault_is_found(checks.planted(WGMMA, old, new), workload, config, inputs)
+    variant, workload, config, inputs = of_wgmma(number)
+    checks.assert_fault_is_found(checks.planted(variant, old, new), workload, config, inputs)
 
 
 @needs_compiler
@@ -495,12 +505,14 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
         "groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt",
         "groups=60,m=512,n=1408,k=2048,dtype=f16",
         "groups=8,m=4096,n=14336,k=4096,dtype=e4m3,trans=nt",
+        f"groups=8,m=4096,n=7168,k=2048,{E4M3_IN_F32}",
     ],
 )
 def test_wgmma_is_compiled_to_hopper_s_instructions_without_spills(text: str) -> None:
     workload = grouped(text)
-    config = WGMMA.default(workload, H100)
-    counted = checks.opcodes(checks.compiled_for_hopper(WGMMA, workload, config).cubin, 9)
+    variant = PROMOTED if workload.accumulate == "f32" else WGMMA
+    config = variant.default(workload, H100)
+    counted = checks.opcodes(checks.compiled_for_hopper(variant, workload, config).cubin, 9)
     rows = wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
     per_step = config["bk"] * itemsize(workload.dtype) // 32 * rows // 64
     assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step

@@ -21,6 +21,7 @@ EIGHT_BITS = (
     "dtype=i8,trans=tt",
     "dtype=e4m3,trans=nt",
     "dtype=e4m3,trans=nt,out=f32",
+    "dtype=e4m3,trans=nt,accumulate=f32",
 )
 
 

@@ -890,17 +890,31 @@ def test_tensor_cores_that_truncate_are_within_tolerance(step: int) -> None:
     assert _share(workload, c[None], workload.reference(exact)["c"]).max() < 0.5
 
 
-@pytest.mark.parametrize("k", [1, 8, 64, 4096])
-def test_tensor_cores_that_keep_13_bits_of_e4m3_are_within_tolerance(k: int) -> None:
+@pytest.mark.parametrize("promoted_every", [0, 128, 256])
+@pytest.mark.parametrize("k", [1, 8, 64, 512, 4096])
+def test_tensor_cores_that_keep_13_bits_of_e4m3_are_within_tolerance(k: int, promoted_every: int) -> None:
     """Emulate tensor cores that cut 32 products and the sum at the last bit of the largest, then add them."""
-    workload = Gemm(m=64, n=64, k=k, dtype="e4m3", out="f32")
+    workload = Gemm(m=64, n=64, k=k, dtype="e4m3", out="f32", accumulate="f32" if promoted_every else "fast")
     exact = _f64(workload.draw(np.random.default_rng(12)))
-    c = np.zeros((64, 64))
+    c, total = np.zeros((2, 64, 64))
     for p in range(0, k, 32):
+        if promoted_every and p % promoted_every == 0:
+            total, c = total + c, np.zeros((64, 64))
         products = exact["a"][0, :, p : p + 32, None] * exact["b"][0, None, p : p + 32, :]
         terms = np.concatenate([c[:, None], products], axis=1)
         last_place = np.exp2(np.floor(np.log2(np.abs(terms).max(axis=1))) - 13)
         c = (np.trunc(terms / last_place[:, None]) * last_place[:, None]).sum(axis=1)
-    share = _share(workload, c[None], workload.reference(exact)["c"]).max()
+    share = _share(workload, (total + c)[None], workload.reference(exact)["c"]).max()
     assert share < 0.9
-    assert share > 0.05 or k == 1
+    assert share > (0.03 if promoted_every else 0.05) or k == 1
+
+
+def test_sums_of_e4m3_in_f32_have_a_smaller_tolerance() -> None:
+    limits = {
+        (k, accumulate): Gemm(m=1, n=1, k=k, dtype="e4m3", accumulate=accumulate).tolerance().eps_acc
+        for k in (64, 256, 1024, 16384)
+        for accumulate in ("fast", "f32")
+    }
+    assert all(limits[k, "f32"] == limits[k, "fast"] for k in (64, 256))
+    assert limits[1024, "f32"] < limits[1024, "fast"] / 2
+    assert limits[16384, "f32"] < limits[16384, "fast"] / 15

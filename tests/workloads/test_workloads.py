@@ -70,7 +70,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
         ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, e4m3, f16, f32, i8, tf32."),
         (
             "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",
-            "Did you mean 'trans'? Known: act, batch, dtype, epilogue, k, m, n",
+            "Did you mean 'trans'? Known: accumulate, act, batch, dtype, epilogue, k, m, n",
         ),
         ("gemm:m=1,n=1,k=1,dtype=i8,out=f32", "i8 gives out=i32 and nothing else does, not i8 to f32"),
         ("gemm:m=1,n=1,k=1,dtype=f32,out=i32", "i8 gives out=i32 and nothing else does, not f32 to i32"),

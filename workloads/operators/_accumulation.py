@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.dtype import DType, underflow, unit_roundoff
+from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
-__all__ = ["F32", "REASON", "REASON_E4M3", "error", "excess_rounding", "row_blocks", "sum_error"]
+__all__ = [
+    "F32",
+    "PROMOTED_TERMS",
+    "REASON",
+    "REASON_E4M3",
+    "REASON_PROMOTED",
+    "check",
+    "error",
+    "excess_rounding",
+    "row_blocks",
+    "sum_error",
+]
 
 F32 = unit_roundoff("f32")
 
@@ -24,6 +36,10 @@ REASON = (
 REASON_E4M3 = (
     "tensor cores add products of e4m3 to 13 fraction bits, truncating: by (8 + sqrt(K) / 8) 2**-13 more"
 )
+REASON_PROMOTED = (
+    "tensor cores add up to 256 products of e4m3 to 13 fraction bits, before these sums are added in f32: "
+    "by 10 * 2**-13 sqrt(256 / K) more over K > 256"
+)
 E4M3_FRACTION_BITS = 13
 """Fraction bits that tensor cores keep of a sum of e4m3 products, documented as f32 (sm_89, sm_90).
 
@@ -31,8 +47,26 @@ Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang 
 "SageAttention2", 2024.
 """
 
+PROMOTED_TERMS = 256
+"""Most products of e4m3 that tensor cores may sum before the sum is added in f32, where `accumulate` is f32.
 
-def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
+DeepGEMM and CUTLASS add every 128.
+
+Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.3.2.
+"""
+
+
+def check(operator: str, accumulate: str, dtype: DType) -> None:
+    """Refuse accumulate=f32 of types whose sums are as accurate without it, so that a product has one text.
+
+    Raises:
+        InputError: The type is not e4m3.
+    """
+    if accumulate == "f32" and dtype != "e4m3":
+        raise InputError(f"{operator}: accumulate=f32 is for dtype=e4m3; leave it out for {dtype}")
+
+
+def error(terms: int, dtype: DType, fewest: int | None = None, *, promoted: bool = False) -> float:
     """Return the relative error limit of an f32 sum of `terms` products, per unit of the sum of magnitudes.
 
     The worst case, terms * u, never occurs in practice and would hide a wrong element. Rounding errors of
@@ -44,6 +78,7 @@ def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
         dtype: Type in which the factors are multiplied.
         fewest: Smallest number of products that an output sums, if it differs from `terms`: errors of a few
             products do not average out.
+        promoted: Whether sums of at most `PROMOTED_TERMS` products of e4m3 are added in f32.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019; Fasi, Higham,
     Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
@@ -54,7 +89,10 @@ def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
     if dtype == "e4m3":
         # Each product is truncated at the last place of the sum, independently, which costs a constant share
         # of the magnitude summed. The sum is truncated towards zero every 32 products, which costs sqrt(K).
-        total += 2.0**-E4M3_FRACTION_BITS * min(terms, 8.0 + math.sqrt(terms) / 8.0)
+        group = min(terms, PROMOTED_TERMS) if promoted else terms
+        of_group = 2.0**-E4M3_FRACTION_BITS * min(group, 8.0 + math.sqrt(group) / 8.0)
+        # Errors of groups are independent.
+        total += of_group * math.sqrt(group / terms)
     return total
 
 

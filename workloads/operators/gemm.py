@@ -56,6 +56,10 @@ class Gemm(FusedProduct):
 
     Products of 8-bit floats (e4m3) are bf16 unless `out` states another type. Products of integers (i8) are
     i32, exact and without an epilogue; k is limited so that no sum overflows.
+
+    Tensor cores of sm_89 and sm_90 keep 13 fraction bits of sums of e4m3 products. `accumulate` is fast if
+    that is accurate enough, and f32 if at most 256 products may be summed so before the sum is added in f32
+    ("promoted"). Sums of other types are f32 or exact in any case.
     """
 
     operator: ClassVar[str] = "gemm"
@@ -88,6 +92,7 @@ class Gemm(FusedProduct):
     out: Literal["f32", "f16", "bf16", "i32"] = defaults_to("dtype")
     act: Expression = IDENTITY
     pre: Expression = IDENTITY
+    accumulate: Literal["fast", "f32"] = "fast"
 
     def default_of(self, dimension: str, followed: Any) -> Any:
         """Return the storage type of a and b as the default type of c, or a wider one if too narrow."""
@@ -103,6 +108,7 @@ class Gemm(FusedProduct):
             raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
         if self.dtype == "i8" and self.act != IDENTITY:
             raise InputError(f"gemm: i8 has no epilogue, got act={self.act}")
+        accumulation.check(self.operator, self.accumulate, self.dtype)
         self._check_expressions(self.k)
 
     @property
@@ -247,14 +253,17 @@ class Gemm(FusedProduct):
         # The errors of an expression are bounded element by element, in `scale`.
         epilogue_steps = self.has_bias + self.has_residual
         epilogue_steps += STEPS[self.activation] if self.act == IDENTITY else 0
+        promoted = self.accumulate == "f32"
+        of_e4m3 = accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3
         return Tolerance(
             eps_out=unit_roundoff(self.out),
-            eps_acc=accumulation.error(self.k, self.dtype) + epilogue_steps * unit_roundoff("f32"),
+            eps_acc=accumulation.error(self.k, self.dtype, promoted=promoted)
+            + epilogue_steps * unit_roundoff("f32"),
             reason="; ".join(
                 [
                     f"one rounding to {self.out}",
                     accumulation.REASON,
-                    *([accumulation.REASON_E4M3] if self.dtype == "e4m3" else []),
+                    *([of_e4m3] if self.dtype == "e4m3" else []),
                     "a few f32 roundings of the epilogue",
                     *(["errors of pre are bounded element by element"] if self.has_pre else []),
                 ]

@@ -43,7 +43,7 @@ class GroupedGemm(Workload):
 
     `skew` is the distribution of drawn group sizes: each row takes a group at random, with equal
     probability (uniform), with weight 1 / r for the r-th most frequent group (zipf), or all rows take the
-    same group (one).
+    same group (one). `accumulate` is the accuracy of e4m3 sums, as in `Gemm`.
     """
 
     operator: ClassVar[str] = "grouped_gemm"
@@ -60,9 +60,11 @@ class GroupedGemm(Workload):
     trans: Literal["nn", "nt"] = "nn"
     skew: Literal["uniform", "zipf", "one"] = "uniform"
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+    accumulate: Literal["fast", "f32"] = "fast"
 
     def check(self) -> None:
         """Refuse so large a number of groups that groups + 1 offsets exceed the size limit."""
+        accumulation.check(self.operator, self.accumulate, self.dtype)
         if self.groups == MAX_SIZE:
             raise InputError(f"{self.operator}: groups={self.groups} must be below {MAX_SIZE}")
 
@@ -186,8 +188,8 @@ class GroupedGemm(Workload):
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums of k products in any order."""
         reason = f"one rounding to {self.out}; {accumulation.REASON}"
+        promoted = self.accumulate == "f32"
         if self.dtype == "e4m3":
-            reason += f"; {accumulation.REASON_E4M3}"
-        return Tolerance(
-            eps_out=unit_roundoff(self.out), eps_acc=accumulation.error(self.k, self.dtype), reason=reason
-        )
+            reason += f"; {accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3}"
+        eps_acc = accumulation.error(self.k, self.dtype, promoted=promoted)
+        return Tolerance(eps_out=unit_roundoff(self.out), eps_acc=eps_acc, reason=reason)

@@ -135,6 +135,39 @@ __attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) v
       for (int j = 0; j < n; ++j) d[m * n + j] += Sum(a[m * steps + k] * b[k * n + j]);
 }
 
+// As `multiply`, for e4m3: 32 products and the sum so far are cut off, towards zero, 13 bits below the leading bit of the
+// largest of them, and added; the result keeps 13 fraction bits. Every value that is added is then an integer below 2^14
+// times a power of two. Sums that are zero or not finite are as in f32.
+//
+// Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2 (tensor cores of Hopper); fraction bits of the
+// result: Zhang et al., "SageAttention2", 2024.
+__attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) void multiply_truncated(
+    float* __restrict d, const float* __restrict a, const float* __restrict b, int n, int steps) {
+  const auto bits_of = [](float value) { unsigned bits; memcpy(&bits, &value, sizeof bits); return bits; };
+  const auto float_of = [](unsigned bits) { float value; memcpy(&value, &bits, sizeof value); return value; };
+  const unsigned FRACTION_BITS = 13, EXPONENT = 0x7f800000, BIAS = 127u << 23;
+  float largest[256], sums[256], to_units[256];
+  int units[256];
+  for (int m = 0; m < 64; ++m, d += n, a += steps) {
+    for (int j = 0; j < n; ++j) sums[j] = d[j], largest[j] = d[j] < 0 ? -d[j] : d[j];
+    for (int k = 0; k < steps; ++k)
+      for (int j = 0; j < n; ++j) {
+        const float product = a[k] * b[k * n + j], magnitude = product < 0 ? -product : product;
+        sums[j] += product, largest[j] = largest[j] < magnitude ? magnitude : largest[j];
+      }
+    for (int j = 0; j < n; ++j) {
+      to_units[j] = float_of(2 * BIAS + (FRACTION_BITS << 23) - (bits_of(largest[j]) & EXPONENT));
+      units[j] = int(d[j] * to_units[j]);
+    }
+    for (int k = 0; k < steps; ++k)
+      for (int j = 0; j < n; ++j) units[j] += int(a[k] * b[k * n + j] * to_units[j]);
+    for (int j = 0; j < n; ++j) {
+      const bool in_range = largest[j] > 1e-30f && (bits_of(sums[j]) & EXPONENT) != EXPONENT;
+      d[j] = in_range ? float_of(bits_of(float(units[j]) / to_units[j]) & ~0u << (23 - FRACTION_BITS)) : sums[j];
+    }
+  }
+}
+
 // Thread t of a warpgroup, lane l, has rows 16 (t / 32) + l / 4, and that plus 8, of columns 8 j + 2 (l % 4)
 // and the next: sums[4 j … 4 j + 3]. Section "Register Fragments", D of .m64nNk16.
 template <class Visit>
@@ -164,7 +197,10 @@ void perform(const Record& record, int block) {
     using Sum = decltype(zero);  // the type that the registers hold
     std::vector<Sum> d(64 * size_t(n));
     if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { memcpy(&d[size_t(at)], &sum, sizeof sum); });
-    multiply(d.data(), a.data(), b.data(), n, steps);
+    if (product.element_bytes == 1 && !product.integers)
+      multiply_truncated(reinterpret_cast<float*>(d.data()), a.data(), b.data(), n, steps);
+    else
+      multiply(d.data(), a.data(), b.data(), n, steps);
     for_each_sum(record, [&](float& sum, int at) { memcpy(&sum, &d[size_t(at)], sizeof sum); });
   };
   if (product.integers) add(0u);

@@ -102,7 +102,8 @@ def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
     """Return torch's product of 8-bit types, which has no public name; None if torch does not support it.
 
     It supports one product without epilogue. cuBLAS requires n and k in multiples of 16 and, for e4m3,
-    contiguous k; for i8 torch requires more than 16 rows.
+    contiguous k; for i8 torch requires more than 16 rows. On Hopper, cuBLAS promotes sums of e4m3 unless the
+    accumulation is fast.
     """
     import torch
 
@@ -118,4 +119,5 @@ def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
         return None
     one = torch.ones((), device=a.device)
     out = torch_type(workload.out)
-    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+    fast = workload.accumulate == "fast"
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
