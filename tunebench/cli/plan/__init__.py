@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tunebench.cli.plan.memory import memory
+from tunebench.cli.plan.pipeline import pipeline
 
 __all__ = ["app"]
 
@@ -13,7 +14,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def group() -> None:
-    """Plan how the training steps of a PyTorch model run on a device."""
+    """Plan how training steps run: the memory of one device, or a pipeline of several."""
 
 
 app.command()(memory)
+app.command()(pipeline)

@@ -17,6 +17,7 @@ from tunebench.cli._option import (
     target_device,
 )
 from tunebench.cli._output import console, emit, phases
+from tunebench.cli.plan._file import require_folder
 from tunebench.cli.plan._memory_report import MemoryReport
 from tunebench.errors import InputError, UnknownName
 
@@ -102,7 +103,7 @@ def memory(
     if max_batch and budget is not None and budget.strip().endswith("%"):
         raise InputError("--max-batch needs a --budget in bytes, such as 24GB: a share depends on the batch")
     for path in (plot, out):
-        _require_folder(path)
+        require_folder(path)
     specs = [InputSpec.parse(text) for text in inputs]
     factory = load_factory(model)
     from tunebench.torch.fitting.model_plan import ModelProfiler
@@ -169,16 +170,6 @@ def _write(report: MemoryReport, plot: Path | None, out: Path | None) -> None:
         except OSError as error:
             raise InputError(f"cannot write the plot to {plot}: {error.strerror or error}") from None
         report.written.append(plot)
-
-
-def _require_folder(path: Path | None) -> None:
-    """Raise InputError before the long work if a file cannot be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"cannot write to {path}: it is a folder, expected the name of a file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"cannot write to {path}: there is no folder {path.absolute().parent}")
 
 
 def _host_link(text: str | None, device: Device) -> HostLink | None:

@@ -6,8 +6,44 @@
 Schedules and their simulation are in `tunebench.forecast.parallel.pipeline`.
 """
 
+from tunebench.plan.pipeline.activation import ActivationMemory, Recompute
 from tunebench.plan.pipeline.balance import balance, balance_at_limit, partners
+from tunebench.plan.pipeline.comparison import (
+    ComparedSchedule,
+    Comparison,
+    SkippedSchedule,
+    StageSource,
+    compare_schedules,
+)
+from tunebench.plan.pipeline.estimator import (
+    MicrobatchEstimate,
+    balanced_in_flight,
+    estimate_microbatches,
+    microbatch_speedup,
+)
+from tunebench.plan.pipeline.given import GivenStages, read_stages
 from tunebench.plan.pipeline.named import named_schedules
+from tunebench.plan.pipeline.predicted import PredictedStages
 from tunebench.plan.pipeline.transfers import with_transfers
 
-__all__ = ["balance", "balance_at_limit", "named_schedules", "partners", "with_transfers"]
+__all__ = [
+    "ActivationMemory",
+    "ComparedSchedule",
+    "Comparison",
+    "GivenStages",
+    "MicrobatchEstimate",
+    "PredictedStages",
+    "Recompute",
+    "SkippedSchedule",
+    "StageSource",
+    "balance",
+    "balance_at_limit",
+    "balanced_in_flight",
+    "compare_schedules",
+    "estimate_microbatches",
+    "microbatch_speedup",
+    "named_schedules",
+    "partners",
+    "read_stages",
+    "with_transfers",
+]

@@ -1,0 +1,199 @@
+"""`tunebench plan pipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunebench.cli._option import Architecture, DeviceName, Json, gpus
+from tunebench.cli._option_group import grouped_options
+from tunebench.cli._output import console, emit, phases
+from tunebench.cli.plan._file import require_folder
+from tunebench.cli.plan._pipeline_option import KnownStages, LinkChoice, ModelStages, size_bytes
+from tunebench.cli.plan._pipeline_report import PipelineReport
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from tunebench.plan.pipeline import MicrobatchEstimate, PredictedStages, StageSource
+
+__all__ = ["pipeline"]
+
+SIZES = 4
+"""Most micro-batch sizes to estimate: each is twice the one before."""
+
+
+@grouped_options("links", LinkChoice)
+@grouped_options("known", KnownStages)
+@grouped_options("model", ModelStages)
+def pipeline(
+    model: ModelStages,
+    known: KnownStages,
+    links: LinkChoice,
+    device: DeviceName = None,
+    arch: Architecture = None,
+    stages: Annotated[
+        int | None,
+        typer.Option("--stages", min=1, help="Ranks of the pipeline, each of one device or --tensor."),
+    ] = None,
+    microbatches: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Pipeline parallelism: number of micro-batches per step.", show_default=False
+        ),
+    ] = ...,  # type: ignore[assignment]
+    schedule: Annotated[
+        str, typer.Option(help="Pipeline parallelism: schedules to compare, NAME[,NAME] or all.")
+    ] = "all",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each device, such as 40GB. Default: that of the device.",
+            show_default=False,
+        ),
+    ] = None,
+    balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance/--no-balance",
+            help="Also balance the memory of each schedule by evictions to other ranks.",
+        ),
+    ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also plot the best schedule to this file (.html, .svg, .png, .pdf). Needs the extra plot.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write a trace of the best schedule for Perfetto or Chrome.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Write the best schedule as torch.distributed.pipelining reads it.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare schedules of pipeline parallelism: step time, bubble, memory of each rank, transfers.
+
+    The stages are those of a model, with predicted times on devices that need not be present, or have known
+    costs. Each schedule is simulated, also with balanced memory. The best one is the fastest that fits.
+    Nothing is run.
+    """
+    if [model.name is not None, known.costs is not None, known.given].count(True) != 1:
+        raise InputError("give the stages by one of: --model NAME, --costs FILE, --forward-us MICROSECONDS")
+    for path in (plot, trace, out):
+        require_folder(path)
+    limit = size_bytes(memory) if memory is not None else None
+    source: StageSource
+    predicted: PredictedStages | None = None
+    if model.name is not None:
+        if stages is None:
+            raise InputError("--model needs --stages N, the number of ranks of the pipeline")
+        target = gpus([device] if device is not None else None, arch)[0]
+        source = predicted = model.stages(target, stages, links)
+        limit = limit or target.memory_bytes or None
+    else:
+        source = known.stages(stages, links)
+    names = None if schedule == "all" else [name.strip() for name in schedule.split(",")]
+    with phases(console(stderr=True)) as show:
+        report = _compared(source, predicted, microbatches, names, limit, balance, show)
+    _write(report, plot, trace, out)
+    emit(as_json, report.to_json(), report.render)
+
+
+def _compared(
+    source: StageSource,
+    predicted: PredictedStages | None,
+    microbatches: int,
+    names: list[str] | None,
+    limit: int | None,
+    balance: bool,
+    show: Callable[[str], None],
+) -> PipelineReport:
+    """Return the comparison of schedules, and the estimates of larger micro-batches of a model."""
+    from tunebench.plan.pipeline import compare_schedules
+
+    show("predicting the stages")
+    comparison = compare_schedules(
+        source,
+        microbatches,
+        names=names,
+        memory_bytes=limit,
+        balanced=balance,
+        watcher=lambda name: show(f"simulating {name}"),
+    )
+    return PipelineReport(
+        source=source,
+        predicted=predicted,
+        microbatches=microbatches,
+        memory_bytes=limit,
+        comparison=comparison,
+        estimates=_estimates(predicted, microbatches) if predicted is not None else {},
+    )
+
+
+def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple[MicrobatchEstimate, ...]]:
+    """Return the estimates of micro-batches of 1, 2, 4, … times the size, as given and with less memory."""
+    from dataclasses import replace
+
+    from tunebench.plan.pipeline import estimate_microbatches
+
+    batch = predicted.microbatch * microbatches
+    sizes = tuple(predicted.microbatch << power for power in range(SIZES) if microbatches % (1 << power) == 0)
+    if len(sizes) == 1:
+        return {}
+    variants = {"as given": predicted}
+    if not predicted.flash_attention and predicted.dtype != "f32":
+        variants["flash attention"] = replace(predicted, flash_attention=True, recompute="none")
+    if predicted.recompute == "none" and not predicted.flash_attention:
+        variants["selective recomputation"] = replace(predicted, recompute="selective")
+    ranks = range(predicted.ranks)
+    return {
+        name: estimate_microbatches(
+            lambda size, one=one: one.with_microbatch(size).costs(ranks),  # type: ignore[misc]
+            batch,
+            sizes,
+        )
+        for name, one in variants.items()
+    }
+
+
+def _write(report: PipelineReport, plot: Path | None, trace: Path | None, out: Path | None) -> None:
+    """Write the files that were asked for, and name them in the report."""
+    from tunebench.forecast.parallel.pipeline import write_schedule
+    from tunebench.plan.pipeline.trace import write_trace
+
+    chosen = report.chosen
+    if out is not None:
+        write_schedule(chosen.schedule, out)
+        report.written.append(out)
+    if trace is not None:
+        write_trace(chosen.simulation, trace)
+        report.written.append(trace)
+    if plot is not None:
+        from tunebench.plan.pipeline.plot import draw
+
+        try:
+            draw(
+                chosen.simulation,
+                plot,
+                title=f"{report.title}: {chosen.name}",
+                limit_bytes=report.memory_bytes,
+            )
+        except OSError as error:
+            raise InputError(f"cannot write the plot to {plot}: {error.strerror or error}") from None
+        report.written.append(plot)

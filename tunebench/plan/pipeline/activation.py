@@ -1,0 +1,155 @@
+"""Activations that a transformer keeps between the forward and the backward pass, per layer and device.
+
+Elements per token of a layer of width h, a heads, inner width f and sequences of length s, as autograd saves
+them: inputs of two normalisations and of the products after them (4 h); queries, keys and values (3 h);
+softmax, its dropout, and a mask of it (a s each); inputs of the output product (h) and of the second product
+of the feed-forward layer (f), and of its activation (f; a gated layer keeps 4 f in all); two masks of dropout
+(h each). For numbers of two bytes, masks of one byte and f = 4 h that is ``s b h (34 + 5 a s / h)`` bytes.
+
+Tensor parallelism by t divides all but the inputs of normalisations, of the products after them, and the two
+masks: ``s b h (10 + 24/t + 5 a s / (h t))``. Sequence parallelism divides those too. Selective recomputation
+and flash attention keep nothing of size a s. Full recomputation keeps the input of each layer.
+
+Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022
+(arXiv 2205.05198), sections 4 and 5; bytes kept for the gradient of the weights: Qi et al., "Zero bubble
+pipeline parallelism", 2023, which counts 32 s b h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError, UnknownName
+from tunebench.workloads.networks import Network
+from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._network import DType
+from tunebench.workloads.networks._transformer import Transformer
+
+__all__ = ["ActivationMemory", "Recompute", "architecture_of"]
+
+Recompute = Literal["none", "selective", "full"]
+"""What the backward pass computes again: nothing, the attention between its products, or whole layers."""
+
+MASK_BYTES, LOGIT_BYTES = 1, 4
+
+
+def architecture_of(network: Network) -> Architecture:
+    """Return the sizes of a transformer's layers.
+
+    Raises:
+        InputError: if the network is no transformer with equal layers.
+    """
+    if not isinstance(network, Transformer) or network.architecture.family == "switch_transformers":
+        raise InputError(
+            f"activations of {network.name} are not known: expected a transformer with equal layers (gpt2, "
+            "opt, bert or llama); for other models give the costs of the stages"
+        )
+    return network.architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationMemory:
+    """How the activations of a transformer are kept on each device.
+
+    Attributes:
+        architecture: Sizes of the transformer.
+        batch: Sequences in a micro-batch.
+        seq: Tokens in a sequence.
+        dtype: Dtype of activations.
+        tensor: Degree of tensor parallelism.
+        sequence_parallel: Whether tokens are divided where heads and inner widths are not.
+        recompute: What the backward pass computes again.
+        flash_attention: Whether attention keeps nothing of the size of its scores.
+    """
+
+    architecture: Architecture
+    batch: int = 1
+    seq: int
+    dtype: DType = "f16"
+    tensor: int = 1
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    flash_attention: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recompute not in get_args(Recompute):
+            raise UnknownName("recomputation", self.recompute, get_args(Recompute))
+        if min(self.batch, self.seq, self.tensor) < 1:
+            raise InputError(f"batch, seq and tensor must be at least 1, got {self}")
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes that a layer keeps for each micro-batch."""
+        return self.input_bytes if self.recompute == "full" else self.computed_bytes
+
+    @property
+    def computed_bytes(self) -> int:
+        """Bytes of a layer's activations once its forward pass has run, or has run again."""
+        size, of = itemsize(self.dtype), self.architecture
+        mask = MASK_BYTES if of.dropout else 0
+        whole = 4 * size * of.hidden + 2 * mask * of.hidden
+        widths = 2 * of.inner + 2 * of.inner_k + self._feed_forward
+        scores = 0 if self.recompute == "selective" else self._scores
+        return self._tokens(whole, size * widths + scores)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Bytes of a layer that the backward pass computes again, and keeps for one layer at a time."""
+        if self.recompute == "selective":
+            return self._tokens(0, self._scores)
+        return self.computed_bytes if self.recompute == "full" else 0
+
+    @property
+    def weight_gradient_bytes(self) -> int:
+        """Bytes that a layer keeps from the gradient of its input to that of its weights.
+
+        Inputs of the products, and gradients of their results.
+        """
+        size, of = itemsize(self.dtype), self.architecture
+        projections = 2 if of.family == "llama" else 1
+        divided = 2 * of.inner + 2 * of.inner_k + (1 + projections) * of.ffn
+        return self._tokens(4 * size * of.hidden, size * divided)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the input of a layer."""
+        return self._tokens(itemsize(self.dtype) * self.architecture.hidden, 0)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the last normalisation, the output product and logits in f32."""
+        of = self.architecture
+        return self._tokens(2 * itemsize(self.dtype) * of.hidden, LOGIT_BYTES * of.vocabulary)
+
+    @property
+    def head_gradient_bytes(self) -> int:
+        """Bytes of the head that the gradient of its weights needs."""
+        size, of = itemsize(self.dtype), self.architecture
+        return self._tokens(size * of.hidden, size * of.vocabulary)
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the mask of dropout after the embedding."""
+        of = self.architecture
+        return self._tokens(MASK_BYTES * of.hidden if of.dropout and of.family != "opt" else 0, 0)
+
+    @property
+    def _feed_forward(self) -> int:
+        """Elements per token inside the feed-forward layer: a gated one keeps both factors of the product."""
+        return (4 if self.architecture.family == "llama" else 2) * self.architecture.ffn
+
+    @property
+    def _scores(self) -> int:
+        """Bytes per token that have the size of the scores of attention."""
+        if self.flash_attention:
+            return 0
+        size, of = itemsize(self.dtype), self.architecture
+        kept = 2 * size + MASK_BYTES if of.attention_dropout else size
+        return kept * of.heads * self.seq
+
+    def _tokens(self, whole: float, divided: float) -> int:
+        """Return the bytes of all tokens, given those per token that are on each device or are divided."""
+        per_token = whole / (self.tensor if self.sequence_parallel else 1) + divided / self.tensor
+        return round(self.batch * self.seq * per_token)

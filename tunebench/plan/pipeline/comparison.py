@@ -1,0 +1,224 @@
+"""Schedules of a pipeline side by side: step time, bubble, memory and transfers of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.forecast.parallel.pipeline import (
+    ActionKind,
+    PipelineCosts,
+    PipelineSchedule,
+    PipelineSimulation,
+    simulate_pipeline,
+)
+from tunebench.plan.pipeline.balance import balance
+from tunebench.plan.pipeline.named import named_schedules
+
+__all__ = ["ComparedSchedule", "Comparison", "SkippedSchedule", "StageSource", "compare_schedules"]
+
+SLOWDOWNS = (0.01, 0.25)
+"""Shares by which balancing may lengthen a step; the second one if no schedule fits with the first one."""
+
+
+class StageSource(Protocol):
+    """Costs of the stages of any schedule on some ranks."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+
+    def costs(self, placement: Sequence[int], *, pairs: bool = False) -> PipelineCosts:
+        """Return the costs of stages on these ranks."""
+
+    def optimizer_us(self, placement: Sequence[int]) -> float:
+        """Return the time of the optimizer on the slowest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSchedule:
+    """A schedule and its simulation.
+
+    Attributes:
+        name: Name of the schedule.
+        schedule: The schedule.
+        costs: Costs of its stages.
+        simulation: Its simulation.
+        memory_bytes: Memory of each rank; None if it is not limited.
+        optimizer_us: Time of the optimizer after the passes.
+    """
+
+    name: str
+    schedule: PipelineSchedule
+    costs: PipelineCosts
+    simulation: PipelineSimulation
+    memory_bytes: int | None
+    optimizer_us: float
+
+    @property
+    def step_us(self) -> float:
+        """Time of the step, with its optimizer."""
+        return self.simulation.step_us + self.optimizer_us
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory of any rank."""
+        return max(self.simulation.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has enough memory."""
+        return self.memory_bytes is None or self.peak_bytes <= self.memory_bytes
+
+    @property
+    def evictions(self) -> int:
+        """Number of micro-batches whose activations are copied to another rank and back."""
+        kinds = (action.kind for actions in self.schedule.actions for action in actions)
+        return sum(kind is ActionKind.EVICT for kind in kinds)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no rank waits for evictions or loads."""
+        return self.simulation.exposed_us <= 1e-9 * self.simulation.step_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedSchedule:
+    """A schedule that the model or its costs do not allow.
+
+    Attributes:
+        name: Name of the schedule.
+        reason: What was expected and found.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Schedules of one pipeline, in the order in which they were asked for.
+
+    Attributes:
+        schedules: The schedules.
+        skipped: Schedules that are not possible.
+    """
+
+    schedules: tuple[ComparedSchedule, ...]
+    skipped: tuple[SkippedSchedule, ...]
+
+    @property
+    def best(self) -> ComparedSchedule | None:
+        """The schedule with the shortest step that fits; None if none fits.
+
+        Of several, one without evictions, and then the one with the least memory.
+        """
+        fitting = [each for each in self.schedules if each.fits]
+        return min(
+            fitting, key=lambda each: (each.step_us, each.evictions > 0, each.peak_bytes), default=None
+        )
+
+
+def compare_schedules(
+    source: StageSource,
+    microbatches: int,
+    *,
+    names: Sequence[str] | None = None,
+    memory_bytes: int | None = None,
+    balanced: bool = True,
+    watcher: Callable[[str], None] = lambda name: None,
+) -> Comparison:
+    """Simulate schedules by name, each also with balanced memory if that needs less.
+
+    Args:
+        source: Costs of the stages.
+        microbatches: Number of micro-batches.
+        names: Names of schedules; None for all.
+        memory_bytes: Memory of each rank; None if it is not limited.
+        balanced: Whether to balance the memory of schedules.
+        watcher: Receives the name of each schedule before it is simulated.
+
+    Raises:
+        UnknownName: if there is no schedule of a name.
+        InputError: if none of the schedules is possible.
+    """
+    known = named_schedules()
+    chosen = tuple(known) if names is None else tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name not in known:
+            raise UnknownName("schedule", name, known)
+    found: list[ComparedSchedule] = []
+    skipped: list[SkippedSchedule] = []
+    for name in chosen:
+        watcher(name)
+        try:
+            schedule = known[name](source.ranks, microbatches)
+            require_splittable(source, schedule)
+            found += _compared(source, schedule, memory_bytes, balanced, watcher)
+        except InputError as error:
+            skipped.append(SkippedSchedule(name=name, reason=str(error)))
+    if not found:
+        raise InputError(f"no schedule is possible: {skipped[0].name}: {skipped[0].reason}")
+    return Comparison(schedules=tuple(found), skipped=tuple(skipped))
+
+
+def require_splittable(source: StageSource, schedule: PipelineSchedule) -> None:
+    """Raise InputError if a schedule splits backward passes that compute whole layers again."""
+    if getattr(source, "recompute", "none") != "full":
+        return
+    kinds = {action.kind for actions in schedule.actions for action in actions}
+    if ActionKind.WEIGHT_GRADIENT in kinds:
+        raise InputError(
+            "the gradients of the weights would keep all activations that full recomputation frees: use "
+            "selective recomputation or none"
+        )
+
+
+def _compared(
+    source: StageSource,
+    schedule: PipelineSchedule,
+    memory_bytes: int | None,
+    balanced: bool,
+    watcher: Callable[[str], None],
+) -> Iterator[ComparedSchedule]:
+    """Yield a schedule, and the same with balanced memory if that lowers its peak."""
+    optimizer_us = source.optimizer_us(schedule.placement)
+
+    def simulated(schedule: PipelineSchedule, costs: PipelineCosts) -> ComparedSchedule:
+        return ComparedSchedule(
+            name=schedule.name,
+            schedule=schedule,
+            costs=costs,
+            simulation=simulate_pipeline(schedule, costs),
+            memory_bytes=memory_bytes,
+            optimizer_us=optimizer_us,
+        )
+
+    plain = simulated(schedule, source.costs(schedule.placement))
+    yield plain
+    if not balanced or source.ranks == 1 or schedule.acceptors:
+        return
+    watcher(f"{schedule.name} balanced")
+    found = _balanced(source, schedule, memory_bytes, simulated)
+    if found is not None and found.peak_bytes < plain.peak_bytes:
+        yield found
+
+
+def _balanced(
+    source: StageSource,
+    schedule: PipelineSchedule,
+    memory_bytes: int | None,
+    simulated: Callable[[PipelineSchedule, PipelineCosts], ComparedSchedule],
+) -> ComparedSchedule | None:
+    """Return the schedule with balanced memory: in about the same time if that fits, else in more."""
+    try:
+        costs = source.costs(schedule.placement, pairs=True)
+    except InputError:  # partners cannot share nodes
+        costs = source.costs(schedule.placement)
+    found = simulated(balance(schedule, costs, slowdown=SLOWDOWNS[0]), costs)
+    if not found.fits:
+        slower = simulated(balance(schedule, costs, slowdown=SLOWDOWNS[1]), costs)
+        found = min(found, slower, key=lambda each: each.peak_bytes)
+    return found if found.schedule.acceptors else None
