@@ -12,6 +12,7 @@ TunebenchError                 1  base class; catch this to catch all
 ├── DeviceError                5  the device is absent or refuses
 │   └── ClusterLost            5  the measuring cluster cannot be reached, or its workers are gone
 ├── MissingDependency          6  an optional dependency is not installed
+├── RankFailed                 1  a process of a pipeline raised, was killed, or did not answer in time
 ├── TaskUnreadable             1  a task or its result cannot be passed between processes
 └── WorkerUnusable             1  no worker process starts
 
@@ -38,6 +39,7 @@ __all__ = [
     "InputError",
     "LookupMiss",
     "MissingDependency",
+    "RankFailed",
     "SchemaError",
     "TaskUnreadable",
     "TunebenchError",
@@ -103,6 +105,10 @@ class VariantError(InputError):
 
 class TaskUnreadable(TunebenchError):
     """A task or its result cannot be passed between processes, such as one with a class of a user's file."""
+
+
+class RankFailed(TunebenchError):
+    """A process of a pipeline raised, was killed, or did not answer; the message names rank and action."""
 
 
 class WorkerUnusable(TunebenchError):

@@ -6,6 +6,7 @@ other calls. `prefer` changes that choice, and `watching` and `dispatch_report` 
 - `operators`: the functions, each a custom operator of torch
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
 - `fitting`: `fit`, which runs training steps within a memory budget
+- `pipelining`: `pipeline`, which runs training steps in the order of a pipeline schedule
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from tunebench.torch.fitting.profile import profile_step
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
+    from tunebench.torch.pipelining.pipeline import pipeline
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "matmul",
     "patch",
     "patched_calls",
+    "pipeline",
     "plans",
     "prefer",
     "profile",
@@ -97,6 +100,7 @@ _LAZY = {
     "fitted_steps": "fitting.fitter",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
+    "pipeline": "pipelining.pipeline",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
     "profile_step": "fitting.profile",

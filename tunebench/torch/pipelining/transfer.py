@@ -1,0 +1,184 @@
+"""Sends and receives between the ranks of a pipeline, and the failure of ranks.
+
+A failed rank breaks its connections, so that the ranks that wait for it fail at once, and then those that
+wait for them. The first rank that fails states the reason in the store of the process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tunebench.errors import RankFailed
+
+__all__ = ["FailureReport", "PendingTransfer", "Transport"]
+
+_BREAKING_TAG = 0x7FFFFFFF
+"""Tag that no message has."""
+
+
+class PendingTransfer:
+    """Messages that are being sent or received.
+
+    Args:
+        works: A handle of torch for each message.
+        tensors: The messages, which must exist until the transfer has ended.
+        peer: The other rank.
+    """
+
+    def __init__(self, works: Sequence[Any], tensors: Sequence[Tensor], peer: int) -> None:
+        self.works, self.tensors, self.peer = list(works), list(tensors), peer
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+
+    def wait(self, timeout: timedelta) -> list[Tensor]:
+        """Return the messages when all have arrived.
+
+        Raises:
+            RuntimeError: if the connection is lost, or the time is over.
+        """
+        for work in self.works:
+            if not work.wait(timeout):
+                raise RuntimeError("the transfer was aborted")
+        tensors, self.works, self.tensors = self.tensors, [], []
+        return tensors
+
+    def complete(self, timeout: timedelta) -> None:
+        """Wait, release the messages, and keep an error."""
+        try:
+            self.wait(timeout)
+        except RuntimeError as error:
+            self.error = error
+            self.works, self.tensors = [], []
+        self.ended.set()
+
+
+class Transport:
+    """Messages between the ranks of a process group.
+
+    Args:
+        group: The process group.
+        timeout_s: Longest wait for a message, in seconds.
+    """
+
+    def __init__(self, group: Any, timeout_s: float) -> None:
+        self.group = group
+        self.timeout = timedelta(seconds=timeout_s)
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+        # Gloo does not say whether a transfer has ended, so a thread waits for it.
+        self._waits_in_thread = "gloo" in str(dist.get_backend(group))
+        self._sent: list[PendingTransfer] = []
+        self._queue: queue.SimpleQueue[PendingTransfer | None] = queue.SimpleQueue()
+        if self._waits_in_thread:
+            waiter = threading.Thread(target=_complete_all, args=(self._queue, self.timeout), daemon=True)
+            waiter.start()
+            weakref.finalize(self, self._queue.put, None)
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> PendingTransfer:
+        """Start to send tensors to another rank."""
+        flat = [_flat(tensor) for tensor in tensors]
+        works = [
+            dist.isend(tensor, group=self.group, group_dst=peer, tag=tag + index)
+            for index, tensor in enumerate(flat)
+        ]
+        return PendingTransfer(works, tensors, peer)
+
+    def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> PendingTransfer:
+        """Start to receive into tensors from another rank."""
+        works = [
+            dist.irecv(_flat(tensor), group=self.group, group_src=peer, tag=tag + index)
+            for index, tensor in enumerate(tensors)
+        ]
+        return PendingTransfer(works, tensors, peer)
+
+    def release_when_sent(self, transfer: PendingTransfer) -> None:
+        """Release the messages of a transfer as soon as they are sent."""
+        self._sent = [one for one in self._sent if not self._has_ended(one)]
+        self._sent.append(transfer)
+        if self._waits_in_thread:
+            self._queue.put(transfer)
+
+    def require_sent(self) -> None:
+        """Wait until all these transfers have ended.
+
+        Raises:
+            RuntimeError: if a connection is lost, or the time is over.
+        """
+        for transfer in self._sent:
+            if not self._waits_in_thread:
+                transfer.complete(self.timeout)
+            elif not transfer.ended.wait(self.timeout.total_seconds()):
+                raise RuntimeError(f"rank {transfer.peer} does not receive")
+            if transfer.error is not None:
+                raise transfer.error
+        self._sent = []
+
+    def break_connections(self) -> None:
+        """Make this rank's transfers fail, and those of the ranks that wait for it."""
+        if self._waits_in_thread:
+            # A receive that ends without a message closes the connection.
+            for peer in range(self.ranks):
+                if peer != self.rank:
+                    with contextlib.suppress(RuntimeError):
+                        work = dist.irecv(torch.zeros(1), group=self.group, group_src=peer, tag=_BREAKING_TAG)
+                        work.wait(timedelta(milliseconds=1))
+        else:
+            self.group.abort()
+
+    def _has_ended(self, transfer: PendingTransfer) -> bool:
+        if not self._waits_in_thread and all(work.is_completed() for work in transfer.works):
+            transfer.complete(self.timeout)
+        return transfer.ended.is_set() and transfer.error is None
+
+
+def _complete_all(transfers: queue.SimpleQueue[PendingTransfer | None], timeout: timedelta) -> None:
+    """Wait for transfers one after the other."""
+    while (transfer := transfers.get()) is not None:
+        transfer.complete(timeout)
+        del transfer
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the elements of a dense tensor in the order of their memory (elements,), without a copy."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+class FailureReport:
+    """The first failure of a rank, which all ranks of a process group can read.
+
+    Args:
+        group: The process group.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._store = dist.distributed_c10d._get_process_group_store(group)
+        self._key = "tunebench/pipeline/failure"
+
+    def first(self, reason: str) -> str:
+        """State the reason of a failure; return that of the first failure.
+
+        Args:
+            reason: What happened to this rank.
+        """
+        try:
+            return str(self._store.compare_set(self._key, "", reason).decode())
+        except (RuntimeError, dist.DistError):
+            return reason  # the process with the store has ended
+
+
+def lost(transfer: PendingTransfer, error: Exception, timeout: timedelta) -> RankFailed:
+    """Return the error of a wait for another rank."""
+    text = str(error)
+    if "imed out" in text or "does not receive" in text:
+        return RankFailed(f"rank {transfer.peer} did not answer within {timeout.total_seconds():g} s")
+    return RankFailed(f"the connection to rank {transfer.peer} is lost: its process ended or failed")
