@@ -72,6 +72,48 @@ def test_no_pipeline_beats_its_busiest_stage_or_its_first_microbatch(
     assert got.step_us <= microbatches * once * (1 + 1e-12)
 
 
+@given(st.data())
+def test_any_order_ends_when_its_longest_path_does(data: st.DataObject) -> None:
+    """Against a fixpoint over the dependencies, for random orders, stages per rank and split backward passes."""
+    ranks = data.draw(st.integers(1, 3))
+    stages = data.draw(st.integers(ranks, 5))
+    microbatches = data.draw(st.integers(1, 4))
+    placement = (*range(ranks), *data.draw(st.lists(st.integers(0, ranks - 1), min_size=stages - ranks)))[
+        :stages
+    ]
+    takes = {kind: data.draw(st.lists(durations, min_size=stages, max_size=stages)) for kind in "FIW"}
+    needs: dict[tuple[int, str, int], list[tuple[int, str, int]]] = {}
+    for stage in range(stages):
+        for each in range(microbatches):
+            needs[stage, "F", each] = [(stage - 1, "F", each)] if stage else []
+            later = [(stage + 1, "I", each)] if stage + 1 < stages else []
+            needs[stage, "I", each] = [(stage, "F", each), *later]
+            needs[stage, "W", each] = [(stage, "I", each)]
+    lists: list[list[PipelineAction]] = [[] for _ in range(ranks)]
+    ends: dict[tuple[int, str, int], float] = {}
+    clocks = [0.0] * ranks
+    while needs.keys() - ends.keys():
+        ready = sorted(key for key, before in needs.items() if key not in ends and ends.keys() >= set(before))
+        stage, kind, each = key = data.draw(st.sampled_from(ready))
+        rank = placement[stage]
+        clocks[rank] = max([clocks[rank], *(ends[before] for before in needs[key])]) + takes[kind][stage]
+        ends[key] = clocks[rank]
+        lists[rank].append(PipelineAction(stage, ActionKind(kind), each))
+    schedule = PipelineSchedule(
+        name="random", microbatches=microbatches, placement=placement, actions=tuple(map(tuple, lists))
+    )
+    costs = PipelineCosts(
+        stages=tuple(
+            StageCosts(forward_us=f, input_gradient_us=i, weight_gradient_us=w)
+            for f, i, w in zip(*(takes[kind] for kind in "FIW"), strict=True)
+        )
+    )
+    got = simulate_pipeline(schedule, costs)
+    for rank, actions_of in enumerate(lists):
+        expected = [ends[each.stage, each.kind.value, each.microbatch] for each in actions_of]
+        assert got.ends_us[rank].tolist() == pytest.approx(expected)
+
+
 def test_forward_passes_alone_follow_one_another() -> None:
     got = simulate_pipeline(gpipe(3, 4, trains=False), costs_of([2, 3, 2], [9, 9, 9], [1, 1]))
     assert [ends[-1] for ends in got.ends_us] == [8, 15, 18]
