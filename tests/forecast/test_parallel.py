@@ -23,7 +23,14 @@ from tunebench.forecast.parallel.step import (
     _gradient_bytes,
     predict_step,
 )
-from tunebench.workloads.networks import AllReduce, Network, NetworkRun, Operation, from_config, network
+from tunebench.workloads.networks import (
+    Network,
+    NetworkRun,
+    Operation,
+    TensorCollective,
+    from_config,
+    network,
+)
 from tunebench.workloads.operators.gemm import Gemm
 
 A100 = device.find("a100-80-sxm")
@@ -70,11 +77,11 @@ class Stack(Network):
     def boundary_elements(self, run: NetworkRun) -> int:
         return run.batch * run.seq * WIDTH
 
-    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
+    def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
         if run.tensor == 1:
             return ()
         first, last = self.stage(run)
-        return (AllReduce(nbytes=self.boundary_bytes(run), count=last - first, part="layers"),)
+        return (TensorCollective(nbytes=self.boundary_bytes(run), count=last - first, part="layers"),)
 
 
 STACK = Stack()
@@ -294,7 +301,7 @@ def test_four_devices_gain_about_what_was_measured(divided: dict[str, int]) -> N
         ({"data": 0}, "at least 1"),
         ({"pipeline": 2, "stage_layers": (8,)}, "must have 2 entries"),
         ({"pipeline": 2, "stage_layers": (8, 1)}, "8 layers cannot be divided"),
-        ({"schedule": "gpip"}, "gpipe or 1f1b"),
+        ({"schedule": "gpip"}, "one of gpipe, 1f1b"),
     ],
 )
 def test_invalid_divisions_are_rejected(divided: dict[str, Any], message: str) -> None:

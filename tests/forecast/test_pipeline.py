@@ -74,7 +74,7 @@ def test_no_pipeline_beats_its_busiest_stage_or_its_first_microbatch(
 
 @given(st.data())
 def test_any_order_ends_when_its_longest_path_does(data: st.DataObject) -> None:
-    """Against a fixpoint over the dependencies, for random orders, stages per rank and split backward passes."""
+    """Against a fixpoint over the dependencies, for random orders and split backward passes."""
     ranks = data.draw(st.integers(1, 3))
     stages = data.draw(st.integers(ranks, 5))
     microbatches = data.draw(st.integers(1, 4))

@@ -13,7 +13,8 @@ import pytest
         ("tunebench.forecast.parallel.cluster", "Group", "ProcessGroup"),
         ("tunebench.forecast.parallel.collective", "ways", "collective_methods"),
         ("tunebench.forecast.parallel.step", "Division", "Parallelism"),
-        ("tunebench.workloads.networks", "Exchange", "AllReduce"),
+        ("tunebench.workloads.networks", "AllReduce", "TensorCollective"),
+        ("tunebench.workloads.networks", "Exchange", "TensorCollective"),
         ("tunebench.workloads.networks", "Run", "NetworkRun"),
     ],
 )

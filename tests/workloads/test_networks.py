@@ -332,16 +332,16 @@ def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
 
 def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
     run = NetworkRun(batch=2, seq=32, mode="train", tensor=2)
-    found = Counter({(each.part, each.phase): each.count for each in small().all_reduces(run)})
+    found = Counter({(each.part, each.phase): each.count for each in small().collectives(run)})
     assert found == {
         ("layers", "forward"): 6,
         ("layers", "backward"): 6,
         ("embedding", "forward"): 1,
         ("head", "backward"): 1,
     }
-    assert {each.nbytes for each in small().all_reduces(run)} == {2 * 32 * 64 * 4}
-    assert small().all_reduces(NetworkRun(batch=2, seq=32)) == ()
-    decoder = from_config("small", SWITCH).all_reduces(NetworkRun(seq=32, tensor=2, layers=(4, 8)))
+    assert {each.nbytes for each in small().collectives(run)} == {2 * 32 * 64 * 4}
+    assert small().collectives(NetworkRun(batch=2, seq=32)) == ()
+    decoder = from_config("small", SWITCH).collectives(NetworkRun(seq=32, tensor=2, layers=(4, 8)))
     assert [(each.part, each.count) for each in decoder] == [("layers", 4 * 3)]
     assert small().boundary_bytes(NetworkRun(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
 

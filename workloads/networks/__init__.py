@@ -15,16 +15,23 @@ from tunebench.workloads import suite, suites
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._listed import ListedNetwork, from_list
-from tunebench.workloads.networks._network import AllReduce, Network, NetworkRun, Operation, Phase, merged
+from tunebench.workloads.networks._network import (
+    Network,
+    NetworkRun,
+    Operation,
+    Phase,
+    TensorCollective,
+    merged,
+)
 from tunebench.workloads.networks._resnet import ResNet
 from tunebench.workloads.networks._switch import Switch
 
 __all__ = [
-    "AllReduce",
     "Network",
     "NetworkRun",
     "Operation",
     "Phase",
+    "TensorCollective",
     "from_config",
     "merged",
     "network",
@@ -105,4 +112,6 @@ def _from_file(path: Path) -> Network:
     return from_config(name, content)
 
 
-__getattr__ = renamed(__name__, {"Run": "NetworkRun", "Exchange": "AllReduce"})
+__getattr__ = renamed(
+    __name__, {"Run": "NetworkRun", "AllReduce": "TensorCollective", "Exchange": "TensorCollective"}
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from tunebench.workloads.networks._megatron import add_megatron_layer
 from tunebench.workloads.networks._network import NetworkRun
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
@@ -113,6 +114,9 @@ class Gpt2(_Decoder):
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, tokens = tape.run, tape.run.batch * tape.run.seq
+        if run.stack == "megatron":
+            add_megatron_layer(tape, self.architecture, gated=False, rms=False, biased=True)
+            return
         qkv, output, up, down = self.matrices()
         self._norm(tape)
         qkv.on(tape, tokens)
@@ -265,6 +269,9 @@ class Llama(_Decoder):
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        if run.stack == "megatron":
+            add_megatron_layer(tape, of, gated=True, rms=True, biased=False)
+            return
         *qkv, output, gate, up, down = self.matrices()
         self._norm(tape)
         for each in qkv:

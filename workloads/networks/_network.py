@@ -5,18 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workload import Workload
 
-__all__ = ["AllReduce", "DType", "Mode", "Network", "NetworkRun", "Operation", "Optimizer", "Phase", "merged"]
+__all__ = [
+    "DType",
+    "Mode",
+    "Network",
+    "NetworkRun",
+    "Operation",
+    "Optimizer",
+    "Phase",
+    "Recompute",
+    "Stack",
+    "TensorCollective",
+    "merged",
+]
 
 Phase = Literal["forward", "backward", "optimizer"]
 Mode = Literal["infer", "train"]
 DType = Literal["f32", "f16", "bf16"]
 Optimizer = Literal["none", "sgd", "adamw"]
+Stack = Literal["eager", "compiled", "megatron"]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +59,25 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
-    """An all-reduce of tensor parallelism: every device holds a part of each layer.
+class TensorCollective:
+    """A collective of tensor parallelism: every device holds a part of each layer.
 
     Attributes:
-        nbytes: Bytes of the tensor.
+        nbytes: Bytes of the whole tensor.
         count: How often it runs.
         part: Part of the network.
         phase: Phase of the step.
+        collective: Kind.
+        behind: Part of the network whose gradient product may run at the same time, and which: that of the
+            input or that of the weights. None if the device waits.
     """
 
     nbytes: int
     count: int
     part: str
     phase: Phase = "forward"
+    collective: Literal["all-reduce", "all-gather", "reduce-scatter"] = "all-reduce"
+    behind: tuple[str, Literal["input", "weights"]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +90,21 @@ class NetworkRun:
         mode: ``"infer"`` for a forward pass of whole sequences (a prompt); ``"train"`` for forward pass,
             backward pass and optimizer step.
         dtype: Dtype of weights and activations.
-        fused: Whether a compiler such as `torch.compile` has fused elementwise operations, and attention is
-            one kernel where there is one (f16, bf16).
+        stack: Software that runs the network: `"eager"` PyTorch; `"compiled"` by a compiler such as
+            `torch.compile`, with elementwise operations fused and attention in one kernel where there is one
+            (f16, bf16); `"megatron"`, with the fused kernels of Megatron-LM.
+        fused: Alias of ``stack="compiled"``; after construction, whether the stack is that.
         tensor: Degree of tensor parallelism: heads and inner widths are divided; operations are those of one
             device.
         layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
             layer, the head to the last.
         optimizer: Optimizer of a training step.
         accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
+        recompute: What the backward pass of each layer computes again instead of storing it: nothing, the
+            core of attention (`"selective"`), or the whole layer (`"full"`). Needs the stack megatron.
+        sequence_parallel: Whether devices that share layers also divide the tokens of normalisations, dropout
+            and residual sums. Needs the stack megatron.
+        flash: Whether attention is one kernel that stores no scores, with the stack megatron.
     """
 
     batch: int = 1
@@ -90,8 +116,24 @@ class NetworkRun:
     layers: tuple[int, int] | None = None
     optimizer: Optimizer = "none"
     accumulate: bool = False
+    stack: Stack = "eager"
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    flash: bool = False
 
     def __post_init__(self) -> None:
+        if self.fused and self.stack == "eager":
+            object.__setattr__(self, "stack", "compiled")
+        object.__setattr__(self, "fused", self.stack == "compiled")
+        if self.stack not in get_args(Stack) or self.recompute not in get_args(Recompute):
+            raise InputError(
+                f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
+                f"{', '.join(get_args(Recompute))}, got {self.stack} and {self.recompute}"
+            )
+        if self.stack != "megatron" and (self.recompute != "none" or self.sequence_parallel or self.flash):
+            raise InputError(
+                f"recompute, sequence_parallel and flash need stack=megatron, got stack={self.stack}"
+            )
         if self.batch < 1 or self.seq < 0 or self.tensor < 1:
             raise InputError(f"batch and tensor must be 1 or more and seq 0 or more; got {self}")
         if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
@@ -143,8 +185,8 @@ class Network(ABC):
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements that one layer passes to the next, or a stage sends."""
 
-    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
-        """Return the all-reduces of tensor parallelism; none if `run.tensor` is 1."""
+    def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
+        """Return the collectives of tensor parallelism; none if `run.tensor` is 1."""
         return ()
 
     def boundary_bytes(self, run: NetworkRun) -> int:

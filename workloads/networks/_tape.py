@@ -156,11 +156,17 @@ class Tape:
         self.add(part, operator.from_dimensions({**sizes, "prologue": prologue, "stats": stats, "eps": eps}))
         self.add(part, operator.from_dimensions({**sizes, "direction": "backward"}), "backward")
 
+    def fused_rmsnorm(
+        self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS
+    ) -> None:
+        """Add an RMS normalisation in one kernel; `residual` fuses a residual sum ahead of it."""
+        self._normalised(RmsNorm, part, shape, residual, eps)
+
     def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add an RMS normalisation: one kernel if fused, else the chain of the model code."""
         rows, cols = shape
         if self.run.fused:
-            self._normalised(RmsNorm, part, shape, residual, eps)
+            self.fused_rmsnorm(part, shape, residual, eps)
             return
         wide = Tape(replace(self.run, dtype="f32"))  # the model code computes in f32
         wide.elementwise(part, shape, "square(x)")

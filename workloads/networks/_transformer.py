@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import AllReduce, Network, NetworkRun, Operation, merged
+from tunebench.workloads.networks._megatron import megatron_collectives
+from tunebench.workloads.networks._network import Network, NetworkRun, Operation, TensorCollective, merged
 from tunebench.workloads.networks._tape import Prologue, Tape, Weight
 from tunebench.workloads.operators.attention import Attention
 
@@ -290,26 +291,32 @@ class Transformer(Network):
         return total
 
     def boundary_elements(self, run: NetworkRun) -> int:
-        """Return the number of elements in the hidden states of all tokens."""
-        return run.batch * run.seq * self.architecture.hidden
+        """Return the number of elements in the hidden states of all tokens.
 
-    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
-        """Return the all-reduces after each layer's divided products, the embedding and the head.
+        In Megatron-LM, each of the devices that share a layer sends its part to one device of the next stage.
+        """
+        elements = run.batch * run.seq * self.architecture.hidden
+        return share(elements, run.tensor) if run.stack == "megatron" else elements
+
+    def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
+        """Return the collectives of each layer, of the embedding and of the head.
 
         Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
         """
         if run.tensor == 1:
             return ()
         first, last = self.stage(run)
-        nbytes = self.boundary_bytes(run)
+        nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
         layers = sum(map(self._divided_products, range(first, last)))
-        found = [AllReduce(nbytes=nbytes, count=layers, part="layers")]
+        if run.stack == "megatron":
+            return megatron_collectives(run, nbytes, layers, first == 0, last == self.layers)
+        found = [TensorCollective(nbytes=nbytes, count=layers, part="layers")]
         if first == 0:
-            found.append(AllReduce(nbytes=nbytes, count=1, part="embedding"))
+            found.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
         if run.trains:
-            found.append(AllReduce(nbytes=nbytes, count=layers, part="layers", phase="backward"))
+            found.append(TensorCollective(nbytes=nbytes, count=layers, part="layers", phase="backward"))
         if run.trains and last == self.layers:
-            found.append(AllReduce(nbytes=nbytes, count=1, part="head", phase="backward"))
+            found.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
         return tuple(found)
 
     def _output(self) -> int:

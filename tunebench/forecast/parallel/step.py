@@ -37,15 +37,19 @@ from tunebench.forecast.network import NetworkPrediction, predict_network
 from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
-from tunebench.forecast.parallel.pipeline.generators import gpipe, one_f_one_b
+from tunebench.forecast.parallel.pipeline.generators import gpipe, interleaved_1f1b, one_f_one_b
+from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import Phase
+from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
+
+_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 
 End = Literal["low", "expected", "high"]
 
@@ -93,6 +97,9 @@ class Parallelism:
         pipeline: Stages that share the layers.
         microbatches: Parts of each copy's batch that go through the stages one after the other.
         schedule: Order of the passes of a stage.
+        chunks: Stages of each device with the schedule ``interleaved-1f1b``.
+        tensor_overlap: Whether sums of tensor parallelism may run during products of the backward pass, where
+            the network's stack allows it.
         stage_layers: Number of layers of each stage; None for an even division. If it is uneven, the first
             stages have one more, because the last stage also has the head.
         overlap: Whether gradients are all-reduced during the backward pass.
@@ -102,20 +109,26 @@ class Parallelism:
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    chunks: int = 1
+    tensor_overlap: bool = True
     stage_layers: tuple[int, ...] | None = None
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.data, self.tensor, self.pipeline, self.microbatches) < 1:
-            raise InputError(f"data, tensor, pipeline and microbatches must be at least 1, got {self}")
-        if self.schedule not in ("gpipe", "1f1b"):
-            raise InputError(f"schedule must be gpipe or 1f1b, got {self.schedule}")
+        if min(self.data, self.tensor, self.pipeline, self.microbatches, self.chunks) < 1:
+            raise InputError(
+                f"data, tensor, pipeline, microbatches and chunks must be at least 1, got {self}"
+            )
+        if self.schedule not in _SCHEDULES:
+            raise InputError(f"schedule must be one of {', '.join(_SCHEDULES)}, got {self.schedule}")
+        if self.chunks > 1 and self.schedule != "interleaved-1f1b":
+            raise InputError(f"chunks={self.chunks} needs the schedule interleaved-1f1b, got {self.schedule}")
         if self.stage_layers is not None and (
-            len(self.stage_layers) != self.pipeline or min(self.stage_layers) < 1
+            len(self.stage_layers) != self.pipeline * self.chunks or min(self.stage_layers) < 1
         ):
             raise InputError(
-                f"stage_layers must have {self.pipeline} entries of at least one layer, got "
+                f"stage_layers must have {self.pipeline * self.chunks} entries of at least one layer, got "
                 f"{self.stage_layers}"
             )
 
@@ -133,12 +146,11 @@ class Parallelism:
         Raises:
             InputError: if there are fewer layers than stages, or `stage_layers` does not add up to `layers`.
         """
-        if layers < self.pipeline or (self.stage_layers and sum(self.stage_layers) != layers):
-            raise InputError(
-                f"{layers} layers cannot be divided into {self.stage_layers or self.pipeline} stages"
-            )
-        each, more = divmod(layers, self.pipeline)
-        counts = self.stage_layers or [each + (stage < more) for stage in range(self.pipeline)]
+        stages = self.pipeline * self.chunks
+        if layers < stages or (self.stage_layers and sum(self.stage_layers) != layers):
+            raise InputError(f"{layers} layers cannot be divided into {self.stage_layers or stages} stages")
+        each, more = divmod(layers, stages)
+        counts = self.stage_layers or [each + (stage < more) for stage in range(stages)]
         ends = list(itertools.accumulate(counts, initial=0))
         return tuple(itertools.pairwise(ends))
 
@@ -241,7 +253,7 @@ class StepPrediction:
         """Time in which kernels run."""
         times = self.parallelism.microbatches
         total = sum(((s.forward + s.backward) * times + s.optimizer for s in self.stages), TimeRange())
-        return total * (1 / len(self.stages))
+        return total * (1 / self.parallelism.pipeline)
 
     @property
     def communication(self) -> TimeRange:
@@ -250,7 +262,7 @@ class StepPrediction:
         total = sum(
             ((s.sums_forward + s.sums_backward) * times + s.gradients for s in self.stages), TimeRange()
         )
-        return total * (1 / len(self.stages)) + self.sends
+        return total * (1 / self.parallelism.pipeline) + self.sends
 
     @property
     def bubble(self) -> TimeRange:
@@ -305,18 +317,23 @@ def predict_step(
 
 def _step_us(stages: tuple[PipelineStage, ...], parallelism: Parallelism, run: NetworkRun, end: End) -> float:
     """Return when the last stage has ended its optimizer step."""
-    schedule = (
-        one_f_one_b(len(stages), parallelism.microbatches)
-        if parallelism.schedule == "1f1b" and run.trains
-        else gpipe(len(stages), parallelism.microbatches, trains=run.trains)
-    )
+    schedule = _schedule(parallelism, run)
     simulation = simulate_pipeline(
         schedule, PipelineCosts(stages=tuple(_costs(stage, end) for stage in stages))
     )
-    return max(
-        float(ends_us[-1]) + (stage.gradients + stage.optimizer).at(end)
-        for ends_us, stage in zip(simulation.ends_us, stages, strict=True)
-    )
+    ends_us = [float(each[-1]) for each in simulation.ends_us]
+    for rank, stage in zip(schedule.placement, stages, strict=True):
+        ends_us[rank] += (stage.gradients + stage.optimizer).at(end)
+    return max(ends_us)
+
+
+def _schedule(parallelism: Parallelism, run: NetworkRun) -> PipelineSchedule:
+    ranks, microbatches = parallelism.pipeline, parallelism.microbatches
+    if parallelism.chunks > 1:
+        return interleaved_1f1b(ranks, microbatches, parallelism.chunks)
+    if parallelism.schedule == "gpipe" or not run.trains:
+        return gpipe(ranks, microbatches, trains=run.trains)
+    return one_f_one_b(ranks, microbatches)
 
 
 def _costs(stage: PipelineStage, end: End) -> StageCosts:
@@ -332,8 +349,11 @@ def _costs(stage: PipelineStage, end: End) -> StageCosts:
 
 def _in_flight(parallelism: Parallelism, stage: int) -> int:
     """Return the most micro-batches whose activations a stage stores at once during training."""
-    count = parallelism.microbatches
-    return count if parallelism.schedule == "gpipe" else min(count, parallelism.pipeline - stage)
+    count, ranks = parallelism.microbatches, parallelism.pipeline
+    if parallelism.schedule == "gpipe":
+        return count
+    chunk, rank = divmod(stage, ranks)
+    return min(count, ranks - rank if parallelism.chunks == 1 else 2 * ranks - rank - ranks * bool(chunk))
 
 
 # ------------------------------------------------------------------------------------- one stage
@@ -357,17 +377,18 @@ def _stages(
         )
         kernels = predict_network(network, device, part)
         backward = _phase(kernels, "backward")
-        last = index == parallelism.pipeline - 1
+        last = layers[1] == network.layers
         send_bytes = 0 if last else network.boundary_bytes(part)
-        link = cluster.link_between(index * width, (index + 1) * width, width=width)
+        rank = index % parallelism.pipeline
+        link = cluster.link_between(rank * width, (rank + 1) % parallelism.pipeline * width, width=width)
         yield PipelineStage(
             layers=layers,
             kernels=kernels,
             forward=_phase(kernels, "forward"),
             backward=backward,
             optimizer=_phase(kernels, "optimizer"),
-            sums_forward=_sums(network, part, sharing, "forward"),
-            sums_backward=_sums(network, part, sharing, "backward"),
+            sums_forward=_sums(network, part, sharing, kernels, "forward", parallelism),
+            sums_backward=_sums(network, part, sharing, kernels, "backward", parallelism),
             gradients=_gradients(network, part, layers, backward, copies, parallelism),
             send=TimeRange() if last else TimeRange.of_communication(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
@@ -386,12 +407,36 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
     return TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
 
 
-def _sums(network: Network, run: NetworkRun, group: ProcessGroup, phase: Phase) -> TimeRange:
-    """Return the time of the all-reduces of tensor parallelism in one phase."""
-    all_reduces = [each for each in network.all_reduces(run) if each.phase == phase]
-    return TimeRange.of_communication(
-        sum(each.count * float(collective_us("all-reduce", each.nbytes, group)) for each in all_reduces)
-    )
+def _sums(
+    network: Network,
+    run: NetworkRun,
+    group: ProcessGroup,
+    kernels: NetworkPrediction,
+    phase: Phase,
+    parallelism: Parallelism,
+) -> TimeRange:
+    """Return the time for which a device waits for collectives of tensor parallelism in one phase."""
+    collectives = [each for each in network.collectives(run) if each.phase == phase]
+    exposed = TimeRange()
+    for each in collectives:
+        takes = TimeRange.of_communication(float(collective_us(each.collective, each.nbytes, group)))
+        hidden = _product_us(kernels, *each.behind) if each.behind and parallelism.tensor_overlap else 0.0
+        exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * each.count  # type: ignore[misc]
+    return exposed
+
+
+def _product_us(kernels: NetworkPrediction, part: str, gradient: str) -> float:
+    """Return the time of one product in the backward pass of a part of the network."""
+    found = [
+        each
+        for each in kernels.operations
+        if each.operation.part == part
+        and each.operation.phase == "backward"
+        and isinstance(each.operation.workload, Gemm)
+        and (each.operation.workload.trans == "tn") == (gradient == "weights")
+    ]
+    count = sum(each.operation.count for each in found)
+    return sum(each.time_us for each in found) / count if count else 0.0
 
 
 # ------------------------------------------------------------------------------------- gradients

@@ -1,0 +1,189 @@
+"""Kernels of a transformer layer in Megatron-LM, where each device has a part of every layer.
+
+The layer is that of GPT-2 or Llama. Bias and gelu, bias and dropout and residual sum, and scale and mask and
+softmax are one kernel each; tensors are stored (sequence, batch, width), so that heads are views. With
+sequence parallelism, devices divide the tokens of all kernels that tensor parallelism does not divide.
+
+Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al., "Reducing
+activation recomputation in large transformer models", 2022, sections 3 to 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunebench.dtype import itemsize
+from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._network import NetworkRun, Operation, TensorCollective
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.attention import Attention
+
+__all__ = ["add_megatron_layer", "megatron_collectives", "tokens_outside"]
+
+
+def tokens_outside(run: NetworkRun) -> int:
+    """Return the tokens of one device in kernels that tensor parallelism does not divide."""
+    tokens = run.batch * run.seq
+    return -(-tokens // run.tensor) if run.sequence_parallel else tokens
+
+
+def add_megatron_layer(
+    tape: Tape, architecture: Architecture, *, gated: bool, rms: bool, biased: bool
+) -> None:
+    """Add a layer: attention and feed-forward part, each after a normalisation and before a residual sum.
+
+    Args:
+        tape: Tape that receives the kernels.
+        architecture: Sizes of the network.
+        gated: Whether the feed-forward part multiplies two products (SwiGLU).
+        rms: Whether normalisations have no shift.
+        biased: Whether linear layers add a bias.
+    """
+    layer = Tape(tape.run)
+    core = Tape(tape.run)
+    _add_attention(layer, core, architecture, rms=rms, biased=biased)
+    _add_feed_forward(layer, architecture, gated=gated, rms=rms, biased=biased)
+    tape.extend(layer.operations)
+    again = {"none": [], "selective": core.operations, "full": layer.operations}[tape.run.recompute]
+    tape.extend(_recomputed(again))
+
+
+def _recomputed(operations: list[Operation]) -> list[Operation]:
+    """Return the forward kernels as part of the backward pass."""
+    return [
+        replace(each, phase="backward", part="recomputation")
+        for each in operations
+        if each.phase == "forward"
+    ]
+
+
+def _add_attention(layer: Tape, core: Tape, of: Architecture, *, rms: bool, biased: bool) -> None:
+    run, tokens = layer.run, layer.run.batch * layer.run.seq
+    inner, keys = of.inner // run.tensor, of.inner_k // run.tensor
+    _norm(layer, of, rms)
+    layer.linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
+    if rms:  # rotary positions
+        layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
+    layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
+    _add_core(core, of)
+    layer.extend(core.operations)
+    layer.linear("attention output", tokens, of.hidden, inner, bias=False)
+    _residual(layer, of, biased)
+
+
+def _add_core(core: Tape, of: Architecture) -> None:
+    """Add scores, softmax and values, or one kernel of flash attention."""
+    run = core.run
+    heads, heads_k = of.heads // run.tensor, of.heads_k // run.tensor
+    if run.flash:
+        sizes = {"batch": run.batch, "heads": heads, "heads_k": heads_k, "seq_q": run.seq, "seq_k": run.seq}
+        work = {**sizes, "head_dim": of.head_dim, "causal": True, "dtype": run.dtype}
+        core.attention("attention", Attention.from_dimensions(work))
+        return
+    pairs = (run.batch * heads * run.seq, run.seq)
+    core.product("attention scores", run.batch * heads, run.seq, run.seq, of.head_dim, "nt")
+    core.softmax("attention softmax", pairs, "scale")
+    _dropout(core, "attention softmax", pairs, of.attention_dropout)
+    core.product("attention values", run.batch * heads, run.seq, of.head_dim, run.seq, "nn")
+    core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim))  # heads behind tokens
+    core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim), "backward")
+
+
+def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, biased: bool) -> None:
+    run, tokens = layer.run, layer.run.batch * layer.run.seq
+    width = of.ffn // run.tensor
+    _norm(layer, of, rms)
+    layer.linear("mlp up", tokens, width * (2 if gated else 1), of.hidden, bias=False)
+    if gated:
+        layer.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+    else:
+        layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
+        if biased:
+            layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
+    layer.linear("mlp down", tokens, of.hidden, width, bias=False)
+    _residual(layer, of, biased)
+
+
+def _norm(tape: Tape, of: Architecture, rms: bool) -> None:
+    """Add a normalisation, always in one kernel."""
+    shape = (tokens_outside(tape.run), of.hidden)
+    (tape.fused_rmsnorm if rms else tape.layernorm)("norm", shape, eps=of.eps)
+    tape.elementwise("norm", shape, "x+y", "backward")  # gradients of the two branches
+
+
+def _residual(tape: Tape, of: Architecture, biased: bool) -> None:
+    """Add bias, dropout and residual sum in one kernel, which also stores the mask of dropout."""
+    rows, size = tokens_outside(tape.run), itemsize(tape.run.dtype)
+    elements = rows * of.hidden
+    mask = elements if of.dropout and tape.run.trains else 0
+    tape.moved("residual", 3 * elements * size + mask)
+    if mask:
+        tape.moved("residual", 2 * elements * size + mask, "backward")
+    if biased:
+        tape.summed("residual", elements, "backward")
+
+
+def _dropout(tape: Tape, part: str, shape: tuple[int, int], probability: float) -> None:
+    """Add dropout as a separate kernel with a mask of one byte per element."""
+    if tape.run.trains and probability:
+        nbytes = shape[0] * shape[1] * (2 * itemsize(tape.run.dtype) + 1)
+        tape.moved(part, nbytes)
+        tape.moved(part, nbytes, "backward")
+
+
+def megatron_collectives(
+    run: NetworkRun, nbytes: int, products: int, has_embedding: bool, has_head: bool
+) -> tuple[TensorCollective, ...]:
+    """Return the collectives of tensor parallelism of a stage.
+
+    The gradient of a divided product's input is summed while the gradient of its weights is computed. With
+    sequence parallelism, an all-reduce is a reduce-scatter and an all-gather, and the backward pass gathers
+    the input of each product again.
+
+    Args:
+        run: How the network runs.
+        nbytes: Bytes of the hidden states of all tokens.
+        products: Number of divided products whose results are summed in a forward pass: two per layer.
+        has_embedding: Whether the stage has the embedding.
+        has_head: Whether the stage has the head.
+    """
+    forward = _forward_collectives(run, nbytes, products + has_embedding)
+    if not has_embedding and not run.sequence_parallel:  # each device received its part from the stage before
+        forward.append(TensorCollective(nbytes=nbytes, count=1, part="stage", collective="all-gather"))
+    if not run.trains:
+        return tuple(forward)
+    backward = list(_recomputed_collectives(run, nbytes, products))
+    each = products // 2
+    for part, count in (("attention qkv", each), ("mlp up", each), ("head", int(has_head))):
+        if count:
+            backward += _backward_collectives(run, nbytes, part, count)
+    return (*forward, *backward)
+
+
+def _forward_collectives(run: NetworkRun, nbytes: int, count: int) -> list[TensorCollective]:
+    if not run.sequence_parallel:
+        return [TensorCollective(nbytes=nbytes, count=count, part="layers")]
+    return [
+        TensorCollective(nbytes=nbytes, count=count, part="layers", collective="all-gather"),
+        TensorCollective(nbytes=nbytes, count=count, part="layers", collective="reduce-scatter"),
+    ]
+
+
+def _recomputed_collectives(run: NetworkRun, nbytes: int, products: int) -> list[TensorCollective]:
+    if run.recompute != "full":
+        return []
+    again = _forward_collectives(run, nbytes, products)
+    return [replace(each, phase="backward", part="recomputation") for each in again]
+
+
+def _backward_collectives(run: NetworkRun, nbytes: int, part: str, count: int) -> list[TensorCollective]:
+    found = TensorCollective(
+        nbytes=nbytes, count=count, part=part, phase="backward", behind=(part, "weights")
+    )
+    if not run.sequence_parallel:
+        return [found]
+    return [
+        replace(found, collective="reduce-scatter"),
+        replace(found, collective="all-gather", behind=(part, "input")),
+        replace(found, collective="all-gather", behind=None),  # gradient of the output, for both products
+    ]
