@@ -15,6 +15,7 @@ from tunebench.workloads.networks import Network, NetworkRun, Operation
 
 __all__ = [
     "HOST_US",
+    "MEGATRON_HOST_US",
     "NetworkPrediction",
     "OperationTime",
     "PartTime",
@@ -40,6 +41,15 @@ An elementwise operator that is launched and timed alone takes 14 to 29 us more 
 of the kernel and two timing events; 10 us are assumed to be the host's share. No measured network is small
 enough to be limited by the host, so this is an assumption about small batches. Source: operator latencies of
 sitar-lab/NeuSight.
+"""
+
+MEGATRON_HOST_US = 53.0
+"""Host time per kernel launch of Megatron-LM, in microseconds: layers are Python modules that also check,
+recompute and communicate.
+
+Fitted to the steps of one model (hidden 1024, 24 layers) of `vtrain_single.csv`, which kernels take less than 0.6
+of: 51 to 54 us in the median of each kind of parallelism. The other four models, not used, show 50 to 56 us.
+Another host differs. Source: VIA-Research/vTrain; `python -m benchmarks.predict_training`.
 """
 
 ERROR_CORRELATION = 0.5
@@ -180,7 +190,7 @@ def predict_network(
     device: Device,
     run: NetworkRun,
     *,
-    host_us_per_launch: float = HOST_US,
+    host_us_per_launch: float | None = None,
     model: ForecastModel | None = None,
 ) -> NetworkPrediction:
     """Predict one forward pass or one training step of a network on one device.
@@ -191,7 +201,8 @@ def predict_network(
         network: The network.
         device: The device; it does not have to be present.
         run: Batch, sequence length, mode, dtype and so on.
-        host_us_per_launch: Host time per kernel launch in microseconds; 0 for a captured CUDA graph.
+        host_us_per_launch: Host time per kernel launch in microseconds; 0 for a captured CUDA graph, None for
+            that of the run's stack.
         model: Model of the library kernels; None for the bundled one.
 
     Raises:
@@ -199,6 +210,8 @@ def predict_network(
     """
     times = predict_operations(network.operations(run), device, model=model)
     busy = sum(each.time_us for each in times)
+    if host_us_per_launch is None:
+        host_us_per_launch = MEGATRON_HOST_US if run.stack == "megatron" else HOST_US
     host = host_us_per_launch * sum(each.operation.count for each in times)
     bound = sum(each.bound_us for each in times)
     less, more = interval_widths(times)
