@@ -262,7 +262,8 @@ def test_a_transformer_on_sixteen_devices() -> None:
     assert (
         got.compute.us < step(run, network=small).time.us / 2
     )  # launch overhead is not divided by data and tensor parallelism
-    assert all(stage.optimizer.us > 0 and stage.sums_backward.us > 0 for stage in got.stages)
+    assert all(stage.optimizer.us > 0 for stage in got.stages)
+    assert all(stage.sums_backward.us == 0 for stage in got.stages)  # the device waits for the host meanwhile
 
 
 # --------------------------------------------------------------------------------------- measured

@@ -11,7 +11,7 @@ from tunebench.forecast.library import predict_all
 from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
-from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
 
 __all__ = [
     "HOST_US",
@@ -47,10 +47,13 @@ MEGATRON_HOST_US = 53.0
 """Host time per kernel launch of Megatron-LM, in microseconds: layers are Python modules that also check,
 recompute and communicate.
 
-Fitted to the steps of one model (hidden 1024, 24 layers) of `vtrain_single.csv`, which kernels take less than 0.6
-of: 51 to 54 us in the median of each kind of parallelism. The other four models, not used, show 50 to 56 us.
-Another host differs. Source: VIA-Research/vTrain; `python -m benchmarks.predict_training`.
+Fitted to the steps of one model (hidden 1024, 24 layers) of `vtrain_single.csv` whose kernels take less than
+0.6 of the time: 51 to 54 us in the median of each kind of parallelism. The other four models, not used, show
+50 to 56 us. Another host differs. Source: VIA-Research/vTrain; `python -m benchmarks.predict_training`.
 """
+
+HOST_ERROR = 0.13
+"""Half-width of the 90 % interval of the host time, as a share: 90 % quantile of errors of these steps."""
 
 ERROR_CORRELATION = 0.5
 """Correlation between the errors of two operations.
@@ -156,6 +159,15 @@ class NetworkPrediction:
         """Time of all operations on the device, in microseconds."""
         return sum(each.time_us for each in self.operations)
 
+    def phase_us(self, phase: Phase) -> float:
+        """Return the time of the operations of one phase on the device, in microseconds."""
+        return sum(each.time_us for each in self.operations if each.operation.phase == phase)
+
+    def phase_host_us(self, phase: Phase) -> float:
+        """Return the host time to launch the kernels of one phase, in microseconds."""
+        launches = sum(each.operation.count for each in self.operations if each.operation.phase == phase)
+        return self.host_us * launches / self.launches
+
     @property
     def waits_for_host(self) -> bool:
         """Whether the host needs longer to launch the kernels than the device to run them."""
@@ -216,6 +228,8 @@ def predict_network(
     bound = sum(each.bound_us for each in times)
     less, more = interval_widths(times)
     time = max(busy, host, bound)
+    if host > busy:
+        less, more = math.hypot(less, HOST_ERROR * host), math.hypot(more, HOST_ERROR * host)
     return NetworkPrediction(
         network=network.name,
         device=device,

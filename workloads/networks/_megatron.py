@@ -4,8 +4,8 @@ The layer is that of GPT-2 or Llama. Bias and gelu, bias and dropout and residua
 softmax are one kernel each; tensors are stored (sequence, batch, width), so that heads are views. With
 sequence parallelism, devices divide the tokens of all kernels that tensor parallelism does not divide.
 
-Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al., "Reducing
-activation recomputation in large transformer models", 2022, sections 3 to 5.
+Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al.,
+"Reducing activation recomputation in large transformer models", 2022, sections 3 to 5.
 """
 
 from __future__ import annotations

@@ -202,6 +202,9 @@ class Tape:
         """Add cross entropy: log-softmax and the choice of classes, or one kernel if fused."""
         if not self.run.trains:
             return
+        if self.run.stack == "megatron":
+            self._loss_in_parts(part, tokens, vocabulary)
+            return
         if self.run.fused:
             work = CrossEntropy(rows=tokens, cols=vocabulary, dtype=self.run.dtype)
             self.add(part, work)
@@ -211,6 +214,23 @@ class Tape:
         self.add(part, log_softmax)
         self.moved(part, tokens * vocabulary * itemsize(self.run.dtype), "backward")  # mostly zeros
         self.add(part, log_softmax.changed(direction="backward"), "backward")
+
+    def _loss_in_parts(self, part: str, tokens: int, vocabulary: int) -> None:
+        """Add Megatron-LM's cross entropy over a divided vocabulary, in f32, one kernel per step.
+
+        Source: NVIDIA/Megatron-LM, `megatron/core/tensor_parallel/cross_entropy.py`.
+        """
+        wide = Tape(replace(self.run, dtype="f32"))
+        shape = (tokens, vocabulary)
+        wide.summed(part, tokens * vocabulary)  # largest logit
+        for step in ("x-row", "exp(x)"):
+            wide.elementwise(part, shape, step)
+        wide.summed(part, tokens * vocabulary)
+        wide.elementwise(part, shape, "x/row")
+        wide.elementwise(part, shape, "x*row", "backward")
+        self.cast(part, shape, up=True)
+        self.extend(wide.operations)
+        self.cast(part, shape, up=False, phase="backward")
 
     # -- products -------------------------------------------------------------------------------
 

@@ -51,6 +51,8 @@ BUCKET_BYTES = 25 * 2**20
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 
+_PASSES: tuple[Phase, ...] = ("forward", "backward")
+
 End = Literal["low", "expected", "high"]
 
 
@@ -398,13 +400,18 @@ def _stages(
 
 
 def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
-    """Return the share of one phase in the kernel time.
+    """Return the time of one phase: that of its kernels, or that of launching them if it is longer.
 
-    Where launching takes longer than running the kernels, and in the interval, all phases are scaled alike.
+    The passes of a micro-batch are one queue of kernels, the optimizer another. The interval is scaled alike.
     """
-    of_phase = sum(each.time_us for each in kernels.operations if each.operation.phase == phase)
-    share = of_phase / kernels.device_us if of_phase else 0.0
-    return TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
+    queue: tuple[Phase, ...] = ("optimizer",) if phase == "optimizer" else _PASSES
+    device_us = {each: kernels.phase_us(each) for each in queue}
+    if not device_us[phase]:
+        return TimeRange()
+    total_us = sum(device_us.values())
+    queue_us = max(total_us, sum(map(kernels.phase_host_us, queue)))
+    time = TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us)
+    return time * (queue_us * device_us[phase] / total_us / kernels.time_us)
 
 
 def _sums(
@@ -422,7 +429,14 @@ def _sums(
         takes = TimeRange.of_communication(float(collective_us(each.collective, each.nbytes, group)))
         hidden = _product_us(kernels, *each.behind) if each.behind and parallelism.tensor_overlap else 0.0
         exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * each.count  # type: ignore[misc]
-    return exposed
+    slack_us = _host_slack_us(kernels, phase)
+    return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
+
+
+def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
+    """Return the time in which the device waits for the host in one pass, and so hides collectives."""
+    device_us, host_us = sum(map(kernels.phase_us, _PASSES)), sum(map(kernels.phase_host_us, _PASSES))
+    return max(0.0, host_us - device_us) * kernels.phase_us(phase) / device_us if device_us else 0.0
 
 
 def _product_us(kernels: NetworkPrediction, part: str, gradient: str) -> float:
