@@ -225,7 +225,7 @@ class PredictedStages:
         group = self.cluster.group(self.tensor)
         return sum(
             each.count * float(collective_us("all-reduce", each.nbytes, group))
-            for each in self.network.all_reduces(run)
+            for each in self.network.collectives(run)
             if each.phase == phase
         )
 
