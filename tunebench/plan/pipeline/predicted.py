@@ -23,7 +23,7 @@ from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, St
 from tunebench.forecast.parallel.step import Parallelism
 from tunebench.plan.pipeline.activation import ActivationMemory, Recompute, architecture_of
 from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
-from tunebench.workloads.networks._network import DType, Optimizer
+from tunebench.workloads.networks._network import DType, Optimizer, Stack
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["STATE_BYTES", "PredictedStages"]
@@ -217,7 +217,8 @@ class PredictedStages:
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return the operations of a run: attention as one kernel or not, whatever the others are."""
         others = [each for each in self.network.operations(run) if each.part not in _ATTENTION]
-        attended = self.network.operations(replace(run, fused=self.flash_attention))
+        stack: Stack = "compiled" if self.flash_attention else "eager"
+        attended = self.network.operations(replace(run, stack=stack))
         return (*others, *(each for each in attended if each.part in _ATTENTION))
 
     def _sums_us(self, run: NetworkRun, phase: Phase) -> float:
