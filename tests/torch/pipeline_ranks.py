@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -34,11 +35,13 @@ from tunebench.forecast.parallel.pipeline import (
     interleaved_1f1b,
     one_f_one_b,
     schedule_of,
+    simulate_pipeline,
     v_placement,
     write_schedule,
 )
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.transfers import with_transfers
+from tunebench.torch.pipelining.measurement import measure_pipeline
 from tunebench.torch.pipelining.pipeline import pipeline
 
 RANKS = 4
@@ -182,6 +185,35 @@ def by_torch(_: str, rank: int) -> dict[str, Any]:
     return {"equal": [all(torch.equal(one.grad, other.grad) for one, other in pairs)]}
 
 
+class Tracker(MemTracker):
+    """MemTracker without its records of modules, which allow no second call before the backward pass."""
+
+    def _pre_fw_hook(self, *_: Any) -> None: ...
+    def _post_fw_hook(self, *_: Any) -> None: ...
+    def _pre_bw_hook(self, *_: Any) -> None: ...
+    def _post_bw_hook(self, *_: Any) -> None: ...
+
+
+def memory(_: str, rank: int) -> dict[str, Any]:
+    """Return measured and simulated peaks with and without evictions, and the measured costs."""
+    parts, (words, targets) = parts_of_gpt(RANKS), batch_of(8)
+    given = {"target": targets if rank == RANKS - 1 else None, "return_outputs": False}
+    inputs = [words] * (rank == 0)
+    costs, measured, simulated = None, [], []
+    for schedule in (one_f_one_b(RANKS, 8), balanced()):
+        run = pipeline(parts[rank], schedule, loss_fn=loss_of, costs=costs, timeout_s=30)
+        costs = costs or measure_pipeline(run, *inputs, target=given["target"], repeats=2)
+        run.step(*inputs, **given)
+        tracker = Tracker()
+        tracker.track_external(parts[rank])
+        with tracker:
+            run.step(*inputs, **given)
+        measured.append(sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()))
+        simulated.append(simulate_pipeline(run.schedule, costs).peak_bytes[rank])
+    forward_us = [stage.forward_us for stage in costs.stages]
+    return {"measured": measured, "simulated": simulated, "forward_us": forward_us}
+
+
 class Failing(nn.Module):
     """Ends the process, or raises, in a later call."""
 
@@ -220,6 +252,7 @@ def failure(how: str, rank: int) -> dict[str, Any]:
 CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
     **dict.fromkeys(SCHEDULES, gradients),
     "torch": by_torch,
+    "memory": memory,
     "killed": failure,
     "raises": failure,
     "stopped": failure,

@@ -42,12 +42,19 @@ FAILURES = ("killed", "raises", "stopped")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Return what each rank wrote for each case; nothing if it was killed."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.torch.pipeline_ranks", str(folder), ",".join(EQUAL), *FAILURES]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.torch.pipeline_ranks",
+        str(folder),
+        ",".join([*EQUAL, "memory"]),
+        *FAILURES,
+    ]
     paths = os.pathsep.join([str(Path.cwd()), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     found: Results = {}
-    for case in (*EQUAL, *FAILURES):
+    for case in (*EQUAL, "memory", *FAILURES):
         each = [folder / f"{case}.{rank}" for rank in range(RANKS)]
         assert each[0].exists(), done.stderr
         found[case] = [json.loads(path.read_text()) if path.exists() else None for path in each]
@@ -63,6 +70,14 @@ def test_balanced_schedule_evicts_on_the_first_rank(results: Results) -> None:
     evictions = [result["evictions"] for result in results["balanced"]]
     assert evictions[0] > 0
     assert evictions[-1] == 0
+
+
+def test_memory_is_that_of_the_simulation_with_measured_costs(results: Results) -> None:
+    for result in results["memory"]:
+        assert result["measured"] == pytest.approx(result["simulated"], rel=0.1)
+        assert min(result["forward_us"]) > 0
+    plain, evicting = zip(*(result["measured"] for result in results["memory"]), strict=True)
+    assert max(evicting) < 0.9 * max(plain)
 
 
 def test_rank_that_is_killed_ends_all_ranks_with_its_number(results: Results) -> None:

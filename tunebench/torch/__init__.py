@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tunebench.torch.fitting.profile import profile_step
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
+    from tunebench.torch.pipelining.measurement import measure_pipeline
     from tunebench.torch.pipelining.pipeline import pipeline
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
@@ -73,6 +74,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "matmul",
+    "measure_pipeline",
     "patch",
     "patched_calls",
     "pipeline",
@@ -98,6 +100,7 @@ _LAZY = {
     "compile": "compiler.backend",
     "fit": "fitting.fit",
     "fitted_steps": "fitting.fitter",
+    "measure_pipeline": "pipelining.measurement",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
     "pipeline": "pipelining.pipeline",

@@ -5,4 +5,5 @@
 - `stage`: forward and backward passes of one stage, with only the memory that a schedule accounts for
 - `saved_activations`: tensors that autograd saves, which can be evicted to another rank and loaded back
 - `transfer`: sends and receives between ranks, and the failure of ranks
+- `measurement`: costs of stages and links, measured in the processes that run them
 """

@@ -45,7 +45,9 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
 
     Attributes:
         schedule: The schedule.
-        observer: Called with each action of a step; the action runs within the context that it returns.
+        timeout_s: Longest wait for another rank, in seconds.
+        observer: Called with each action of a step when what it needs has arrived; the action runs within the
+            context that it returns.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self.schedule = schedule
         self.observer: Callable[[PipelineAction], AbstractContextManager[Any]] | None = None
         self._has_backward = schedule.trains
+        self.timeout_s = timeout_s
         self._own: dict[int, Stage] = {stage.stage_index: stage for stage in stages}
-        self._transport = Transport(stages[0].group, timeout_s)
+        self._transport = Transport(stages[0].group, timeout_s, stages[0].device)
         self._report = FailureReport(stages[0].group)
         self._ended: str | None = None
         self._sizes: dict[int, tuple[int, ...]] = {}
@@ -136,18 +139,19 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         for action in self.schedule.actions[self.rank]:
             if not self._has_backward and action.kind not in _FORWARD_ONLY:
                 continue
-            observed = self.observer(action) if self.observer is not None else nullcontext()
-            with self._failing(str(action)), record_function(f"PP:{action}"), observed:
-                if action.kind is K.FORWARD:
-                    self._forward(
-                        action,
-                        args[action.microbatch],
-                        keywords[action.microbatch],
-                        None if target_mbs is None else target_mbs[action.microbatch],
-                        (return_outputs, loss_kwargs, kept),
-                    )
-                else:
-                    _EXECUTE[action.kind](self, action)
+            with self._failing(str(action)), record_function(f"PP:{action}"):
+                self._take_arrived(action)
+                with self.observer(action) if self.observer is not None else nullcontext():
+                    if action.kind is K.FORWARD:
+                        self._forward(
+                            action,
+                            args[action.microbatch],
+                            keywords[action.microbatch],
+                            None if target_mbs is None else target_mbs[action.microbatch],
+                            (return_outputs, loss_kwargs, kept),
+                        )
+                    else:
+                        _EXECUTE[action.kind](self, action)
         with self._failing("the end of the step"):
             self._transport.require_sent()
         if self._has_backward and not self._reduces:
@@ -185,10 +189,21 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
 
     # --------------------------------------------------------------------------------------- passes
 
+    def _take_arrived(self, action: PipelineAction) -> None:
+        """Wait for what a pass needs from other ranks."""
+        if action.kind.computes:
+            stage, microbatch = self._own[action.stage], action.microbatch
+            self._wait(action._replace(kind=K.LOAD), lambda got: stage.saved[microbatch].replace(got))
+        if action.kind is K.FORWARD:
+            self._wait(action._replace(kind=K.RECEIVE_FORWARD), lambda got: stage.set_input(microbatch, got))
+        elif action.kind in (K.BACKWARD, K.INPUT_GRADIENT):
+            self._wait(
+                action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got)
+            )
+
     def _forward(self, action: PipelineAction, args: Any, kwargs: Any, target: Any, how: Any) -> None:
         stage, microbatch = self._own[action.stage], action.microbatch
         return_outputs, loss_kwargs, kept = how
-        self._wait(action._replace(kind=K.RECEIVE_FORWARD), lambda got: stage.set_input(microbatch, got))
         evicts = self._has_backward and action._replace(kind=K.EVICT) in self._evictions
         with stage.recording(microbatch, kept) if evicts else nullcontext():
             output = stage.forward_one_chunk(microbatch, args, kwargs, save_forward_output=return_outputs)
@@ -201,7 +216,6 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
     def _backward(self, action: PipelineAction) -> None:
         stage, microbatch = self._own[action.stage], action.microbatch
         full = action.kind is K.BACKWARD
-        self._wait(action._replace(kind=K.LOAD), lambda got: stage.saved[microbatch].replace(got))
         self._wait(action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got))
         stage.backward_one_chunk(
             microbatch,
@@ -217,7 +231,6 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
 
     def _weight_gradient(self, action: PipelineAction) -> None:
         stage, microbatch = self._own[action.stage], action.microbatch
-        self._wait(action._replace(kind=K.LOAD), lambda got: stage.saved[microbatch].replace(got))
         stage.backward_weight_one_chunk(microbatch, last_backward=self._is_last_backward(action))
         stage.saved.pop(microbatch, None)
 
@@ -293,7 +306,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._wait(action._replace(kind=copies), lambda sent: None)
 
     def _buffers(self, stage: int) -> list[Tensor]:
-        device = self._stages[0].device
+        device = self._transport.device
         return [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes[stage]]
 
     def _send(self, tensors: list[Tensor], action: PipelineAction, peer: int) -> None:

@@ -68,10 +68,11 @@ class Transport:
     Args:
         group: The process group.
         timeout_s: Longest wait for a message, in seconds.
+        device: Device of the messages.
     """
 
-    def __init__(self, group: Any, timeout_s: float) -> None:
-        self.group = group
+    def __init__(self, group: Any, timeout_s: float, device: torch.device) -> None:
+        self.group, self.device = group, device
         self.timeout = timedelta(seconds=timeout_s)
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
