@@ -495,3 +495,99 @@ def test_invalid_list_is_reported(tmp_path: Path, text: str, message: str) -> No
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         network(str(path))
+
+
+# --------------------------------------------------------------------------------------- Megatron-LM
+
+LAYER = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 96}
+
+
+def megatron(**changes: Any) -> NetworkRun:
+    return NetworkRun(batch=2, seq=32, mode="train", dtype="f16", stack="megatron", **changes)
+
+
+def flops_of(run: NetworkRun, phase: str) -> int:
+    operations = from_config("small", LAYER).operations(run)
+    return sum(
+        each.count * each.workload.flops()
+        for each in operations
+        if each.phase == phase and each.workload.category == "dot product"
+    )
+
+
+def test_megatron_products_are_those_of_the_formula() -> None:
+    """Forward: 24 b s h^2 (1 + s / 6h) per layer and 2 b s h V for the head; backward: twice."""
+    b, s, h, vocabulary = 2, 32, 64, 96
+    forward = 2 * 24 * b * s * h**2 * (1 + s / (6 * h)) + 2 * b * s * h * vocabulary
+    assert flops_of(megatron(), "forward") == forward
+    assert flops_of(megatron(), "backward") == 2 * forward
+    core = 2 * 4 * b * s**2 * h
+    assert flops_of(megatron(recompute="selective"), "backward") == 2 * forward + core
+    layers = forward - 2 * b * s * h * vocabulary
+    assert flops_of(megatron(recompute="full"), "backward") == 2 * forward + layers
+
+
+def test_tensor_and_sequence_parallelism_divide_kernels() -> None:
+    whole, divided = megatron(), megatron(tensor=2)
+    assert flops_of(divided, "forward") * 2 == flops_of(whole, "forward")
+
+    def rows(run: NetworkRun, part: str) -> set[int]:
+        operations = from_config("small", LAYER).operations(dataclasses.replace(run, layers=(0, 1)))
+        return {each.workload.rows for each in operations if each.part == part}
+
+    assert rows(divided, "norm") == {64}
+    assert rows(megatron(tensor=2, sequence_parallel=True), "norm") == {32}
+
+
+def test_megatron_collectives() -> None:
+    small, nbytes = from_config("small", LAYER), 2 * 32 * 64 * 2
+
+    def found(run: NetworkRun) -> Counter[tuple[str, str, bool]]:
+        counts: Counter[tuple[str, str, bool]] = Counter()
+        for each in small.collectives(run):
+            assert each.nbytes == nbytes
+            counts[each.collective, each.phase, each.behind is not None] += each.count
+        return counts
+
+    assert found(megatron()) == {}
+    assert found(megatron(tensor=2)) == {
+        ("all-reduce", "forward", False): 5,
+        ("all-reduce", "backward", True): 5,
+    }
+    assert found(megatron(tensor=2, recompute="full"))["all-reduce", "backward", False] == 4
+    parallel = found(megatron(tensor=2, sequence_parallel=True))
+    assert parallel["reduce-scatter", "forward", False] == parallel["all-gather", "forward", False] == 5
+    assert parallel["reduce-scatter", "backward", True] == parallel["all-gather", "backward", True] == 5
+    assert parallel["all-gather", "backward", False] == 5
+    later = found(megatron(tensor=2, layers=(1, 2)))
+    assert later["all-gather", "forward", False] == 1
+
+
+def test_flash_attention_is_one_kernel() -> None:
+    parts = {each.part for each in from_config("small", LAYER).operations(megatron(flash=True))}
+    assert "attention" in parts
+    assert not parts & {"attention scores", "attention softmax", "attention values"}
+
+
+def test_gated_layers_run_by_megatron() -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    llama = from_config("small", {"model_type": "llama", "vocab_size": 96, "num_key_value_heads": 2, **sizes})
+    operations = llama.operations(megatron(tensor=2, flash=True))
+    widths = [each.workload.n for each in operations if each.part == "mlp up" and each.phase == "forward"]
+    assert widths == [128]
+    assert all("layernorm" not in str(each.workload) for each in operations)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"recompute": "full"}, {"sequence_parallel": True}, {"flash": True}, {"stack": "jax"}]
+)
+def test_options_of_megatron_need_its_stack(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="stack"):
+        NetworkRun(seq=32, mode="train", **changes)
+
+
+def test_fused_is_an_alias_of_the_compiled_stack() -> None:
+    run = NetworkRun(seq=32, fused=True)
+    assert run == NetworkRun(seq=32, stack="compiled")
+    assert run.compiled
+    assert not dataclasses.replace(run, stack="eager").compiled

@@ -47,9 +47,30 @@ class ModelRequest:
     ] = None
     dtype: ModelType = None
     fused: Annotated[
+        bool, typer.Option("--fused", hidden=True, callback=renamed_flag("--stack compiled"))
+    ] = False
+    stack: Annotated[
+        str,
+        typer.Option(
+            help="Model: software that runs it, one of eager (PyTorch), compiled (operations fused, as "
+            "by torch.compile) and megatron (kernels of Megatron-LM)."
+        ),
+    ] = "eager"
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="Training step with --stack megatron: what the backward pass computes again, one of none, "
+            "selective (the core of attention) and full (whole layers)."
+        ),
+    ] = "none"
+    flash_attention: Annotated[
+        bool, typer.Option("--flash-attention", help="With --stack megatron: attention is one kernel.")
+    ] = False
+    sequence_parallel: Annotated[
         bool,
         typer.Option(
-            "--fused", help="Model: fuse elementwise operations as a compiler such as torch.compile does."
+            "--sequence-parallel",
+            help="Tensor parallelism with --stack megatron: divide the tokens of all other kernels too.",
         ),
     ] = False
     optimizer: Annotated[
@@ -75,7 +96,12 @@ class ModelRequest:
         int,
         typer.Option("--microbatches", min=1, help="Pipeline parallelism: number of micro-batches per step."),
     ] = 1
-    schedule: Annotated[str, typer.Option(help="Pipeline parallelism: schedule, 1f1b or gpipe.")] = "1f1b"
+    schedule: Annotated[
+        str, typer.Option(help="Pipeline parallelism: schedule, one of 1f1b, gpipe and interleaved-1f1b.")
+    ] = "1f1b"
+    chunks: Annotated[
+        int, typer.Option(min=1, help="Pipeline parallelism, interleaved-1f1b: stages of each device.")
+    ] = 1
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")] = 1
     link: Annotated[
         str | None,
@@ -127,6 +153,7 @@ class ModelRequest:
             pipeline=self.pipeline,
             microbatches=self.microbatches,
             schedule=self.schedule,  # type: ignore[arg-type]
+            chunks=self.chunks,
         )
 
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
@@ -160,7 +187,10 @@ class ModelRequest:
             seq=self.seq,
             mode=mode,  # type: ignore[arg-type]
             dtype=dtype,  # type: ignore[arg-type]
-            fused=self.fused,
+            stack="compiled" if self.fused else self.stack,  # type: ignore[arg-type]
+            recompute=self.recompute,  # type: ignore[arg-type]
+            flash=self.flash_attention,
+            sequence_parallel=self.sequence_parallel,
             optimizer=optimizer,  # type: ignore[arg-type]
         )
         if self.devices == 1:

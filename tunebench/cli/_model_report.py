@@ -26,7 +26,8 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
         "model": found.network,
         "device": found.device.key,
         "devices": model.devices,
-        **_fields(run, "mode", "batch", "seq", "dtype", "fused", "optimizer"),
+        **_fields(run, "mode", "batch", "seq", "dtype", "stack", "recompute", "optimizer"),
+        "fused": run.compiled,
         **_fields(found, "time_us", "low_us", "high_us"),
         f"{model.unit}_per_s": model.items / found.time_us * 1e6,
         "least_bytes": model.min_memory_bytes(found),
@@ -103,9 +104,9 @@ def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction,
     run = found.run
     what = f"{run.batch} x {run.seq} tokens" if run.seq else f"a batch of {run.batch}"
     step = "a training step" if run.trains else "a forward pass"
-    fused = ", fused" if run.fused else ""
+    stack = "" if run.stack == "eager" else f", {run.stack}"
     on = f"{model.devices} x {found.device.name}" if model.devices > 1 else found.device.name
-    to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{fused}", soft_wrap=True)
+    to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{stack}", soft_wrap=True)
     low, high = duration(found.low_us), duration(found.high_us)
     to.print(f"  time        {duration(found.time_us)} (90 % interval {low} to {high})")
     to.print(f"  throughput  {model.items / found.time_us * 1e6:,.0f} {model.unit} per second")

@@ -162,7 +162,7 @@ class Opt(_Decoder):
         self._norm(tape)
         for each in qkv:
             each.on(tape, tokens)
-        if not run.fused:
+        if not run.compiled:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
         # The mask is a tensor that each head reads again: for long sequences it fits in no cache.
         self._attend(tape, output, ("x+y", "max(x,row)"), MASKED_MAXIMUM)
@@ -263,7 +263,7 @@ class Llama(_Decoder):
     def _rotated(self, tape: Tape, width: int) -> None:
         """Add the rotary embedding: halves swapped and negated, two products, their sum."""
         shape = (tape.run.batch * tape.run.seq, width)
-        steps = ("x*row",) if tape.run.fused else ("x*0.5", "x", "x*row", "x*row", "x+y")
+        steps = ("x*row",) if tape.run.compiled else ("x*0.5", "x", "x*row", "x*row", "x+y")
         for step in steps:
             tape.pointwise("attention rotation", shape, step, (step,))
 
@@ -282,7 +282,7 @@ class Llama(_Decoder):
         self._norm(tape)
         gate.on(tape, tokens)
         up.on(tape, tokens)
-        if run.fused:
+        if run.compiled:
             tape.pointwise("mlp activation", self._inner(run), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
         else:
             tape.activation("mlp activation", self._inner(run), of.activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Literal, get_args
 
 from tunebench.dtype import itemsize
@@ -93,7 +93,7 @@ class NetworkRun:
         stack: Software that runs the network: `"eager"` PyTorch; `"compiled"` by a compiler such as
             `torch.compile`, with elementwise operations fused and attention in one kernel where there is one
             (f16, bf16); `"megatron"`, with the fused kernels of Megatron-LM.
-        fused: Alias of ``stack="compiled"``; after construction, whether the stack is that.
+        fused: Deprecated alias of ``stack="compiled"``.
         tensor: Degree of tensor parallelism: heads and inner widths are divided; operations are those of one
             device.
         layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
@@ -111,7 +111,7 @@ class NetworkRun:
     seq: int = 0
     mode: Mode = "infer"
     dtype: DType = "f32"
-    fused: bool = False
+    fused: InitVar[bool] = False
     tensor: int = 1
     layers: tuple[int, int] | None = None
     optimizer: Optimizer = "none"
@@ -121,10 +121,9 @@ class NetworkRun:
     sequence_parallel: bool = False
     flash: bool = False
 
-    def __post_init__(self) -> None:
-        if self.fused and self.stack == "eager":
+    def __post_init__(self, fused: bool) -> None:
+        if fused:
             object.__setattr__(self, "stack", "compiled")
-        object.__setattr__(self, "fused", self.stack == "compiled")
         if self.stack not in get_args(Stack) or self.recompute not in get_args(Recompute):
             raise InputError(
                 f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
@@ -140,6 +139,11 @@ class NetworkRun:
             raise InputError(f"layers must be from one up to a later one, got {self.layers}")
         if self.mode == "infer" and self.optimizer != "none":
             raise InputError(f"optimizer={self.optimizer} needs mode=train")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler has fused elementwise operations."""
+        return self.stack == "compiled"
 
     @property
     def trains(self) -> bool:

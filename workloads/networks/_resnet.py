@@ -158,9 +158,9 @@ class ResNet(Network):
             _add_convolution(tape, stage, each)
         last = block.convolutions[-1]
         shape = (tape.run.batch * last.k, last.out**2)
-        expression = "relu(x+y)" if tape.run.fused else "x+y"
+        expression = "relu(x+y)" if tape.run.compiled else "x+y"
         tape.pointwise(stage, shape, expression, ("x+y",))  # backward: sum of the gradients of both paths
-        if not tape.run.fused:
+        if not tape.run.compiled:
             tape.activation(stage, shape, "relu")
 
     def _add_head(self, tape: Tape) -> None:
@@ -187,7 +187,7 @@ def _add_convolution(tape: Tape, part: str, layer: Convolution, *, input_gradien
         tape.summed(part, shape[0] * shape[1])
         for _ in range(2):
             tape.summed(part, shape[0] * shape[1], "backward")
-    if run.fused and layer.relu:
+    if run.compiled and layer.relu:
         tape.pointwise(part, shape, "relu(x*row+row)", ("dy*relu(x)",))
         return
     tape.pointwise(part, shape, "x*row+row", ("dy*x",))

@@ -121,7 +121,7 @@ class Tape:
 
     def dropout(self, part: str, shape: tuple[int, int], probability: float) -> None:
         """Add dropout: nothing in inference, and no separate kernel if a compiler fuses it."""
-        if not self.run.trains or not probability or self.run.fused:
+        if not self.run.trains or not probability or self.run.compiled:
             return
         nbytes = shape[0] * shape[1] * (2 * itemsize(self.run.dtype) + 1)  # one byte of mask per element
         self.moved(part, nbytes)
@@ -129,7 +129,7 @@ class Tape:
 
     def activation(self, part: str, shape: tuple[int, int], name: str) -> None:
         """Add an activation: one kernel, except unfused `gelu_new` of GPT-2, which is a formula."""
-        if name == "gelu_new" and not self.run.fused:
+        if name == "gelu_new" and not self.run.compiled:
             for step in ("x*0.5", "x*square(x)", "x*0.044715", "x+y", "x*0.797885", "tanh(x)", "x+1", "x*y"):
                 self.elementwise(part, shape, step)
             # Gradients of the product, the halving, tanh, two factors and the power (three kernels), and sums
@@ -165,7 +165,7 @@ class Tape:
     def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add an RMS normalisation: one kernel if fused, else the chain of the model code."""
         rows, cols = shape
-        if self.run.fused:
+        if self.run.compiled:
             self.fused_rmsnorm(part, shape, residual, eps)
             return
         wide = Tape(replace(self.run, dtype="f32"))  # the model code computes in f32
@@ -205,7 +205,7 @@ class Tape:
         if self.run.stack == "megatron":
             self._loss_in_parts(part, tokens, vocabulary)
             return
-        if self.run.fused:
+        if self.run.compiled:
             work = CrossEntropy(rows=tokens, cols=vocabulary, dtype=self.run.dtype)
             self.add(part, work)
             self.add(part, work.changed(direction="backward"), "backward")
@@ -291,7 +291,7 @@ class Tape:
     def updated(self, parameters: int) -> None:
         """Add the optimizer's update of all parameters, as kernels over many tensors at a time."""
         rows = max(1, round(parameters / ROW))
-        for expression in _UPDATES[self.run.optimizer][self.run.fused]:
+        for expression in _UPDATES[self.run.optimizer][self.run.compiled]:
             self.elementwise("optimizer", (rows, ROW), expression, "optimizer")
 
 

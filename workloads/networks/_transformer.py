@@ -104,7 +104,7 @@ class Heads:
 
     def on(self, tape: Tape) -> None:
         """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
-        if tape.run.fused and (self.matched or tape.run.dtype != "f32") and not self.biased:
+        if tape.run.compiled and (self.matched or tape.run.dtype != "f32") and not self.biased:
             names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal")
             sizes = {name: getattr(self, name) for name in names}
             tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))
@@ -148,11 +148,11 @@ class Heads:
         )
 
     def _weights(self, tape: Tape) -> None:
-        if not tape.run.fused:
+        if not tape.run.compiled:
             self._before(tape)
-        prologue: Prologue = ("mask" if self.biased else "scale") if tape.run.fused else "none"
+        prologue: Prologue = ("mask" if self.biased else "scale") if tape.run.compiled else "none"
         tape.softmax("attention softmax", self._pairs, prologue)
-        if self.wide and not tape.run.fused:
+        if self.wide and not tape.run.compiled:
             tape.cast("attention softmax", self._pairs, up=False)
             tape.cast("attention softmax", self._pairs, up=True, phase="backward")
         tape.dropout("attention softmax", self._pairs, self.dropout)
@@ -252,13 +252,13 @@ class Transformer(Network):
     def _norm(self, tape: Tape) -> None:
         """Add a normalisation, into which a compiler fuses the residual sum ahead of it."""
         add = tape.rmsnorm if self.rms else tape.layernorm
-        add("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
+        add("norm", self._shape(tape.run), residual=tape.run.compiled, eps=self.architecture.eps)
 
     def _added(self, tape: Tape) -> None:
         """Add dropout and the residual sum, which a compiler fuses into the next normalisation."""
         shape = self._shape(tape.run)
         tape.dropout("residual", shape, self.architecture.dropout)
-        if not tape.run.fused:
+        if not tape.run.compiled:
             tape.residual("residual", shape)
 
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:

@@ -5,15 +5,15 @@ Three kinds of parallelism and all their combinations (`Parallelism`):
 - data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets
   during the backward pass of the last micro-batch, as in PyTorch's DistributedDataParallel;
 - tensor: each device has a part of every layer (heads, inner widths, vocabulary). The devices wait for two
-  all-reduces per layer forward and two backward (Megatron-LM);
+  all-reduces per layer forward and two backward (Megatron-LM), unless these hide behind products or behind
+  the host;
 - pipeline: each device has some of the layers and sends activations on
   (`tunebench.forecast.parallel.pipeline`).
 
 Neighbouring ranks share tensors, then data, then stages: the group that communicates most is closest, in the
 order of Megatron-LM.
 
-Not modelled: collectives that take SMs and bandwidth from concurrent kernels; overlap of the backward
-all-reduce of tensor parallelism with the weight gradient; sharded optimizers; interleaved stages.
+Not modelled: collectives that take SMs and bandwidth from concurrent kernels; sharded optimizers.
 
 Sources: Li et al., "PyTorch distributed: experiences on accelerating data parallel training", 2020; Shoeybi
 et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
