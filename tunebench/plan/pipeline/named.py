@@ -7,10 +7,17 @@ from types import MappingProxyType
 
 from tunebench.forecast.parallel.pipeline import (
     PipelineSchedule,
+    dualpipe_v,
     gpipe,
     interleaved_1f1b,
+    interleaved_zero_bubble,
     looped_bfs,
     one_f_one_b,
+    v_half,
+    v_min,
+    zb_h1,
+    zb_h2,
+    zbv,
 )
 
 __all__ = ["named_schedules"]
@@ -21,6 +28,13 @@ _SCHEDULES: Mapping[str, Callable[[int, int], PipelineSchedule]] = MappingProxyT
         "1f1b": one_f_one_b,
         "interleaved-1f1b": interleaved_1f1b,
         "looped-bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "interleaved-zb": interleaved_zero_bubble,
+        "zbv": zbv,
+        "v-half": v_half,
+        "v-min": v_min,
+        "dualpipe-v": dualpipe_v,
     }
 )
 

@@ -37,6 +37,16 @@ from tunebench.forecast.parallel.pipeline.simulation import (
     Transfer,
     simulate_pipeline,
 )
+from tunebench.forecast.parallel.pipeline.zero_bubble import (
+    dualpipe_v,
+    interleaved_zero_bubble,
+    v_half,
+    v_min,
+    v_schedule,
+    zb_h1,
+    zb_h2,
+    zbv,
+)
 
 __all__ = [
     "ActionKind",
@@ -50,8 +60,10 @@ __all__ = [
     "StageCosts",
     "Transfer",
     "bubble",
+    "dualpipe_v",
     "gpipe",
     "interleaved_1f1b",
+    "interleaved_zero_bubble",
     "link_transfer",
     "looped_bfs",
     "looped_placement",
@@ -59,6 +71,12 @@ __all__ = [
     "read_schedule",
     "schedule_of",
     "simulate_pipeline",
+    "v_half",
+    "v_min",
     "v_placement",
+    "v_schedule",
     "write_schedule",
+    "zb_h1",
+    "zb_h2",
+    "zbv",
 ]

@@ -15,7 +15,15 @@ from tunebench.errors import InputError
 from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule, looped_placement
 
-__all__ = ["bubble", "gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b"]
+__all__ = [
+    "alternating_order",
+    "bubble",
+    "gpipe",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "microbatch_groups",
+    "one_f_one_b",
+]
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -51,19 +59,11 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
 
     Rank x has at most ``ranks - x`` micro-batches in flight.
     """
-    _check(ranks, microbatches)
     return PipelineSchedule(
         name="1f1b",
         microbatches=microbatches,
         placement=looped_placement(ranks),
-        actions=tuple(
-            _alternating(
-                [PipelineAction(rank, F, each) for each in range(microbatches)],
-                [PipelineAction(rank, B, each) for each in range(microbatches)],
-                ahead=ranks - rank,
-            )
-            for rank in range(ranks)
-        ),
+        actions=alternating_order(ranks, microbatches),
     )
 
 
@@ -77,26 +77,45 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
         microbatches: Number of micro-batches.
         chunks: Stages of each rank.
     """
-    _check(ranks, microbatches, chunks)
     if chunks == 1:
         return one_f_one_b(ranks, microbatches)
-    count = max(1, microbatches // ranks)
-    groups = [microbatches // count + (index < microbatches % count) for index in range(count)]
-    forward = _in_groups(groups, range(chunks))
-    backward = _in_groups(groups, range(chunks - 1, -1, -1))
     return PipelineSchedule(
         name="interleaved-1f1b",
         microbatches=microbatches,
         placement=looped_placement(ranks, chunks),
-        actions=tuple(
-            _alternating(
-                [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
-                [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
-                ahead=(chunks - 1) * groups[0] + 2 * (ranks - rank) - 1,
-            )
-            for rank in range(ranks)
-        ),
+        actions=alternating_order(ranks, microbatches, chunks, per_hop=2),
     )
+
+
+def alternating_order(
+    ranks: int, microbatches: int, chunks: int = 1, *, per_hop: int = 1
+) -> tuple[tuple[PipelineAction, ...], ...]:
+    """Return the actions of each rank if forward and backward passes alternate after a warm-up.
+
+    Args:
+        ranks: Number of ranks.
+        microbatches: Number of micro-batches.
+        chunks: Stages of each rank, which go around the ranks.
+        per_hop: Forward passes of the warm-up that a rank has more than the next rank.
+    """
+    _check(ranks, microbatches, chunks)
+    groups = microbatch_groups(ranks, microbatches)
+    forward = _in_groups(groups, range(chunks))
+    backward = _in_groups(groups, range(chunks - 1, -1, -1))
+    return tuple(
+        _alternating(
+            [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
+            [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
+            ahead=(chunks - 1) * groups[0] + per_hop * (ranks - 1 - rank) + 1,
+        )
+        for rank in range(ranks)
+    )
+
+
+def microbatch_groups(ranks: int, microbatches: int) -> list[int]:
+    """Return the sizes of groups of micro-batches: at least `ranks` each, if there are as many."""
+    count = max(1, microbatches // ranks)
+    return [microbatches // count + (index < microbatches % count) for index in range(count)]
 
 
 def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
