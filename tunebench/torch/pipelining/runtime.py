@@ -23,7 +23,7 @@ from tunebench.errors import InputError, RankFailed, TunebenchError, describe_er
 from tunebench.forecast.parallel.pipeline import ActionKind, PipelineAction, PipelineSchedule
 from tunebench.torch.pipelining.saved_activations import storages_of
 from tunebench.torch.pipelining.stage import Stage
-from tunebench.torch.pipelining.transfer import FailureReport, PendingTransfer, Transport, lost
+from tunebench.torch.pipelining.transfer import ConnectionLost, FailureReport, PendingTransfer, Transport
 
 __all__ = ["PipelineRun"]
 
@@ -320,13 +320,8 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
     def _wait(self, issued: PipelineAction, take: Callable[[list[Tensor]], None]) -> None:
         """Wait for a transfer of this rank, if it was issued, and pass on its messages."""
         transfer = self._pending.pop(issued, None)
-        if transfer is None:
-            return
-        try:
-            received = transfer.wait(self._transport.timeout)
-        except RuntimeError as error:
-            raise lost(transfer, error, self._transport.timeout) from error
-        take(received)
+        if transfer is not None:
+            take(transfer.wait(self._transport.timeout))
 
     def _tag(self, sent: PipelineAction) -> int:
         """Return the tag of the first message of a transfer."""
@@ -344,13 +339,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         try:
             yield
         except Exception as error:
-            waits = isinstance(error, RankFailed) or (isinstance(error, RuntimeError) and _is_gloo(error))
             own = f"rank {self.rank} failed at {where}: {_reason(error)}"
-            self._ended = self._report.first(own)
+            is_cause = not isinstance(error, ConnectionLost) and not _is_of_torch(error)
+            self._report.state(own, is_cause=is_cause)
             self._transport.break_connections()
-            if waits and self._ended != own:
-                raise RankFailed(f"{self._ended} (rank {self.rank} was at {where})") from error
-            raise RankFailed(own) from error
+            self._ended = own if is_cause else self._report.first() or own
+            at = "" if self._ended == own else f" (rank {self.rank} was at {where})"
+            raise RankFailed(self._ended + at) from error
 
     @property
     def _evictions(self) -> frozenset[PipelineAction]:
@@ -409,11 +404,13 @@ def _reason(error: BaseException) -> str:
     """Return the message of an error, or of the one that caused it."""
     if isinstance(error, TunebenchError):
         return str(error)
+    if isinstance(error, Exception) and _is_of_torch(error):
+        return "a connection is lost: the process of another rank ended or failed"
     while error.__cause__ is not None:
         error = error.__cause__
     return describe_error(error)
 
 
-def _is_gloo(error: RuntimeError) -> bool:
-    """Return whether a library of transfers raised an error."""
-    return "gloo" in str(error) or "pair closure" in str(error) or isinstance(error, dist.DistError)
+def _is_of_torch(error: Exception) -> bool:
+    """Return whether a collective operation of torch lost a connection."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

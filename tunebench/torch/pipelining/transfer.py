@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,10 +21,14 @@ from torch import Tensor
 
 from tunebench.errors import RankFailed
 
-__all__ = ["FailureReport", "PendingTransfer", "Transport"]
+__all__ = ["ConnectionLost", "FailureReport", "PendingTransfer", "Transport"]
 
 _BREAKING_TAG = 0x7FFFFFFF
 """Tag that no message has."""
+
+
+class ConnectionLost(RankFailed):
+    """Another rank closed its connection to this rank, because it ended or failed."""
 
 
 class PendingTransfer:
@@ -44,11 +49,13 @@ class PendingTransfer:
         """Return the messages when all have arrived.
 
         Raises:
-            RuntimeError: if the connection is lost, or the time is over.
+            RankFailed: if the connection is lost, or the time is over.
         """
-        for work in self.works:
-            if not work.wait(timeout):
-                raise RuntimeError("the transfer was aborted")
+        try:
+            for work in self.works:
+                work.wait(timeout)
+        except RuntimeError as error:
+            raise _lost(self.peer, error, timeout) from error
         tensors, self.works, self.tensors = self.tensors, [], []
         return tensors
 
@@ -56,7 +63,7 @@ class PendingTransfer:
         """Wait, release the messages, and keep an error."""
         try:
             self.wait(timeout)
-        except RuntimeError as error:
+        except RankFailed as error:
             self.error = error
             self.works, self.tensors = [], []
         self.ended.set()
@@ -86,20 +93,33 @@ class Transport:
             weakref.finalize(self, self._queue.put, None)
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> PendingTransfer:
-        """Start to send tensors to another rank."""
-        flat = [_flat(tensor) for tensor in tensors]
-        works = [
-            dist.isend(tensor, group=self.group, group_dst=peer, tag=tag + index)
-            for index, tensor in enumerate(flat)
-        ]
+        """Start to send tensors to another rank.
+
+        Raises:
+            RankFailed: if the connection is lost.
+        """
+        try:
+            works = [
+                dist.isend(_flat(tensor), group=self.group, group_dst=peer, tag=tag + index)
+                for index, tensor in enumerate(tensors)
+            ]
+        except RuntimeError as error:
+            raise _lost(peer, error, self.timeout) from error
         return PendingTransfer(works, tensors, peer)
 
     def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> PendingTransfer:
-        """Start to receive into tensors from another rank."""
-        works = [
-            dist.irecv(_flat(tensor), group=self.group, group_src=peer, tag=tag + index)
-            for index, tensor in enumerate(tensors)
-        ]
+        """Start to receive into tensors from another rank.
+
+        Raises:
+            RankFailed: if the connection is lost.
+        """
+        try:
+            works = [
+                dist.irecv(_flat(tensor), group=self.group, group_src=peer, tag=tag + index)
+                for index, tensor in enumerate(tensors)
+            ]
+        except RuntimeError as error:
+            raise _lost(peer, error, self.timeout) from error
         return PendingTransfer(works, tensors, peer)
 
     def release_when_sent(self, transfer: PendingTransfer) -> None:
@@ -113,13 +133,13 @@ class Transport:
         """Wait until all these transfers have ended.
 
         Raises:
-            RuntimeError: if a connection is lost, or the time is over.
+            RankFailed: if a connection is lost, or the time is over.
         """
         for transfer in self._sent:
             if not self._waits_in_thread:
                 transfer.complete(self.timeout)
             elif not transfer.ended.wait(self.timeout.total_seconds()):
-                raise RuntimeError(f"rank {transfer.peer} does not receive")
+                raise _late(transfer.peer, self.timeout)
             if transfer.error is not None:
                 raise transfer.error
         self._sent = []
@@ -163,23 +183,41 @@ class FailureReport:
 
     def __init__(self, group: Any) -> None:
         self._store = dist.distributed_c10d._get_process_group_store(group)
-        self._key = "tunebench/pipeline/failure"
 
-    def first(self, reason: str) -> str:
-        """State the reason of a failure; return that of the first failure.
+    def state(self, reason: str, *, is_cause: bool) -> None:
+        """State the reason of a failure, unless another one was stated.
 
         Args:
             reason: What happened to this rank.
+            is_cause: Whether this rank failed by itself; otherwise it lost the connection to another rank.
         """
+        with contextlib.suppress(RuntimeError, dist.DistError):  # the process with the store may have ended
+            self._store.compare_set(_CAUSE if is_cause else _CONSEQUENCE, "", reason)
+
+    def first(self) -> str | None:
+        """Return the cause of the failure, else the first lost connection; none if the store is lost."""
         try:
-            return str(self._store.compare_set(self._key, "", reason).decode())
-        except (RuntimeError, dist.DistError):
-            return reason  # the process with the store has ended
+            until = time.monotonic() + GRACE_S
+            while not self._store.check([_CAUSE]) and time.monotonic() < until:
+                time.sleep(GRACE_S / 20)
+            known = next(key for key in (_CAUSE, _CONSEQUENCE) if self._store.check([key]))
+            return str(self._store.get(known).decode())
+        except (RuntimeError, dist.DistError, StopIteration):
+            return None
 
 
-def lost(transfer: PendingTransfer, error: Exception, timeout: timedelta) -> RankFailed:
-    """Return the error of a wait for another rank."""
-    text = str(error)
-    if "imed out" in text or "does not receive" in text:
-        return RankFailed(f"rank {transfer.peer} did not answer within {timeout.total_seconds():g} s")
-    return RankFailed(f"the connection to rank {transfer.peer} is lost: its process ended or failed")
+GRACE_S = 0.5
+"""How long a rank that lost a connection waits for another rank to state why, in seconds."""
+
+_CAUSE, _CONSEQUENCE = "tunebench/pipeline/cause", "tunebench/pipeline/consequence"
+
+
+def _lost(peer: int, error: RuntimeError, timeout: timedelta) -> RankFailed:
+    """Return the error of a transfer with another rank."""
+    if "timed out" in str(error).lower():
+        return _late(peer, timeout)
+    return ConnectionLost(f"the connection to rank {peer} is lost: its process ended or failed")
+
+
+def _late(peer: int, timeout: timedelta) -> RankFailed:
+    return RankFailed(f"rank {peer} did not answer within {timeout.total_seconds():g} s")
