@@ -33,7 +33,7 @@ class PipelineReport:
         microbatches: Micro-batches of a step.
         memory_bytes: Memory of each device; None if it is not known.
         comparison: The schedules.
-        estimates: Estimates of larger micro-batches in 1F1B, by what is changed about attention.
+        estimates: Estimates of micro-batches in 1F1B, by what is changed about attention.
         written: Files that were written.
     """
 

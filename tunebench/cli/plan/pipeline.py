@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pipeline"]
 
-SIZES = 4
-"""Most micro-batch sizes to estimate: each is twice the one before."""
+POWERS = range(-2, 3)
+"""Sizes of micro-batches to estimate: the given one times these powers of two."""
 
 
 @grouped_options("links", LinkChoice)
@@ -124,7 +124,7 @@ def _compared(
     balance: bool,
     show: Callable[[str], None],
 ) -> PipelineReport:
-    """Return the comparison of schedules, and the estimates of larger micro-batches of a model."""
+    """Return the comparison of schedules, and the estimates of micro-batches of a model."""
     from tunebench.plan.pipeline import compare_schedules
 
     show("predicting the stages")
@@ -147,13 +147,14 @@ def _compared(
 
 
 def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple[MicrobatchEstimate, ...]]:
-    """Return the estimates of micro-batches of 1, 2, 4, … times the size, as given and with less memory."""
+    """Return the estimates of smaller and larger micro-batches, as given and with less memory."""
     from dataclasses import replace
 
     from tunebench.plan.pipeline import estimate_microbatches
 
     batch = predicted.microbatch * microbatches
-    sizes = tuple(predicted.microbatch << power for power in range(SIZES) if microbatches % (1 << power) == 0)
+    scaled = (predicted.microbatch * 2**power for power in POWERS)
+    sizes = tuple(int(size) for size in scaled if size == int(size) and batch % int(size) == 0)
     if len(sizes) == 1:
         return {}
     variants = {"as given": predicted}
