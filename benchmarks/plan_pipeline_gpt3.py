@@ -12,10 +12,9 @@ Sizes of the models (96B: 80 layers, width 9984, 104 heads; 134B: 88 layers, wid
 sequence of 2048 tokens are those of these papers. Their divisions into stages and their batches, other than
 the example above, could not be verified: the tables have several.
 
-The kernels are those of `tunebench.workloads.networks`, fused, except for attention as in Megatron-LM: one
-kernel scales, masks and normalises scores if the number of sequences times heads on a device is a multiple
-of 4, otherwise PyTorch's separate kernels run in f32 (`FusedScaleMaskSoftmax.is_kernel_available` of
-NVIDIA/Megatron-LM).
+The kernels are those of Megatron-LM (stack megatron of `tunebench.workloads.networks`). Its kernel that
+scales, masks and normalises scores runs if the number of sequences times heads on a device is a multiple of
+4; otherwise PyTorch's separate kernels run in f32 (`FusedScaleMaskSoftmax.is_kernel_available`).
 """
 
 from __future__ import annotations
@@ -32,16 +31,18 @@ from tunebench.forecast.parallel.cluster import Cluster, find_link
 from tunebench.plan.pipeline import (
     ComparedSchedule,
     PredictedStages,
-    Recompute,
     compare_schedules,
     estimate_microbatches,
     microbatch_speedup,
 )
-from tunebench.workloads.networks import Network, NetworkRun, Operation, from_config
+from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._families import Gpt2
+from tunebench.workloads.networks._network import Recompute
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["CASES", "Case", "MegatronStages", "gpt3", "outcomes"]
+__all__ = ["CASES", "Case", "MegatronGpt", "gpt3", "outcomes"]
 
 OUT = Path(__file__).parent / "results" / "plan_pipeline" / "gpt3.md"
 BATCH, SEQ = 128, 2048
@@ -54,48 +55,46 @@ HDR = "25:2.7"
 SIZES = (1, 2, 4, 8)
 
 
-def gpt3(name: str, layers: int, hidden: int, heads: int) -> Network:
-    """Return a GPT-3 of a given size, with 51,200 words as Megatron-LM pads them."""
-    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": SEQ, "vocab_size": 51200}
-    return from_config(name, {"model_type": "gpt2", **sizes})
+class MegatronGpt(Gpt2):
+    """A GPT whose softmax is fused only where Megatron-LM has a kernel for it."""
+
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
+        """Return operations with scale, mask and softmax in one kernel, or separate in f32."""
+        listed = super().operations(run)
+        if run.flash or run.batch * (self.architecture.heads // run.tensor) % 4 == 0:
+            return listed
+        return tuple(kernel for each in listed for kernel in _separate(each))
+
+
+def _separate(each: Operation) -> Iterator[Operation]:
+    """Yield the kernels in place of the fused softmax of attention; other operations are kept."""
+    work = each.workload
+    if not isinstance(work, Softmax) or each.part not in ("attention softmax", "recomputation"):
+        yield each
+        return
+    shape = {"rows": work.rows, "cols": work.cols}
+    kernels = (
+        Elementwise(**shape, dtype=work.dtype, expression="x", out="f32"),
+        Elementwise(**shape, dtype="f32", expression="x*0.5"),
+        Elementwise(**shape, dtype="f32", expression="max(x,row)", vectors="row"),
+        work.changed(dtype="f32", prologue="none"),
+        Elementwise(**shape, dtype="f32", expression="x", out=work.dtype),
+    )
+    for kernel in kernels:
+        yield replace(each, workload=kernel)
+
+
+def gpt3(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Network:
+    """Return a GPT of a given size; 51,200 words are those of Megatron-LM, padded."""
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": SEQ}
+    config = {"model_type": "gpt2", "vocab_size": vocabulary, **sizes}
+    return MegatronGpt(name, Architecture.of(config))
 
 
 MODELS = {
     "96B": gpt3("gpt3-96b", 80, 9984, 104),
     "134B": gpt3("gpt3-134b", 88, 11264, 88),
 }
-
-
-class MegatronStages(PredictedStages):
-    """Stages with the attention kernels of Megatron-LM."""
-
-    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return operations with scale, mask and softmax in one kernel, or separate in f32."""
-        heads = self.memory.architecture.heads // self.tensor
-        fused = run.batch * heads % 4 == 0
-        return tuple(_softmax(super().operations(run), fused=fused))
-
-
-def _softmax(operations: Sequence[Operation], *, fused: bool) -> Iterator[Operation]:
-    """Yield operations with the softmax of Megatron-LM in place of that of GPT-2's code."""
-    for each in operations:
-        work = each.workload
-        if each.part == "attention scores" and isinstance(work, Elementwise):
-            continue  # scale and mask
-        if fused or each.part != "attention softmax" or not isinstance(work, Softmax):
-            yield each
-            continue
-        wide = work.changed(dtype="f32")
-        shape = {"rows": work.rows, "cols": work.cols}
-        kernels = (
-            Elementwise(**shape, dtype=work.dtype, expression="x", out="f32"),
-            Elementwise(**shape, dtype="f32", expression="x*0.5"),
-            Elementwise(**shape, dtype="f32", expression="max(x,row)", vectors="row"),
-            wide,
-            Elementwise(**shape, dtype="f32", expression="x", out=work.dtype),
-        )
-        for kernel in kernels:
-            yield replace(each, workload=kernel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +121,7 @@ class Case:
             devices_per_node=8,
             nodes=-(-ranks * tensor // 8),
         )
-        kind = PredictedStages if self.flash_attention else MegatronStages
-        return kind(
+        return PredictedStages(
             network=network,
             device=on,
             cluster=cluster,
@@ -131,7 +129,7 @@ class Case:
             tensor=tensor,
             microbatch=size,
             seq=SEQ,
-            fused=True,
+            dtype="f16",
             state_bytes=STATE_BYTES,
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,

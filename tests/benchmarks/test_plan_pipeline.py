@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import plan_pipeline_gpt3 as gpt3
 from benchmarks import plan_pipeline_training as training
 from tests.public_data import found
 from tunebench import device
-from tunebench.workloads.networks import NetworkRun
-from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.softmax import Softmax
 
 A100 = device.find("a100-80-sxm")
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(1, "f32"), (2, "f16")])
-def test_softmax_is_fused_if_a_multiple_of_four_matrices_is_on_a_device(size: int, dtype: str) -> None:
-    case = gpt3.CASES[0]
-    stages = case.stages(gpt3.MODELS["96B"], 8, 4, size, A100)
-    run = NetworkRun(
-        batch=size, seq=gpt3.SEQ, mode="train", dtype="f16", fused=True, tensor=4, layers=(10, 20)
-    )
-    operations = stages.operations(run)
-    works = [each.workload for each in operations if each.part == "attention softmax"]
-    assert {work.dtype for work in works if isinstance(work, Softmax)} == {dtype}
-    scores = [each.workload for each in operations if each.part == "attention scores"]
-    assert not any(isinstance(work, Elementwise) for work in scores)
+@pytest.mark.parametrize(("size", "dtype", "number"), [(1, "f32", 5), (2, "f16", 1)])
+def test_softmax_is_fused_if_a_multiple_of_four_matrices_is_on_a_device(
+    size: int, dtype: str, number: int
+) -> None:
+    case = next(case for case in gpt3.CASES if case.recompute == "selective")
+    run = case.stages(gpt3.MODELS["96B"], 8, 4, size, A100).run
+    operations = gpt3.MODELS["96B"].operations(replace(run, tensor=4, layers=(10, 20)))
+    softmax = [each for each in operations if isinstance(each.workload, Softmax)]
+    assert {each.workload.dtype for each in softmax} == {dtype}
+    assert {each.part for each in softmax} == {"attention softmax", "recomputation"}
+    mask = [
+        each.workload for each in operations if each.part == "attention softmax" and each.phase == "forward"
+    ]
+    assert len(mask) == number + 1  # and dropout
 
 
 def test_balanced_memory_pays_for_96b_without_flash_attention_only() -> None:

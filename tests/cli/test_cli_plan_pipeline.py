@@ -27,7 +27,7 @@ KNOWN = (
 
 
 def test_schedules_of_a_model_are_listed_with_the_best_one(run_json: Run, run_text: Run) -> None:
-    asked = (*GPT, "--microbatches", "8", "--fused", "--flash-attention")
+    asked = (*GPT, "--microbatches", "8", "--flash-attention")
     found = run_json(*asked)
     assert (found["model"], found["ranks"], found["microbatches"]) == ("gpt2-large", 4, 8)
     assert found["memory_bytes"] == 80 * 2**30
@@ -125,6 +125,9 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
     [
         ((), "give the stages by one of: --model NAME, --costs FILE, --forward-us"),
         (("--forward-us", "1", "--model", "gpt2"), "give the stages by one of"),
+        (("--forward-us", "1", "--stages", "2", "--tensor", "2"), "need --model NAME"),
+        (("--costs", "absent.toml", "--device", "t4"), "need --model NAME"),
+        (("--costs", "absent.toml", "--static", "1GB"), "need --forward-us"),
         (("--forward-us", "1"), "--forward-us needs --stages N"),
         (("--forward-us", "1", "--weight-gradient-us", "3", "--stages", "2"), "expected at most 2"),
         (("--model", "gpt2"), "--model needs --stages N"),
@@ -139,6 +142,8 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
             ("--model", "llama-2-7b", "--stages", "2", "--device", "t4", "--tensor", "3"),
             "divisor of 8 devices",
         ),
+        (("--model", "gpt2", "--stages", "2", "--device", "t4", "--stack", "jax"), "unknown stack 'jax'"),
+        (("--model", "opt-125m", "--stages", "2", "--device", "t4"), "use the stack eager or compiled"),
         (("--model", "resnet50", "--stages", "2", "--device", "t4"), "expected a transformer"),
         (("--forward-us", "1", "--stages", "2", "--memory", "80%"), "expected bytes such as 40GB"),
         (("--forward-us", "1", "--stages", "2", "--schedule", "1f2b"), "unknown schedule '1f2b'"),

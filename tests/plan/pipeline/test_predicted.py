@@ -32,7 +32,6 @@ def stages(**changed: Any) -> PredictedStages:
         "tensor": 4,
         "microbatch": B,
         "seq": S,
-        "fused": True,
     }
     return PredictedStages(**given | changed)
 
@@ -59,26 +58,30 @@ def test_numbers_of_four_bytes_double_all_but_the_masks() -> None:
 
 
 def test_passes_take_the_time_of_a_predicted_step() -> None:
-    run = NetworkRun(batch=B, seq=S, mode="train", dtype="f16", fused=True, optimizer="adamw")
-    parallelism = Parallelism(pipeline=4, tensor=4)
-    step = predict_step(GPT, A100, run, Cluster.of(A100, devices=16, nodes=2), parallelism)
-    # predict_step accumulates gradients only if there are several micro-batches
-    found = stages(flash_attention=True).costs(range(4))
+    run = NetworkRun(
+        batch=B, seq=S, mode="train", dtype="f16", stack="megatron", optimizer="adamw", accumulate=True
+    )
+    cluster = Cluster.of(A100, devices=16, nodes=2)
+    step = predict_step(GPT, A100, run, cluster, Parallelism(pipeline=4, tensor=4))
+    found = stages().costs(range(4))
     for mine, other in zip(found.stages, step.stages, strict=True):
         assert mine.forward_us == pytest.approx((other.forward + other.sums_forward).us)
-        assert mine.full_backward_us == pytest.approx((other.backward + other.sums_backward).us, rel=0.05)
+        assert mine.full_backward_us == pytest.approx((other.backward + other.sums_backward).us)
         assert mine.send_bytes == other.send_bytes
     inner = found.stages[1]
     assert 0.3 < inner.weight_gradient_us / inner.full_backward_us < 0.5
+    assert stages().optimizer_us(range(4)) == max(stage.optimizer.us for stage in step.stages)
+    shown = stages(tensor_overlap=False).costs(range(4)).stages[1]
+    assert shown.input_gradient_us > inner.input_gradient_us
 
 
 def test_recomputation_takes_time_and_frees_memory() -> None:
     kinds = {kind: stages(recompute=kind).costs(range(4)).stages[1] for kind in ("none", "selective", "full")}
     none, selective, full = kinds.values()
-    assert full.input_gradient_us == pytest.approx(none.input_gradient_us + none.forward_us, rel=1e-3)
+    assert full.input_gradient_us == pytest.approx(none.input_gradient_us + none.forward_us, rel=0.05)
     assert none.input_gradient_us < selective.input_gradient_us < full.input_gradient_us
     assert none.activation_bytes > selective.activation_bytes > full.activation_bytes
-    assert {each.forward_us for each in kinds.values()} == {none.forward_us}
+    assert [each.forward_us for each in kinds.values()] == pytest.approx([none.forward_us] * 3)
 
 
 def test_two_stages_on_each_rank_share_what_is_computed_again() -> None:
@@ -86,7 +89,7 @@ def test_two_stages_on_each_rank_share_what_is_computed_again() -> None:
     whole, halves = one.costs(range(4)), one.costs((*range(4), *range(4)))
     assert len(halves.stages) == 8
     total = sum(stage.forward_us for stage in whole.stages)
-    assert sum(stage.forward_us for stage in halves.stages) == pytest.approx(total, rel=1e-3)
+    assert sum(stage.forward_us for stage in halves.stages) == pytest.approx(total, rel=0.01)
     assert sum(halves.static_bytes((*range(4), *range(4)))) == sum(whole.static_bytes(range(4)))
     assert halves.stages[3].send_bytes > 0 == halves.stages[7].send_bytes
 
@@ -101,7 +104,8 @@ def test_static_bytes_are_sixteen_per_parameter_unless_given() -> None:
 def test_tensor_parallel_devices_fill_nodes_and_pairs_share_them() -> None:
     assert stages().interconnect().nodes == (0, 0, 1, 1)
     assert stages().interconnect(pairs=True).nodes == (0, 1, 1, 0)
-    assert stages(sequence_parallel=True).costs(range(4)).stages[0].send_bytes == S * B * H * 2 // 4
+    assert stages(stack="eager").costs(range(4)).stages[0].send_bytes == S * B * H * 2
+    assert stages().costs(range(4)).stages[0].send_bytes == S * B * H * 2 // 4
 
 
 @pytest.mark.parametrize(
@@ -111,6 +115,9 @@ def test_tensor_parallel_devices_fill_nodes_and_pairs_share_them() -> None:
         ({"tensor": 3, "ranks": 1}, "expected a divisor of 8 devices per node"),
         ({"tensor": 1, "sequence_parallel": True}, "needs tensor parallelism"),
         ({"dtype": "f32", "flash_attention": True}, "needs dtype f16 or bf16"),
+        ({"stack": "eager", "recompute": "full"}, "need the stack megatron, got eager"),
+        ({"network": network("opt-1.3b")}, "known for gpt2 and llama, got opt"),
+        ({"network": network("resnet50")}, "give the costs of the stages"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -119,6 +126,9 @@ def test_mistakes_are_refused(changed: dict[str, Any], expected: str) -> None:
         stages(**changed)
 
 
-def test_networks_without_known_activations_are_refused() -> None:
-    with pytest.raises(InputError, match="give the costs of the stages"):
-        architecture_of(network("resnet50"))
+def test_a_compiled_network_keeps_no_scores_in_half_precision() -> None:
+    found = {stack: stages(stack=stack).costs(range(4)).stages[1] for stack in ("eager", "compiled")}
+    assert found["compiled"].activation_bytes < found["eager"].activation_bytes
+    assert found["compiled"].forward_us < found["eager"].forward_us
+    wide = stages(stack="compiled", dtype="f32").memory
+    assert not wide.flash_attention

@@ -53,19 +53,18 @@ class ModelStages:
             rich_help_panel="Predicted stages",
         ),
     ] = "bf16"
-    fused: Annotated[
-        bool,
+    stack: Annotated[
+        str,
         typer.Option(
-            "--fused",
-            help="Model: fuse elementwise operations as a compiler such as torch.compile does.",
+            help="Model: software that runs it, megatron, compiled (as torch.compile does) or eager.",
             rich_help_panel="Predicted stages",
         ),
-    ] = False
+    ] = "megatron"
     flash_attention: Annotated[
         bool,
         typer.Option(
             "--flash-attention/--no-flash-attention",
-            help="Attention in one kernel that keeps no scores.",
+            help="Attention in one kernel that keeps no scores; needs the stack megatron.",
             rich_help_panel="Predicted stages",
         ),
     ] = False
@@ -116,7 +115,7 @@ class ModelStages:
         Raises:
             InputError: if the model does not support this division, or its activations are not known.
         """
-        from tunebench.plan.pipeline import PredictedStages, Recompute
+        from tunebench.plan.pipeline import PredictedStages
         from tunebench.plan.pipeline.activation import architecture_of
         from tunebench.workloads.networks import _network as kinds
         from tunebench.workloads.networks import network
@@ -125,7 +124,8 @@ class ModelStages:
         for what, choice, kind in (
             ("dtype", self.dtype, kinds.DType),
             ("optimizer", self.optimizer, kinds.Optimizer),
-            ("recomputation", self.recompute, Recompute),
+            ("recomputation", self.recompute, kinds.Recompute),
+            ("stack", self.stack, kinds.Stack),
         ):
             if choice not in get_args(kind):
                 raise UnknownName(what, choice, get_args(kind))
@@ -142,7 +142,7 @@ class ModelStages:
             microbatch=self.microbatch_size,
             seq=seq,
             dtype=self.dtype,  # type: ignore[arg-type]
-            fused=self.fused,
+            stack=self.stack,  # type: ignore[arg-type]
             flash_attention=self.flash_attention,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,  # type: ignore[arg-type]

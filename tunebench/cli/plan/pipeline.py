@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,8 +94,7 @@ def pipeline(
     costs. Each schedule is simulated, also with balanced memory. The best one is the fastest that fits.
     Nothing is run.
     """
-    if [model.name is not None, known.costs is not None, known.given].count(True) != 1:
-        raise InputError("give the stages by one of: --model NAME, --costs FILE, --forward-us MICROSECONDS")
+    _require_one_source(model, known, given_device=device is not None or arch is not None)
     for path in (plot, trace, out):
         require_folder(path)
     limit = size_bytes(memory) if memory is not None else None
@@ -113,6 +113,16 @@ def pipeline(
         report = _compared(source, predicted, microbatches, names, limit, balance, show)
     _write(report, plot, trace, out)
     emit(as_json, report.to_json(), report.render)
+
+
+def _require_one_source(model: ModelStages, known: KnownStages, *, given_device: bool) -> None:
+    """Raise InputError unless all options are of one way to give the stages."""
+    if [model.name is not None, known.costs is not None, known.given].count(True) != 1:
+        raise InputError("give the stages by one of: --model NAME, --costs FILE, --forward-us MICROSECONDS")
+    if model.name is None and (given_device or model != ModelStages()):
+        raise InputError("--device and options of predicted stages, such as --tensor, need --model NAME")
+    if not known.given and replace(known, costs=None) != KnownStages():
+        raise InputError("options of known stages, such as --backward-us and --static, need --forward-us")
 
 
 def _compared(
@@ -148,8 +158,6 @@ def _compared(
 
 def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple[MicrobatchEstimate, ...]]:
     """Return the estimates of smaller and larger micro-batches, as given and with less memory."""
-    from dataclasses import replace
-
     from tunebench.plan.pipeline import estimate_microbatches
 
     batch = predicted.microbatch * microbatches
@@ -158,9 +166,10 @@ def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple
     if len(sizes) == 1:
         return {}
     variants = {"as given": predicted}
-    if not predicted.flash_attention and predicted.dtype != "f32":
+    megatron = predicted.stack == "megatron"
+    if megatron and not predicted.flash_attention and predicted.dtype != "f32":
         variants["flash attention"] = replace(predicted, flash_attention=True, recompute="none")
-    if predicted.recompute == "none" and not predicted.flash_attention:
+    if megatron and predicted.recompute == "none" and not predicted.flash_attention:
         variants["selective recomputation"] = replace(predicted, recompute="selective")
     ranks = range(predicted.ranks)
     return {

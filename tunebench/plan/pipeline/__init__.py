@@ -6,7 +6,7 @@
 Schedules and their simulation are in `tunebench.forecast.parallel.pipeline`.
 """
 
-from tunebench.plan.pipeline.activation import ActivationMemory, Recompute
+from tunebench.plan.pipeline.activation import ActivationMemory
 from tunebench.plan.pipeline.balance import balance, balance_at_limit, partners
 from tunebench.plan.pipeline.comparison import (
     ComparedSchedule,
@@ -33,7 +33,6 @@ __all__ = [
     "GivenStages",
     "MicrobatchEstimate",
     "PredictedStages",
-    "Recompute",
     "SkippedSchedule",
     "StageSource",
     "balance",

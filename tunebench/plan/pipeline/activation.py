@@ -18,19 +18,16 @@ pipeline parallelism", 2023, which counts 32 s b h.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads.networks import Network
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import DType
+from tunebench.workloads.networks._network import DType, Recompute
 from tunebench.workloads.networks._transformer import Transformer
 
-__all__ = ["ActivationMemory", "Recompute", "architecture_of"]
-
-Recompute = Literal["none", "selective", "full"]
-"""What the backward pass computes again: nothing, the attention between its products, or whole layers."""
+__all__ = ["ActivationMemory", "architecture_of"]
 
 MASK_BYTES, LOGIT_BYTES = 1, 4
 

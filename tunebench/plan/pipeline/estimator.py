@@ -97,7 +97,8 @@ def estimate_microbatches(
     for size in sizes:
         if size < 1 or batch % size:
             raise InputError(f"micro-batches of {size} sequences do not divide a batch of {batch}")
-        stages = costs(size).stages
+        given = costs(size)
+        stages = given.stages
         ranks, count = len(stages), batch // size
         stage_us = max(stage.forward_us + stage.full_backward_us for stage in stages)
         base = found[0] if found else None
@@ -116,7 +117,7 @@ def estimate_microbatches(
                     stage.static_bytes + stage.activation_bytes * kept
                     for stage, kept in zip(stages, in_flight, strict=True)
                 ),
-                balanced_bytes=_balanced_bytes(costs(size), in_flight, most),
+                balanced_bytes=_balanced_bytes(given, in_flight, most),
             )
         )
     return tuple(found)

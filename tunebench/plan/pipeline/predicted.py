@@ -1,29 +1,27 @@
 """Costs of pipeline stages, predicted for a transformer on a device that need not be present.
 
-Times are those of the kernels of `tunebench.workloads.networks` and of the all-reduces of tensor parallelism,
-which nothing hides. The gradient of the weights consists of the products that compute it and of the
-accumulation of gradients; everything else of the backward pass belongs to the gradient of the input.
+Times are those of `tunebench.forecast.parallel.step`. The gradient of the weights consists of the products
+that compute it and of the accumulation of gradients; everything else of the backward pass belongs to the
+gradient of the input: recomputation, and what collectives of tensor parallelism cannot hide.
 
-Not modelled: products that sequence parallelism overlaps with all-gathers, and the time that it saves in
-normalisations; kernels of a particular framework; transfers that slow concurrent kernels.
+Not modelled: collectives that a split backward pass hides less; transfers that slow concurrent kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.forecast.network import HOST_US, OperationTime, predict_operations
 from tunebench.forecast.parallel.cluster import Cluster
-from tunebench.forecast.parallel.collective import collective_us
 from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, StageCosts, link_transfer
-from tunebench.forecast.parallel.step import Parallelism
-from tunebench.plan.pipeline.activation import ActivationMemory, Recompute, architecture_of
-from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
-from tunebench.workloads.networks._network import DType, Optimizer, Stack
+from tunebench.forecast.parallel.step import Parallelism, PipelineStage, predict_step
+from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
+from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks._network import DType, Optimizer, Recompute, Stack
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["STATE_BYTES", "PredictedStages"]
@@ -35,13 +33,6 @@ f32: four bytes each of the parameter, its gradient, and (AdamW) two moments. Mi
 of the parameter and its gradient, and four of the f32 parameter and of each moment. Source: Rajbhandari et
 al., "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 3.1.
 """
-
-_ATTENTION = ("attention", "attention scores", "attention softmax", "attention values", "attention copies")
-"""Parts of a network that flash attention replaces by one kernel."""
-_SCORES = ("attention scores", "attention softmax", "attention values")
-"""Parts that selective recomputation runs again."""
-_ONCE = ("embedding", "head", "loss")
-"""Parts that full recomputation of the layers does not run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +48,12 @@ class PredictedStages:
         microbatch: Sequences in a micro-batch.
         seq: Tokens in a sequence.
         dtype: Dtype of parameters and activations.
-        fused: Whether a compiler has fused elementwise operations.
-        flash_attention: Whether attention is one kernel that keeps no scores.
+        stack: Software that runs the network, as of `NetworkRun`.
+        flash_attention: Whether attention is one kernel that keeps no scores; the stack compiled always has
+            it in f16 and bf16.
         sequence_parallel: Whether activations outside of attention and feed-forward layers are divided too.
         recompute: What the backward pass computes again.
+        tensor_overlap: Whether collectives of tensor parallelism run during products of the backward pass.
         optimizer: Optimizer of the step.
         state_bytes: Bytes per parameter of parameters, gradients and optimizer states; None for those of
             `STATE_BYTES`.
@@ -74,13 +67,14 @@ class PredictedStages:
     microbatch: int = 1
     seq: int
     dtype: DType = "f16"
-    fused: bool = False
+    stack: Stack = "megatron"
     flash_attention: bool = False
     sequence_parallel: bool = False
     recompute: Recompute = "none"
+    tensor_overlap: bool = True
     optimizer: Optimizer = "adamw"
     state_bytes: float | None = None
-    _known: dict[tuple[int, int], _StageTimes] = field(
+    _known: dict[int, tuple[PipelineStage, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -102,6 +96,19 @@ class PredictedStages:
             raise InputError("sequence parallelism needs tensor parallelism of at least 2")
         if self.flash_attention and self.dtype == "f32":
             raise InputError("flash attention needs dtype f16 or bf16, got f32")
+        if self.stack != "megatron" and (
+            self.recompute != "none" or self.sequence_parallel or self.flash_attention
+        ):
+            raise InputError(
+                "recomputation, sequence parallelism and a choice of flash attention need the stack "
+                f"megatron, got {self.stack}"
+            )
+        family = architecture_of(self.network).family
+        if self.stack == "megatron" and family not in ("gpt2", "llama"):
+            raise InputError(
+                f"the kernels of Megatron-LM are known for gpt2 and llama, got {family}: use the stack eager "
+                "or compiled"
+            )
 
     @cached_property
     def memory(self) -> ActivationMemory:
@@ -114,7 +121,7 @@ class PredictedStages:
             tensor=self.tensor,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
-            flash_attention=self.flash_attention,
+            flash_attention=self.flash_attention or (self.stack == "compiled" and self.dtype != "f32"),
         )
 
     def costs(self, placement: Sequence[int], *, pairs: bool = False) -> PipelineCosts:
@@ -129,8 +136,8 @@ class PredictedStages:
         """
         seen: set[int] = set()
         stages = []
-        for rank, layers in zip(placement, self.layers(len(placement)), strict=True):
-            stages.append(self._stage(layers, first_of_rank=rank not in seen))
+        for rank, predicted in zip(placement, self.predicted(len(placement)), strict=True):
+            stages.append(self._stage(predicted, first_of_rank=rank not in seen))
             seen.add(rank)
         return PipelineCosts(stages=tuple(stages), interconnect=self.interconnect(pairs=pairs))
 
@@ -145,16 +152,48 @@ class PredictedStages:
             pairs=pairs,
         )
 
-    def layers(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """Return the layers of each stage as half-open ranges."""
-        return Parallelism(pipeline=stages).stages(self.network.layers)
-
     def optimizer_us(self, placement: Sequence[int]) -> float:
         """Return the time of the optimizer on the rank that needs longest."""
         times = [0.0] * self.ranks
-        for rank, layers in zip(placement, self.layers(len(placement)), strict=True):
-            times[rank] += self._times(layers).optimizer_us
+        for rank, stage in zip(placement, self.predicted(len(placement)), strict=True):
+            times[rank] += stage.optimizer.us
         return max(times)
+
+    def predicted(self, stages: int) -> tuple[PipelineStage, ...]:
+        """Return the predicted work of each stage, if layers are divided evenly among so many.
+
+        Raises:
+            InputError: if there are fewer layers than stages, or the network does not support the run.
+        """
+        if stages not in self._known:
+            chunks = stages // self.ranks
+            schedule: Literal["1f1b", "interleaved-1f1b"] = "1f1b" if chunks == 1 else "interleaved-1f1b"
+            division = Parallelism(
+                tensor=self.tensor,
+                pipeline=self.ranks,
+                schedule=schedule,
+                chunks=chunks,
+                tensor_overlap=self.tensor_overlap,
+            )
+            step = predict_step(self.network, self.device, self.run, self.cluster, division)
+            self._known[stages] = step.stages
+        return self._known[stages]
+
+    @property
+    def run(self) -> NetworkRun:
+        """How the network runs a micro-batch."""
+        return NetworkRun(
+            batch=self.microbatch,
+            seq=self.seq,
+            mode="train",
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            accumulate=True,
+            stack=self.stack,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel,
+            flash=self.flash_attention,
+        )
 
     def with_microbatch(self, microbatch: int) -> PredictedStages:
         """Return the same stages for micro-batches of another size."""
@@ -162,25 +201,22 @@ class PredictedStages:
 
     # -- one stage -----------------------------------------------------------------------------------------
 
-    def _stage(self, layers: tuple[int, int], *, first_of_rank: bool) -> StageCosts:
+    def _stage(self, predicted: PipelineStage, *, first_of_rank: bool) -> StageCosts:
         """Return the costs of a stage. What is computed again counts once, with the first stage of a rank."""
-        times, memory = self._times(layers), self.memory
-        count = layers[1] - layers[0]
-        begins, ends = layers[0] == 0, layers[1] == self.network.layers
-        outside = memory.embedding_bytes * begins + memory.head_bytes * ends
-        activation = memory.layer_bytes * count + outside
-        for_weights = memory.weight_gradient_bytes * count + memory.head_gradient_bytes * ends
-        sent = self.network.boundary_bytes(self._run(layers)) // (
-            self.tensor if self.sequence_parallel else 1
-        )
+        memory, (first, end) = self.memory, predicted.layers
+        has_head = end == self.network.layers
+        outside = memory.embedding_bytes * (first == 0) + memory.head_bytes * has_head
+        activation = memory.layer_bytes * (end - first) + outside
+        for_weights = memory.weight_gradient_bytes * (end - first) + memory.head_gradient_bytes * has_head
+        weights_us = predicted.backward.us * _weight_share(predicted)
         return StageCosts(
-            forward_us=times.forward_us,
-            input_gradient_us=times.input_gradient_us,
-            weight_gradient_us=times.weight_gradient_us,
+            forward_us=(predicted.forward + predicted.sums_forward).us,
+            input_gradient_us=(predicted.backward + predicted.sums_backward).us - weights_us,
+            weight_gradient_us=weights_us,
             activation_bytes=activation,
             retained_bytes=min(for_weights, activation),
-            send_bytes=0 if ends else sent,
-            static_bytes=self._static_bytes(layers) + memory.recomputed_bytes * first_of_rank,
+            send_bytes=predicted.send_bytes,
+            static_bytes=self._static_bytes(predicted.layers) + memory.recomputed_bytes * first_of_rank,
         )
 
     def _static_bytes(self, layers: tuple[int, int]) -> int:
@@ -190,94 +226,20 @@ class PredictedStages:
             each /= 2
         return round(self.network.parameters(self.tensor, layers) * each)
 
-    def _run(self, layers: tuple[int, int]) -> NetworkRun:
-        return NetworkRun(
-            batch=self.microbatch,
-            seq=self.seq,
-            mode="train",
-            dtype=self.dtype,
-            fused=self.fused,
-            tensor=self.tensor,
-            layers=layers,
-            optimizer=self.optimizer,
-            accumulate=True,
-        )
 
-    def _times(self, layers: tuple[int, int]) -> _StageTimes:
-        if layers not in self._known:
-            run = self._run(layers)
-            self._known[layers] = _StageTimes.of(
-                predict_operations(self.operations(run), self.device),
-                {phase: self._sums_us(run, phase) for phase in ("forward", "backward")},
-                self.recompute,
-                flash_attention=self.flash_attention,
-            )
-        return self._known[layers]
-
-    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return the operations of a run: attention as one kernel or not, whatever the others are."""
-        others = [each for each in self.network.operations(run) if each.part not in _ATTENTION]
-        stack: Stack = "compiled" if self.flash_attention else "eager"
-        attended = self.network.operations(replace(run, stack=stack))
-        return (*others, *(each for each in attended if each.part in _ATTENTION))
-
-    def _sums_us(self, run: NetworkRun, phase: Phase) -> float:
-        """Return the time of the all-reduces of tensor parallelism in one phase."""
-        group = self.cluster.group(self.tensor)
-        return sum(
-            each.count * float(collective_us("all-reduce", each.nbytes, group))
-            for each in self.network.collectives(run)
-            if each.phase == phase
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StageTimes:
-    """Times of the passes of a stage, and of its optimizer, in microseconds."""
-
-    forward_us: float
-    input_gradient_us: float
-    weight_gradient_us: float
-    optimizer_us: float
-
-    @classmethod
-    def of(
-        cls,
-        operations: Sequence[OperationTime],
-        sums_us: dict[Phase, float],
-        recompute: Recompute,
-        *,
-        flash_attention: bool,
-    ) -> _StageTimes:
-        """Return the times of a stage from those of its operations and all-reduces."""
-        by_phase = {
-            phase: [each for each in operations if each.operation.phase == phase]
-            for phase in ("forward", "backward", "optimizer")
-        }
-        again_us = 0.0
-        if recompute == "full":
-            again_us = _total_us(each for each in by_phase["forward"] if each.operation.part not in _ONCE)
-            again_us += sums_us["forward"]
-        elif recompute == "selective" and not flash_attention:
-            again_us = _total_us(each for each in by_phase["forward"] if each.operation.part in _SCORES)
-        weights = [each for each in by_phase["backward"] if _of_weights(each.operation)]
-        others = [each for each in by_phase["backward"] if not _of_weights(each.operation)]
-        return cls(
-            forward_us=_total_us(by_phase["forward"]) + sums_us["forward"],
-            input_gradient_us=_total_us(others) + sums_us["backward"] + again_us,
-            weight_gradient_us=_total_us(weights),
-            optimizer_us=_total_us(by_phase["optimizer"]),
-        )
-
-
-def _total_us(operations: Iterable[OperationTime]) -> float:
-    """Return the time of operations, or of their launches by the host if that is longer."""
-    given = list(operations)
-    return max(sum(each.time_us for each in given), HOST_US * sum(each.operation.count for each in given))
+def _weight_share(stage: PipelineStage) -> float:
+    """Return the share of a stage's kernels of the backward pass that compute gradients of weights."""
+    backward = [each for each in stage.kernels.operations if each.operation.phase == "backward"]
+    total_us = sum(each.time_us for each in backward)
+    return sum(each.time_us for each in backward if _of_weights(each.operation)) / total_us
 
 
 def _of_weights(operation: Operation) -> bool:
     """Return whether an operation of the backward pass computes a gradient of weights."""
     work = operation.workload
-    product = isinstance(work, Gemm) and work.trans == "tn" and operation.part not in _ATTENTION
+    product = isinstance(work, Gemm) and work.trans == "tn" and operation.part not in _PRODUCTS
     return product or operation.part in ("gradients", "embedding")
+
+
+_PRODUCTS = ("attention scores", "attention values")
+"""Parts whose products have no weights."""
