@@ -170,6 +170,7 @@ def report(on: Device) -> Iterator[str]:
         yield " ".join(paragraph.split("\n")) + "\n"
     yield from _stage_table(on)
     yield from _fit_table(on)
+    yield from _schedule_table(on)
 
 
 def _stage_table(on: Device) -> Iterator[str]:
@@ -302,6 +303,30 @@ def _summary(rows: Sequence[_Row]) -> Iterator[str]:
         "- The published 1.25 to 2.17 were measured with batches, divisions and baselines that could not be "
         "verified here; the ratios above are not a reproduction of them."
     )
+
+
+def _schedule_table(on: Device) -> Iterator[str]:
+    """Yield all schedules of one division, without balanced memory and with it."""
+    ranks, tensor = 8, 4
+    yield "\n## All schedules of GPT-3 96B, 8 x 4, selective recomputation\n"
+    yield "Steps with their largest peaks; **bold** if it fits.\n"
+    compared = {
+        size: compare_schedules(
+            CASES[1].stages(MODELS["96B"], ranks, tensor, size, on),
+            BATCH // size,
+            memory_bytes=on.memory_bytes - CONTEXT_BYTES,
+        ).schedules
+        for size in SIZES[:3]
+    }
+    yield f"| schedule | {' | '.join(f'micro-batch {size}' for size in compared)} |"
+    yield f"|---|{'---|' * len(compared)}"
+    for name in dict.fromkeys(each.name for found in compared.values() for each in found):
+        cells = []
+        for found in compared.values():
+            each = next((each for each in found if each.name == name), None)
+            text = f"{each.step_us / 1e6:.2f} s, {each.peak_bytes / 1e9:.0f} GB" if each else ""
+            cells.append(f"**{text}**" if each and each.fits else text)
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def _best(compared: Sequence[ComparedSchedule]) -> ComparedSchedule | None:

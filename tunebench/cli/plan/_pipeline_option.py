@@ -56,22 +56,24 @@ class ModelStages:
     stack: Annotated[
         str,
         typer.Option(
-            help="Model: software that runs it, megatron, compiled (as torch.compile does) or eager.",
+            help="Model: software that runs it, one of eager (PyTorch), compiled (as by torch.compile) and "
+            "megatron (kernels of Megatron-LM).",
             rich_help_panel="Predicted stages",
         ),
     ] = "megatron"
     flash_attention: Annotated[
         bool,
         typer.Option(
-            "--flash-attention/--no-flash-attention",
-            help="Attention in one kernel that keeps no scores; needs the stack megatron.",
+            "--flash-attention",
+            help="With --stack megatron: attention is one kernel that keeps no scores.",
             rich_help_panel="Predicted stages",
         ),
     ] = False
     recompute: Annotated[
         str,
         typer.Option(
-            help="What the backward pass computes again: none, selective (attention) or full (layers).",
+            help="Training step with --stack megatron: what the backward pass computes again, one of none, "
+            "selective (the core of attention) and full (whole layers).",
             rich_help_panel="Predicted stages",
         ),
     ] = "none"
@@ -87,8 +89,8 @@ class ModelStages:
     sequence_parallel: Annotated[
         bool,
         typer.Option(
-            "--sequence-parallel/--no-sequence-parallel",
-            help="Also divide tokens among the devices of --tensor.",
+            "--sequence-parallel",
+            help="Tensor parallelism with --stack megatron: divide the tokens of all other kernels too.",
             rich_help_panel="Predicted stages",
         ),
     ] = False
