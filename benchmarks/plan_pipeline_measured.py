@@ -7,7 +7,8 @@ The ranks are processes of this machine, one thread each, which connect by Gloo 
 costs. Nothing runs on a GPU.
 
 - Gradients and memory: a GPT and a ResNet, cut into as many stages as there are ranks (twice as many if
-  interleaved). The peak is that of MemTracker in one step, with parameters, buffers, gradients and the batch.
+  interleaved). The peak of one step is that of MemTracker, and one counted by storages,
+  with parameters, buffers, gradients and the batch.
 - Time: stages whose passes sleep and whose messages are real, since there are more ranks than cores; and the
   GPT, whose passes wait for cores. The simulation has the times of passes that `measure_pipeline` ran while
   no other rank computed, and then the mean times of the passes in the timed steps, with waits for cores.
@@ -54,10 +55,13 @@ from tunebench.forecast.parallel.pipeline import (
     one_f_one_b,
     simulate_pipeline,
     write_schedule,
+    zb_h1,
+    zbv,
 )
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.transfers import with_transfers
 from tunebench.torch import measure_pipeline, pipeline
+from tunebench.torch.pipelining.measurement import NewBytes
 
 __all__ = ["main"]
 
@@ -178,8 +182,8 @@ class _Sleep(torch.autograd.Function):
 
 
 def _sleeping_parts(stages: int) -> list[nn.Module]:
-    """Return stages of 10 to 15 ms in total for each rank of 1F1B, with 1 MB of activations."""
-    return [Sleeping(10 + 5 * (stage % 3) / 2, 1 << 18) for stage in range(stages)]
+    """Return stages with forward passes of 30 to 45 ms, and 1 MB of activations."""
+    return [Sleeping(30 + 15 * (stage % 3) / 2, 1 << 18) for stage in range(stages)]
 
 
 def _sleeping_batch(microbatches: int) -> tuple[Tensor, Tensor]:
@@ -193,8 +197,10 @@ SLEEPING = Model(_sleeping_parts, _sleeping_batch, nn.functional.mse_loss)
 # -------------------------------------------------------------------------------------------- schedules
 
 
-def _schedules(ranks: int, costs: Callable[[PipelineSchedule], PipelineCosts]) -> Iterator[PipelineSchedule]:
-    """Yield the schedules to run; balanced 1F1B is planned with measured costs."""
+def _schedules(
+    ranks: int, costs: Callable[[PipelineSchedule], PipelineCosts], *, splits: bool = False
+) -> Iterator[PipelineSchedule]:
+    """Yield the schedules to run, if wanted with split backward passes; balanced 1F1B has measured costs."""
     microbatches = 2 * ranks
     yield gpipe(ranks, microbatches)
     plain = one_f_one_b(ranks, microbatches)
@@ -203,6 +209,9 @@ def _schedules(ranks: int, costs: Callable[[PipelineSchedule], PipelineCosts]) -
     if balanced is not plain:
         yield balanced
     yield interleaved_1f1b(ranks, microbatches, 2)
+    if splits:
+        yield zb_h1(ranks, microbatches)
+        yield zbv(ranks, microbatches)
 
 
 class Tracker(MemTracker):
@@ -277,7 +286,7 @@ def _results(module: nn.Module) -> list[Tensor]:
 def memory_rows(rank: int, ranks: int, name: str) -> list[dict[str, Any]]:
     """Return gradients and memory of each schedule of a model, on one rank."""
     each, rows = Rank(MODELS[name], rank), []
-    for schedule in _schedules(ranks, lambda plain: each.costs(plain, repeats=3)):
+    for schedule in _schedules(ranks, lambda plain: each.costs(plain, repeats=3), splits=True):
         costs, parts = each.costs(schedule, repeats=3), each.parts(schedule)
         inputs, keywords = each.given(schedule)
         run = pipeline(parts, schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
@@ -294,6 +303,7 @@ def memory_rows(rank: int, ranks: int, name: str) -> list[dict[str, Any]]:
                 "evictions": sum(one.kind is ActionKind.EVICT for one in run.schedule.actions[rank]),
                 "simulated": simulate_pipeline(run.schedule, costs).peak_bytes[rank] + batch_bytes,
                 "measured": measured,
+                "counted": _counted(parts, functools.partial(run.step, *inputs, **keywords)),
                 "torch": None if schedule.acceptors else _peak_of_torch(each, schedule),
             }
         )
@@ -307,6 +317,16 @@ def _peak(parts: dict[int, nn.Module], step: Callable[[], Any]) -> int:
     with tracker:
         step()
     return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values())
+
+
+def _counted(parts: dict[int, nn.Module], step: Callable[[], Any]) -> int:
+    """Return the most bytes of storages in a step, counted by `NewBytes`."""
+    state = [one for part in parts.values() for one in (*part.parameters(), *part.buffers())]
+    state += [one.grad for one in state if one.grad is not None]
+    counter = NewBytes(state)
+    with counter:
+        step()
+    return counter.peak_bytes + sum(one.nbytes for one in state)
 
 
 def _peak_of_torch(each: Rank, schedule: PipelineSchedule) -> int:
@@ -471,8 +491,9 @@ def _median_ms(rows: Sequence[dict[str, Any]]) -> float:
 
 
 MEMORY_HEADER = (
-    "model | ranks | schedule | gradients and buffers equal | evictions | largest measured peak, MB "
-    "| largest simulated peak, MB | error, largest of a rank | largest peak by torch's runtime, MB"
+    "model | ranks | schedule | gradients and buffers equal | evictions | largest peak by MemTracker, MB "
+    "| largest peak by storages, MB | largest simulated peak, MB | error to MemTracker, largest of a rank "
+    "| error to storages, largest of a rank | largest peak by torch's runtime, MB"
 )
 TIME_HEADER = (
     "passes | ranks | schedule | evictions | measured step, ms | simulated from passes timed alone, ms "
@@ -493,14 +514,18 @@ def _memory_table(ranks: Sequence[int]) -> list[str]:
                 count, lambda rank, all_ranks, name=name: memory_rows(rank, all_ranks, name)
             )
             for rows in zip(*found, strict=True):
-                measured, simulated = ([row[key] for row in rows] for key in ("measured", "simulated"))
-                error = max((s / m - 1 for s, m in zip(simulated, measured, strict=True)), key=abs)
+                peaks = {key: [row[key] for row in rows] for key in ("measured", "counted", "simulated")}
+                errors = [
+                    max((s / m - 1 for s, m in zip(peaks["simulated"], peaks[key], strict=True)), key=abs)
+                    for key in ("measured", "counted")
+                ]
                 by_torch = [row["torch"] for row in rows]
                 lines.append(
                     f"{name} | {count} | {rows[0]['schedule']} | "
                     f"{'yes' if all(row['equal'] for row in rows) else '**no**'} | "
-                    f"{sum(row['evictions'] for row in rows)} | {max(measured) / 1e6:.2f} | "
-                    f"{max(simulated) / 1e6:.2f} | {error:+.1%} | "
+                    f"{sum(row['evictions'] for row in rows)} | "
+                    f"{' | '.join(f'{max(each) / 1e6:.2f}' for each in peaks.values())} | "
+                    f"{errors[0]:+.1%} | {errors[1]:+.1%} | "
                     f"{'cannot evict' if by_torch[0] is None else f'{max(by_torch) / 1e6:.2f}'}"
                 )
                 print(lines[-1], flush=True)

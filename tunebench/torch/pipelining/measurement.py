@@ -40,7 +40,7 @@ from tunebench.torch.pipelining.saved_activations import storages_of
 from tunebench.torch.pipelining.stage import Stage
 from tunebench.torch.pipelining.transfer import Transport
 
-__all__ = ["measure_interconnect", "measure_pipeline"]
+__all__ = ["NewBytes", "measure_interconnect", "measure_pipeline"]
 
 K = ActionKind
 _FULL, _SPLIT = (K.BACKWARD,), (K.INPUT_GRADIENT, K.WEIGHT_GRADIENT)
@@ -167,9 +167,8 @@ def _alone(run: PipelineRun, microbatches: int, backward: Sequence[ActionKind]) 
     for each in range(microbatches):
         for stage, rank in enumerate(placement):
             actions[rank].append(PipelineAction(stage, K.FORWARD, each))
-        for kind in backward:
-            for stage, rank in reversed(list(enumerate(placement))):
-                actions[rank].append(PipelineAction(stage, kind, each))
+        for stage, rank in reversed(list(enumerate(placement))):
+            actions[rank] += [PipelineAction(stage, kind, each) for kind in backward]
     schedule = PipelineSchedule(
         name="one rank at a time",
         microbatches=microbatches,
@@ -244,29 +243,21 @@ def _with_times(
 
 def _memory_of(run: PipelineRun, given: Sequence[Any]) -> tuple[dict[int, StageCosts], int]:
     """Return the memory of the stages of this rank, and the most bytes that a micro-batch adds to it."""
-    _step(run, given)  # gradients exist from now on
-    own = [one for stage in run._stages for one in (*stage.submod.parameters(), *stage.submod.buffers())]
-    gradients = [one.grad for one in own if one.grad is not None]
-    tracker = _NewBytes([*own, *gradients, *tree_leaves(given)])
-    forward_bytes: dict[int, int] = {}
-
-    @contextmanager
-    def observed(action: PipelineAction) -> Iterator[None]:
-        before = tracker.nbytes
-        yield
-        if action.kind is K.FORWARD:
-            forward_bytes[action.stage] = tracker.nbytes - before
-
-    run.observer = observed
-    with tracker:
-        _step(run, given)
+    tracker, before, after = _tracked(run, given)
+    retained: dict[int, int] = {}
+    if run.schedule.trains:
+        _, before_split, after_split = _tracked(_alone(run, 1, _SPLIT), given)
+        for stage in run._own:
+            ended = after_split[PipelineAction(stage, K.INPUT_GRADIENT, 0)]
+            retained[stage] = max(0, ended - before_split[PipelineAction(stage, K.FORWARD, 0)])
     costs = {}
     for stage in run._stages:
         index, meta = stage.stage_index, stage._stage_meta
         evict_bytes = activation_bytes = sum(stage.evicted_bytes)
         if stage.is_last:  # with the loss
             received_bytes = 0 if stage.is_first else _nbytes(meta.inputs)
-            activation_bytes = max(evict_bytes, forward_bytes[index] + received_bytes)
+            forward = PipelineAction(index, K.FORWARD, 0)
+            activation_bytes = max(evict_bytes, after[forward] - before[forward] + received_bytes)
         parameters = [one for one in stage.submod.parameters() if one.requires_grad]
         gradient_bytes = sum(one.nbytes for one in parameters) if run.schedule.trains else 0
         state = (*stage.submod.parameters(), *stage.submod.buffers())
@@ -275,11 +266,35 @@ def _memory_of(run: PipelineRun, given: Sequence[Any]) -> tuple[dict[int, StageC
             input_gradient_us=0.0,
             weight_gradient_us=0.0,
             activation_bytes=activation_bytes,
+            retained_bytes=retained.get(index),
             send_bytes=0 if stage.is_last else _nbytes(meta.outputs),
             evict_bytes=evict_bytes,
             static_bytes=sum(one.nbytes for one in state) + gradient_bytes,
         )
     return costs, tracker.peak_bytes
+
+
+def _tracked(
+    run: PipelineRun, given: Sequence[Any]
+) -> tuple[NewBytes, dict[PipelineAction, int], dict[PipelineAction, int]]:
+    """Return the new bytes of a step, and those before and after each of its actions."""
+    _step(run, given)  # gradients exist from now on
+    own = [one for stage in run._stages for one in (*stage.submod.parameters(), *stage.submod.buffers())]
+    gradients = [one.grad for one in own if one.grad is not None]
+    tracker = NewBytes([*own, *gradients, *tree_leaves(given)])
+    before: dict[PipelineAction, int] = {}
+    after: dict[PipelineAction, int] = {}
+
+    @contextmanager
+    def observed(action: PipelineAction) -> Iterator[None]:
+        before[action] = tracker.nbytes
+        yield
+        after[action] = tracker.nbytes
+
+    run.observer = observed
+    with tracker:
+        _step(run, given)
+    return tracker, before, after
 
 
 def _with_work(costs: PipelineCosts, schedule: PipelineSchedule, peaks: Sequence[int]) -> PipelineCosts:
@@ -300,7 +315,7 @@ def _with_work(costs: PipelineCosts, schedule: PipelineSchedule, peaks: Sequence
     return replace(costs, stages=tuple(stages))
 
 
-class _NewBytes(TorchDispatchMode):  # type: ignore[misc]
+class NewBytes(TorchDispatchMode):  # type: ignore[misc]
     """Counts the storages that operations make.
 
     Args:

@@ -196,14 +196,17 @@ class FailureReport:
 
     def first(self) -> str | None:
         """Return the cause of the failure, else the first lost connection; none if the store is lost."""
-        try:
-            until = time.monotonic() + GRACE_S
-            while not self._store.check([_CAUSE]) and time.monotonic() < until:
+        known = None
+        until = time.monotonic() + GRACE_S
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            known = self._stated(_CONSEQUENCE)
+            while (cause := self._stated(_CAUSE)) is None and time.monotonic() < until:
                 time.sleep(GRACE_S / 20)
-            known = next(key for key in (_CAUSE, _CONSEQUENCE) if self._store.check([key]))
-            return str(self._store.get(known).decode())
-        except (RuntimeError, dist.DistError, StopIteration):
-            return None
+            known = cause or known
+        return known
+
+    def _stated(self, key: str) -> str | None:
+        return str(self._store.get(key).decode()) if self._store.check([key]) else None
 
 
 GRACE_S = 0.5

@@ -120,8 +120,9 @@ class StageCosts:
         weight_gradient_us: Gradient of the weights alone.
         backward_us: Both gradients in one pass; None if that takes the sum of the two.
         activation_bytes: Activations, from the start of the forward pass to the end of the backward pass.
-        retained_bytes: Those of them that the gradient of the weights needs: kept from the end of the input
-            gradient to the end of the weight gradient. None for all.
+        retained_bytes: What the gradient of the weights needs: kept from the end of the input gradient to
+            the end of the weight gradient. None for all activations; more than these if an implementation
+            also keeps gradients, as PyTorch does.
         send_bytes: Output, and so the gradient of it that comes back.
         send_us: Time to send them to the next stage, or back; None for that of the interconnect.
         evict_bytes: Activations that can be copied to another rank; None for all.
@@ -150,9 +151,10 @@ class StageCosts:
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value >= 0):
                 raise InputError(f"{name} of a stage must be a finite number of at least 0, got {value}")
-        for name, part in (("retained_bytes", self.retained), ("evict_bytes", self.evicted)):
-            if part > self.activation_bytes:
-                raise InputError(f"{name} {part} exceeds the {self.activation_bytes} activation_bytes")
+        if self.evicted > self.activation_bytes:
+            raise InputError(
+                f"evict_bytes {self.evicted} exceeds the {self.activation_bytes} activation_bytes"
+            )
 
     @property
     def full_backward_us(self) -> float:
