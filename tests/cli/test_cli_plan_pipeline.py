@@ -35,7 +35,9 @@ def test_schedules_of_a_model_are_listed_with_the_best_one(run_json: Run, run_te
     by_name = {each["name"]: each for each in found["schedules"]}
     best = by_name[found["best"]]
     assert best["step_us"] == min(each["step_us"] for each in found["schedules"] if each["fits"])
-    assert all(len(each["peak_bytes"]) == 4 for each in found["schedules"])
+    for each in found["schedules"]:
+        assert len(each["peak_bytes"]) == 4
+        assert each["low_us"] < each["step_us"] < each["high_us"]
     assert by_name["gpipe"]["peak_bytes"][0] > by_name["1f1b"]["peak_bytes"][0]
     assert [each["microbatch"] for each in found["estimates"]["as given"]] == [1, 2, 4]
     text = run_text(*asked)
@@ -105,6 +107,7 @@ def test_costs_come_from_a_file(run_json: Run, tmp_path: Path) -> None:
     path.write_text("[[stage]]\ncount = 4\nforward_us = 100\nbackward_us = 200\nsend_bytes = '10MB'\n")
     asked = ("plan", "pipeline", "--costs", str(path), "--microbatches", "4", "--schedule", "1f1b")
     instant = run_json(*asked)["schedules"][0]
+    assert instant["low_us"] == instant["high_us"] == instant["step_us"]
     assert instant["step_us"] == pytest.approx(7 * 300)
     linked = run_json(*asked, "--link", "25")["schedules"][0]
     assert linked["step_us"] > instant["step_us"]

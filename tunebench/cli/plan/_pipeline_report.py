@@ -89,7 +89,7 @@ class PipelineReport:
 
         limit = f", {size_text(self.memory_bytes)} per device" if self.memory_bytes is not None else ""
         to.print(f"{self.title}{limit}", soft_wrap=True)
-        columns = ("schedule", ">step", ">bubble", ">peak memory", ">on rank", "fits")
+        columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", ">on rank", "fits")
         copies = (">exposed sends", ">evictions", ">exposed evictions")
         to.print(table(*columns, *copies, rows=self._rows()))
         for each in self.comparison.skipped:
@@ -127,6 +127,9 @@ class PipelineReport:
             yield (
                 each.name,
                 duration(each.step_us),
+                f"{duration(each.low_us)} to {duration(each.high_us)}"
+                if self.predicted is not None
+                else None,
                 f"{each.simulation.bubble:.1%}",
                 size_text(each.peak_bytes),
                 str(peaks.index(each.peak_bytes)),
@@ -198,6 +201,8 @@ def _schedule_json(each: ComparedSchedule) -> dict[str, Any]:
     return {
         "name": each.name,
         "step_us": each.step_us,
+        "low_us": each.low_us,
+        "high_us": each.high_us,
         "optimizer_us": each.optimizer_us,
         "bubble": each.simulation.bubble,
         "peak_bytes": each.simulation.peak_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.pipeline import (
@@ -14,6 +14,7 @@ from tunebench.forecast.parallel.pipeline import (
     PipelineSimulation,
     simulate_pipeline,
 )
+from tunebench.forecast.parallel.step import End
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.named import named_schedules
 
@@ -36,6 +37,9 @@ class StageSource(Protocol):
     def optimizer_us(self, placement: Sequence[int]) -> float:
         """Return the time of the optimizer on the slowest rank."""
 
+    def at(self, end: End) -> Self:
+        """Return the same with the times of an end of the prediction interval."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedSchedule:
@@ -48,6 +52,8 @@ class ComparedSchedule:
         simulation: Its simulation.
         memory_bytes: Memory of each rank; None if it is not limited.
         optimizer_us: Time of the optimizer after the passes.
+        low_us: Lower end of the 90 % prediction interval of the step; the step itself for given times.
+        high_us: Upper end of the interval.
     """
 
     name: str
@@ -56,6 +62,8 @@ class ComparedSchedule:
     simulation: PipelineSimulation
     memory_bytes: int | None
     optimizer_us: float
+    low_us: float
+    high_us: float
 
     @property
     def step_us(self) -> float:
@@ -184,41 +192,50 @@ def _compared(
     watcher: Callable[[str], None],
 ) -> Iterator[ComparedSchedule]:
     """Yield a schedule, and the same with balanced memory if that lowers its peak."""
-    optimizer_us = source.optimizer_us(schedule.placement)
-
-    def simulated(schedule: PipelineSchedule, costs: PipelineCosts) -> ComparedSchedule:
-        return ComparedSchedule(
-            name=schedule.name,
-            schedule=schedule,
-            costs=costs,
-            simulation=simulate_pipeline(schedule, costs),
-            memory_bytes=memory_bytes,
-            optimizer_us=optimizer_us,
-        )
-
-    plain = simulated(schedule, source.costs(schedule.placement))
+    plain = _simulated(source, schedule, memory_bytes, pairs=False)
     yield plain
     if not balanced or source.ranks == 1 or schedule.acceptors:
         return
     watcher(f"{schedule.name} balanced")
-    found = _balanced(source, schedule, memory_bytes, simulated)
+    found = _balanced(source, schedule, memory_bytes)
     if found is not None and found.peak_bytes < plain.peak_bytes:
         yield found
 
 
 def _balanced(
-    source: StageSource,
-    schedule: PipelineSchedule,
-    memory_bytes: int | None,
-    simulated: Callable[[PipelineSchedule, PipelineCosts], ComparedSchedule],
+    source: StageSource, schedule: PipelineSchedule, memory_bytes: int | None
 ) -> ComparedSchedule | None:
     """Return the schedule with balanced memory: in about the same time if that fits, else in more."""
+    pairs = True
     try:
         costs = source.costs(schedule.placement, pairs=True)
     except InputError:  # partners cannot share nodes
-        costs = source.costs(schedule.placement)
-    found = simulated(balance(schedule, costs, slowdown=SLOWDOWNS[0]), costs)
-    if not found.fits:
-        slower = simulated(balance(schedule, costs, slowdown=SLOWDOWNS[1]), costs)
-        found = min(found, slower, key=lambda each: each.peak_bytes)
-    return found if found.schedule.acceptors else None
+        pairs, costs = False, source.costs(schedule.placement)
+    found = [balance(schedule, costs, slowdown=SLOWDOWNS[0])]
+    peaks = simulate_pipeline(found[0], costs).peak_bytes
+    if memory_bytes is not None and max(peaks) > memory_bytes:
+        found.append(balance(schedule, costs, slowdown=SLOWDOWNS[1]))
+    balanced = [_simulated(source, each, memory_bytes, pairs=pairs) for each in found if each.acceptors]
+    return min(balanced, key=lambda each: each.peak_bytes, default=None)
+
+
+def _simulated(
+    source: StageSource, schedule: PipelineSchedule, memory_bytes: int | None, *, pairs: bool
+) -> ComparedSchedule:
+    """Return a schedule with its simulation, and the ends of the interval of its step."""
+    placement = schedule.placement
+    costs = source.costs(placement, pairs=pairs)
+    low_us, high_us = (
+        simulate_pipeline(schedule, one.costs(placement, pairs=pairs)).step_us + one.optimizer_us(placement)
+        for one in (source.at("low"), source.at("high"))
+    )
+    return ComparedSchedule(
+        name=schedule.name,
+        schedule=schedule,
+        costs=costs,
+        simulation=simulate_pipeline(schedule, costs),
+        memory_bytes=memory_bytes,
+        optimizer_us=source.optimizer_us(placement),
+        low_us=low_us,
+        high_us=high_us,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import find_link
 from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, StageCosts, link_transfer
+from tunebench.forecast.parallel.step import End
 from tunebench.plan.memory.budget import budget_bytes
 
 __all__ = ["GivenStages", "read_stages"]
@@ -104,6 +105,10 @@ class GivenStages:
         """Return the links between ranks; without a given link, transfers take no time."""
         inside = self.inside or _instant
         return Interconnect.grouped(self.ranks, self.per_node, inside, self.between or inside, pairs=pairs)
+
+    def at(self, end: End) -> GivenStages:
+        """Return the same stages: given times have no interval."""
+        return self
 
     def optimizer_us(self, placement: Sequence[int]) -> float:
         """Return 0: the costs do not include the optimizer."""

@@ -18,7 +18,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.cluster import Cluster
 from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, StageCosts, link_transfer
-from tunebench.forecast.parallel.step import Parallelism, PipelineStage, predict_step
+from tunebench.forecast.parallel.step import End, Parallelism, PipelineStage, predict_step
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import Network, NetworkRun, Operation
 from tunebench.workloads.networks._network import DType, Optimizer, Recompute, Stack
@@ -57,6 +57,7 @@ class PredictedStages:
         optimizer: Optimizer of the step.
         state_bytes: Bytes per parameter of parameters, gradients and optimizer states; None for those of
             `STATE_BYTES`.
+        end: End of the 90 % prediction interval that times are taken from.
     """
 
     network: Network
@@ -74,6 +75,7 @@ class PredictedStages:
     tensor_overlap: bool = True
     optimizer: Optimizer = "adamw"
     state_bytes: float | None = None
+    end: End = "expected"
     _known: dict[int, tuple[PipelineStage, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -156,7 +158,7 @@ class PredictedStages:
         """Return the time of the optimizer on the rank that needs longest."""
         times = [0.0] * self.ranks
         for rank, stage in zip(placement, self.predicted(len(placement)), strict=True):
-            times[rank] += stage.optimizer.us
+            times[rank] += stage.optimizer.at(self.end)
         return max(times)
 
     def predicted(self, stages: int) -> tuple[PipelineStage, ...]:
@@ -195,6 +197,12 @@ class PredictedStages:
             flash=self.flash_attention,
         )
 
+    def at(self, end: End) -> PredictedStages:
+        """Return the same stages with the times of another end of the prediction interval."""
+        found = replace(self, end=end)
+        found._known.update(self._known)
+        return found
+
     def with_microbatch(self, microbatch: int) -> PredictedStages:
         """Return the same stages for micro-batches of another size."""
         return replace(self, microbatch=microbatch)
@@ -208,10 +216,10 @@ class PredictedStages:
         outside = memory.embedding_bytes * (first == 0) + memory.head_bytes * has_head
         activation = memory.layer_bytes * (end - first) + outside
         for_weights = memory.weight_gradient_bytes * (end - first) + memory.head_gradient_bytes * has_head
-        weights_us = predicted.backward.us * _weight_share(predicted)
+        weights_us = predicted.backward.at(self.end) * _weight_share(predicted)
         return StageCosts(
-            forward_us=(predicted.forward + predicted.sums_forward).us,
-            input_gradient_us=(predicted.backward + predicted.sums_backward).us - weights_us,
+            forward_us=(predicted.forward + predicted.sums_forward).at(self.end),
+            input_gradient_us=(predicted.backward + predicted.sums_backward).at(self.end) - weights_us,
             weight_gradient_us=weights_us,
             activation_bytes=activation,
             retained_bytes=min(for_weights, activation),
