@@ -222,7 +222,7 @@ class PredictedStages:
             input_gradient_us=(predicted.backward + predicted.sums_backward).at(self.end) - weights_us,
             weight_gradient_us=weights_us,
             activation_bytes=activation,
-            retained_bytes=min(for_weights, activation),
+            retained_bytes=for_weights,
             send_bytes=predicted.send_bytes,
             static_bytes=self._static_bytes(predicted.layers) + memory.recomputed_bytes * first_of_rank,
         )
