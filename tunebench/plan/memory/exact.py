@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tunebench.plan.memory._integer_program import IntegerProgram
+from tunebench.plan.integer_program import IntegerProgram
 from tunebench.plan.memory.schedule import Action, Stage, schedule_of
 from tunebench.plan.memory.step import StepOperation, TrainingStep
 

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunebench.plan.memory._integer_program import IntegerProgram
+from tunebench.plan.integer_program import IntegerProgram
 from tunebench.plan.memory.step import TrainingStep
 
 __all__ = ["RelaxedChoice", "relaxed_bound_us", "relaxed_choice"]

@@ -23,6 +23,8 @@ from tunebench.plan.pipeline.estimator import (
 )
 from tunebench.plan.pipeline.given import GivenStages, read_stages
 from tunebench.plan.pipeline.named import named_schedules
+from tunebench.plan.pipeline.optimiser import OptimisedSchedule, optimise_schedule
+from tunebench.plan.pipeline.order_bound import step_lower_bound_us
 from tunebench.plan.pipeline.predicted import PredictedStages
 from tunebench.plan.pipeline.transfers import with_transfers
 
@@ -32,6 +34,7 @@ __all__ = [
     "Comparison",
     "GivenStages",
     "MicrobatchEstimate",
+    "OptimisedSchedule",
     "PredictedStages",
     "SkippedSchedule",
     "StageSource",
@@ -42,7 +45,9 @@ __all__ = [
     "estimate_microbatches",
     "microbatch_speedup",
     "named_schedules",
+    "optimise_schedule",
     "partners",
     "read_stages",
+    "step_lower_bound_us",
     "with_transfers",
 ]

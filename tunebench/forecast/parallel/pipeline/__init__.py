@@ -23,6 +23,13 @@ from tunebench.forecast.parallel.pipeline.generators import (
     looped_bfs,
     one_f_one_b,
 )
+from tunebench.forecast.parallel.pipeline.list_scheduler import (
+    ListProblem,
+    ListRules,
+    list_problem,
+    list_schedule,
+    list_times,
+)
 from tunebench.forecast.parallel.pipeline.schedule import (
     PipelineSchedule,
     looped_placement,
@@ -52,6 +59,8 @@ __all__ = [
     "ActionKind",
     "Interconnect",
     "LinearTransfer",
+    "ListProblem",
+    "ListRules",
     "MemoryTimeline",
     "PipelineAction",
     "PipelineCosts",
@@ -65,6 +74,9 @@ __all__ = [
     "interleaved_1f1b",
     "interleaved_zero_bubble",
     "link_transfer",
+    "list_problem",
+    "list_schedule",
+    "list_times",
     "looped_bfs",
     "looped_placement",
     "one_f_one_b",

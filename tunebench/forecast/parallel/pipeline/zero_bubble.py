@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.errors import InputError
-from tunebench.forecast.parallel.pipeline._list_scheduler import (
-    ListProblem,
-    ListRules,
-    list_schedule,
-    list_times,
-    problem_of,
-)
 from tunebench.forecast.parallel.pipeline.action import ActionKind, PipelineAction
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts
 from tunebench.forecast.parallel.pipeline.generators import alternating_order, microbatch_groups
+from tunebench.forecast.parallel.pipeline.list_scheduler import (
+    ListProblem,
+    ListRules,
+    list_problem,
+    list_schedule,
+    list_times,
+)
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule, looped_placement, v_placement
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 
@@ -177,7 +177,7 @@ def v_schedule(
             f"{ranks}, {microbatches} and {most_stages}"
         )
     placement = v_placement(ranks)
-    problem = problem_of(
+    problem = list_problem(
         placement, costs or PipelineCosts.uniform(2 * ranks), [most_stages] * ranks, unit_memory=True
     )
     # A bubble does not depend on the number of micro-batches once there are enough.
@@ -241,7 +241,7 @@ def _weights_filled(
 ) -> PipelineSchedule:
     """Return the schedule that splits the backward passes of an order, within a limit of stages in memory."""
     ranks = len(order)
-    problem = problem_of(
+    problem = list_problem(
         placement, costs or PipelineCosts.uniform(len(placement)), [most_stages] * ranks, unit_memory=True
     )
     planned = np.zeros((2, len(placement), microbatches))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tunebench.forecast.parallel.pipeline.costs import PipelineCosts
 
-__all__ = ["ListProblem", "ListRules", "list_schedule", "list_times", "problem_of"]
+__all__ = ["ListProblem", "ListRules", "list_problem", "list_schedule", "list_times"]
 
 _KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
 _WHOLE = (ActionKind.FORWARD, ActionKind.BACKWARD)
@@ -69,7 +69,7 @@ class ListRules(NamedTuple):
     overlap: float = 1.0
 
 
-def problem_of(
+def list_problem(
     placement: Sequence[int],
     costs: PipelineCosts,
     limits: Sequence[float],
