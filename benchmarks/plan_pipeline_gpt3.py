@@ -9,8 +9,9 @@ sequences and 8 stages, the MFU of a stage rises from 37.8 to 55.2 % between mic
 flash attention leaves a negligible gain.
 
 Sizes of the models (96B: 80 layers, width 9984, 104 heads; 134B: 88 layers, width 11264, 88 heads) and a
-sequence of 2048 tokens are those of these papers. Their divisions into stages and their batches, other than
-the example above, could not be verified: the tables have several.
+sequence of 2048 tokens agree with these numbers of parameters; the papers' text could not be read. Their
+divisions into stages and their batches, other than the example above, could not be verified: the tables
+have several.
 
 The kernels are those of Megatron-LM (stack megatron of `tunebench.workloads.networks`). Its kernel that
 scales, masks and normalises scores runs if the number of sequences times heads on a device is a multiple of
@@ -22,7 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunebench import device
@@ -35,14 +36,10 @@ from tunebench.plan.pipeline import (
     estimate_microbatches,
     microbatch_speedup,
 )
-from tunebench.workloads.networks import Network, NetworkRun, Operation
-from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._families import Gpt2
+from tunebench.workloads.networks import Network, NetworkRun, from_config
 from tunebench.workloads.networks._network import Recompute
-from tunebench.workloads.operators.elementwise import Elementwise
-from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["CASES", "Case", "MegatronGpt", "gpt3", "outcomes"]
+__all__ = ["CASES", "Case", "gpt3", "outcomes"]
 
 OUT = Path(__file__).parent / "results" / "plan_pipeline" / "gpt3.md"
 BATCH, SEQ = 128, 2048
@@ -55,40 +52,11 @@ HDR = "25:2.7"
 SIZES = (1, 2, 4, 8)
 
 
-class MegatronGpt(Gpt2):
-    """A GPT whose softmax is fused only where Megatron-LM has a kernel for it."""
-
-    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
-        """Return operations with scale, mask and softmax in one kernel, or separate in f32."""
-        listed = super().operations(run)
-        if run.flash or run.batch * (self.architecture.heads // run.tensor) % 4 == 0:
-            return listed
-        return tuple(kernel for each in listed for kernel in _separate(each))
-
-
-def _separate(each: Operation) -> Iterator[Operation]:
-    """Yield the kernels in place of the fused softmax of attention; other operations are kept."""
-    work = each.workload
-    if not isinstance(work, Softmax) or each.part not in ("attention softmax", "recomputation"):
-        yield each
-        return
-    shape = {"rows": work.rows, "cols": work.cols}
-    kernels = (
-        Elementwise(**shape, dtype=work.dtype, expression="x", out="f32"),
-        Elementwise(**shape, dtype="f32", expression="x*0.5"),
-        Elementwise(**shape, dtype="f32", expression="max(x,row)", vectors="row"),
-        work.changed(dtype="f32", prologue="none"),
-        Elementwise(**shape, dtype="f32", expression="x", out=work.dtype),
-    )
-    for kernel in kernels:
-        yield replace(each, workload=kernel)
-
-
 def gpt3(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Network:
     """Return a GPT of a given size; 51,200 words are those of Megatron-LM, padded."""
     sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": SEQ}
     config = {"model_type": "gpt2", "vocab_size": vocabulary, **sizes}
-    return MegatronGpt(name, Architecture.of(config))
+    return from_config(name, config)
 
 
 MODELS = {

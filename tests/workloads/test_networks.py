@@ -563,6 +563,31 @@ def test_megatron_collectives() -> None:
     assert later["all-gather", "forward", False] == 1
 
 
+def test_softmax_is_fused_only_where_megatron_has_a_kernel() -> None:
+    """Sequences times heads on a device must be a multiple of 4, and the numbers of 16 bits."""
+
+    def kernels(run: NetworkRun) -> Counter[str]:
+        found = from_config("small", LAYER).operations(run)
+        return Counter(
+            f"{str(each.workload).split(':')[0]} {each.phase}"
+            for each in found
+            for _ in range(each.count)
+            if each.part == "attention softmax"
+        )
+
+    fused, parts = kernels(megatron()), kernels(megatron(tensor=4, layers=(0, 1)))
+    assert fused == {
+        "softmax forward": 2,
+        "softmax backward": 2,
+        "elementwise forward": 2,
+        "elementwise backward": 2,
+    }
+    assert parts["softmax forward"] == parts["softmax backward"] == 1
+    assert parts["elementwise forward"] == parts["elementwise backward"] == 5
+    again = from_config("small", LAYER).operations(megatron(tensor=4, recompute="selective", layers=(0, 1)))
+    assert sum("softmax" in str(each.workload) for each in again if each.part == "recomputation") == 1
+
+
 def test_flash_attention_is_one_kernel() -> None:
     parts = {each.part for each in from_config("small", LAYER).operations(megatron(flash=True))}
     assert "attention" in parts

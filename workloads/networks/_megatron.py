@@ -82,11 +82,35 @@ def _add_core(core: Tape, of: Architecture) -> None:
         return
     pairs = (run.batch * heads * run.seq, run.seq)
     core.product("attention scores", run.batch * heads, run.seq, run.seq, of.head_dim, "nt")
-    core.softmax("attention softmax", pairs, "scale")
+    if _softmax_is_fused(run, heads):
+        core.softmax("attention softmax", pairs, "scale")
+    else:
+        _softmax_in_parts(core, pairs)
     _dropout(core, "attention softmax", pairs, of.attention_dropout)
     core.product("attention values", run.batch * heads, run.seq, of.head_dim, run.seq, "nn")
     core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim))  # heads behind tokens
     core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim), "backward")
+
+
+def _softmax_is_fused(run: NetworkRun, heads: int) -> bool:
+    """Return whether Megatron-LM has a kernel that scales, masks and normalises these scores.
+
+    Source: `FusedScaleMaskSoftmax.is_kernel_available`, for causal masks.
+    """
+    return run.dtype != "f32" and 16 < run.seq <= 16384 and run.seq % 4 == 0 and run.batch * heads % 4 == 0
+
+
+def _softmax_in_parts(core: Tape, pairs: tuple[int, int]) -> None:
+    """Add PyTorch's separate kernels, in f32, for the scale, the mask and the softmax."""
+    part, wide = "attention softmax", Tape(replace(core.run, dtype="f32"))
+    wide.pointwise(part, pairs, "x*0.125", ("x*0.125",))
+    wide.pointwise(part, pairs, "max(x,row)", ("dy*row",))
+    wide.softmax(part, pairs)
+    core.cast(part, pairs, up=True)
+    core.cast(part, pairs, up=True, phase="backward")
+    core.extend(wide.operations)
+    core.cast(part, pairs, up=False)
+    core.cast(part, pairs, up=False, phase="backward")
 
 
 def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, biased: bool) -> None:
