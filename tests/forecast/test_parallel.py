@@ -14,13 +14,13 @@ from tunebench.errors import InputError
 from tunebench.forecast.network import predict_network
 from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
+from tunebench.forecast.parallel.gradient import gradient_bytes
 from tunebench.forecast.parallel.pipeline import bubble
 from tunebench.forecast.parallel.step import (
     BUCKET_BYTES,
     Parallelism,
     StepPrediction,
     TimeRange,
-    _gradient_bytes,
     predict_step,
 )
 from tunebench.workloads.networks import (
@@ -163,7 +163,7 @@ def test_gradients_without_overlap_are_reduced_after_the_pass() -> None:
 def test_a_matrix_that_two_layers_share_is_reduced_once() -> None:
     small = from_config("small", SMALL)
     got = step(NetworkRun(batch=4, seq=128, mode="train"), NODE, small, data=2)
-    total = sum(_gradient_bytes(small, got.run, (0, small.layers)))
+    total = sum(gradient_bytes(small, got.run, (0, small.layers)))
     assert total == 4 * small.parameters()
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -36,6 +35,7 @@ from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction, predict_network
 from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
+from tunebench.forecast.parallel.gradient import BUCKET_BYTES, exposed_gradients_us, gradient_bytes
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
 from tunebench.forecast.parallel.pipeline.generators import gpipe, interleaved_1f1b, one_f_one_b
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
@@ -45,9 +45,6 @@ from tunebench.workloads.networks._network import Phase
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
-
-BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 
@@ -467,47 +464,13 @@ def _gradients(
     """Return the part of the gradient all-reduce that is not hidden behind the backward pass."""
     if group.size == 1 or not run.trains:
         return TimeRange()
-    sizes = _gradient_bytes(network, run, layers)
+    sizes = gradient_bytes(network, run, layers)
     if not parallelism.overlap:
         return TimeRange.of_communication(float(collective_us("all-reduce", sum(sizes), group)))
-    expected = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group))
-    late = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[1]))
-    early = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[0]))
+    expected = TimeRange.of(lambda end: exposed_gradients_us(sizes, backward.at(end), group))
+    late = TimeRange.of(lambda end: exposed_gradients_us(sizes, backward.at(end), group, REACHES[1]))
+    early = TimeRange.of(lambda end: exposed_gradients_us(sizes, backward.at(end), group, REACHES[0]))
     return TimeRange(low_us=early.low_us, us=expected.us, high_us=late.high_us)
-
-
-def _gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> list[int]:
-    """Return the bytes of each layer's gradients, in the order of the backward pass.
-
-    Parameters before the first layer count with the first layer, those behind the last layer with the last
-    one. A matrix shared by both is complete with the first layer.
-    """
-    first, last = layers
-    counts = [network.parameters(run.tensor, (layer, layer + 1)) for layer in range(first, last)][::-1]
-    counts[0] -= sum(counts) - network.parameters(run.tensor, layers)
-    return [count * itemsize(run.dtype) for count in counts]
-
-
-def _exposed_us(sizes: list[int], backward_us: float, group: ProcessGroup, slower: float = 1.0) -> float:
-    """Return how long buckets of gradients are still in transit when the backward pass has ended.
-
-    Layers take equal shares of the pass, and the gradients of a layer become available evenly in its share.
-    Buckets are sent one after the other.
-
-    Args:
-        sizes: Bytes of each layer's gradients, in the order of the pass.
-        backward_us: Time of the pass.
-        group: Devices with copies of the network.
-        slower: Factor on the predicted time of collectives.
-    """
-    free = 0.0
-    for layer, nbytes in enumerate(sizes):
-        buckets = math.ceil(nbytes / BUCKET_BYTES)
-        for bucket in range(buckets):
-            ready = backward_us * (layer + (bucket + 1) / buckets) / len(sizes)
-            takes = slower * float(collective_us("all-reduce", nbytes / buckets, group))
-            free = max(free, ready) + takes
-    return max(0.0, free - backward_us)
 
 
 def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Parallelism) -> TimeRange:
