@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tunebench.cli.plan.cluster import cluster
 from tunebench.cli.plan.memory import memory
 from tunebench.cli.plan.pipeline import pipeline
 
@@ -14,8 +15,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def group() -> None:
-    """Plan how training steps run: the memory of one device, or a pipeline of several."""
+    """Plan how training steps run: the memory of one device, a pipeline, or training on a cluster."""
 
 
+app.command()(cluster)
 app.command()(memory)
 app.command()(pipeline)

@@ -1,0 +1,66 @@
+"""`tunebench plan cluster`: its output, its file, and mistakes."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", "--batch", "16")
+
+
+def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Run, tmp_path: Path) -> None:
+    out = tmp_path / "plan.toml"
+    found = run_json(*GPT, "--top", "3", "--out", str(out))
+    assert (found["model"], found["devices"], found["seq"]) == ("gpt2-large", 4, 1024)
+    assert [each["step"]["time_us"] for each in found["plans"]] == sorted(
+        each["step"]["time_us"] for each in found["plans"]
+    )
+    assert found["best"] == found["plans"][0]
+    assert len(found["plans"]) == 3
+    assert found["best"]["cost"] == pytest.approx(0.7 * found["best"]["device_hours"])
+    assert found["proof"]["optimal"] is True
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert {each["twice_the"] for each in found["gains"]} == {
+        "memory of each device",
+        "bandwidth of all links",
+        "batch",
+    }
+    assert [each["slower"] for each in found["sensitivity"]] == ["kernels", "communication"]
+    assert found["missing_bytes"] == 0
+    assert tomllib.loads(out.read_text())["plan"]["data"] == found["best"]["data"]
+    text = run_text(*GPT)
+    for expected in ("optimal for the model", "best: tensor=", "binding:", "Pareto front", "MFU", "$"):
+        assert expected in text
+
+
+def test_fixed_values_and_no_reasons(run_json: Run) -> None:
+    found = run_json(*GPT, "--fix", "tensor=2, sharding=full", "--no-reasons", "--objective", "memory")
+    assert {(each["tensor"], each["sharding"]) for each in found["plans"]} == {(2, "full")}
+    assert found["gains"] == found["sensitivity"] == []
+
+
+def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
+    small = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "1 x l4, 6GB", "--batch", "8")
+    found = run_json(*small)
+    assert found["best"] is None
+    assert found["missing_bytes"] > 0
+    assert "nothing fits: the least memory is" in run_text(*small)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (("--fix", "tensor"), "expected NAME=VALUE"),
+        (("--fix", "tensors=2"), "tensor"),
+        (("--objective", "speed"), "cost"),
+        (("--cluster", "l4"), "a number of devices first"),
+        (("--dtype", "f32"), "f16 or bf16"),
+        (("--seq", "4096"), "1024 positions"),
+    ],
+)
+def test_mistakes_are_explained(run_refused: Run, changed: tuple[str, ...], expected: str) -> None:
+    assert expected in run_refused(*GPT, *changed)

@@ -1,0 +1,128 @@
+"""Branch and bound against pricing every plan; the space; what is fixed; what does not fit."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.plan.cluster import (
+    ClusterSearch,
+    Objective,
+    TrainingCluster,
+    TrainingJob,
+    plan_space,
+    plan_training,
+    write_plan,
+)
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
+MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
+    search = ClusterSearch(JOB, MACHINE, objective=objective)
+    found = search.run(5)
+    fitting = [each for each in map(search.priced, search.plans) if each.fits]
+    keys = {
+        "time": lambda each: each.step.time_us,
+        "memory": lambda each: (each.memory.total, each.step.time_us),
+    }
+    best = sorted(map(keys[objective], fitting))[:5]
+    assert [keys[objective](each) for each in found.best] == best
+    front = {
+        (each.step.time_us, each.memory.total)
+        for each in fitting
+        if not any(
+            (other.step.time_us, other.memory.total) != (each.step.time_us, each.memory.total)
+            and other.step.time_us <= each.step.time_us
+            and other.memory.total <= each.memory.total
+            for other in fitting
+        )
+    }
+    assert {(each.step.time_us, each.memory.total) for each in found.front} == front
+    proof = found.proof
+    assert proof.plans - proof.too_large == len(fitting)
+    assert proof.too_large + proof.bounded_by_passes + proof.bounded_by_step + proof.simulated == proof.plans
+    assert proof.optimal
+    assert 0 < proof.simulated < len(fitting)
+
+
+def test_lowest_cost_may_use_fewer_nodes() -> None:
+    machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
+    cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]
+    fastest = ClusterSearch(JOB, machine).run(1).best[0]
+    assert fastest.plan.nodes == 4
+    assert cheapest.plan.nodes < 4
+    assert cheapest.cost is not None
+    assert fastest.cost is not None
+    assert cheapest.cost < fastest.cost
+    assert cheapest.cost == pytest.approx(0.7 * cheapest.device_hours)
+
+
+def test_plans_use_every_device_and_divide_the_batch() -> None:
+    search = ClusterSearch(JOB, TrainingCluster.parse("8 x l4, 4 a node, net-100"))
+    for plan in search.plans:
+        assert plan.devices == 8
+        assert plan.tensor <= 4
+        assert plan.microbatches(JOB.batch) * plan.microbatch * plan.data == JOB.batch
+        assert plan.chunks == 1 or JOB.network.layers % (plan.chunks * plan.pipeline) == 0
+        assert not (plan.flash and plan.recompute == "selective")
+        assert plan.sharding == "none" or plan.data > 1
+    assert {plan.sharding for plan in search.plans} == {"none", "optimizer"}
+    wide = plan_space(replace(JOB, full_sharding=True, flash=False), MACHINE)
+    values = {parameter.name: parameter.values for parameter in wide.parameters}
+    assert "full" in values["sharding"]
+    assert values["flash"] == ("no",)
+
+
+def test_fixed_values_hold_and_mistakes_are_explained() -> None:
+    search = ClusterSearch(JOB, MACHINE, fixed={"tensor": "2", "recompute": "full"})
+    assert {(plan.tensor, plan.recompute) for plan in search.plans} == {(2, "full")}
+    with pytest.raises(UnknownName, match="microbatch"):
+        ClusterSearch(JOB, MACHINE, fixed={"micro": "2"})
+    with pytest.raises(InputError, match="expected one of 1, 2, 4"):
+        ClusterSearch(JOB, MACHINE, fixed={"tensor": "3"})
+    with pytest.raises(InputError, match="no plan divides"):
+        ClusterSearch(JOB, MACHINE, fixed={"tensor": "4", "data": "4"})
+    with pytest.raises(UnknownName, match="cost"):
+        ClusterSearch(JOB, MACHINE, objective="speed")  # type: ignore[arg-type]
+
+
+def test_nothing_fits_names_the_least_memory() -> None:
+    answer = plan_training(JOB, TrainingCluster.parse("1 x l4, 4GB"))
+    assert answer.best is None
+    assert answer.missing_bytes == answer.result.least_memory.memory.total - 4 * 10**9 > 0
+    assert not answer.result.proof.optimal
+    assert answer.shares == {}
+
+
+def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
+    answer = plan_training(JOB, MACHINE, top=2)
+    assert answer.best is not None
+    assert sum(answer.shares.values()) == pytest.approx(1)
+    speedups = {each.resource: each.speedup for each in answer.gains}
+    assert speedups["memory of each device"] is not None
+    assert speedups["memory of each device"] >= 1
+    assert speedups["bandwidth of all links"] is not None
+    assert speedups["bandwidth of all links"] > 1
+    assert all(each.regret >= 0 for each in answer.sensitivity)
+    path = tmp_path / "plan.toml"
+    write_plan(path, answer.best, JOB)
+    found = tomllib.loads(path.read_text())
+    assert found["plan"]["tensor"] == answer.best.plan.tensor
+    assert f"--micro-batch-size {answer.best.plan.microbatch}" in found["megatron"]["arguments"]
+
+
+def test_networks_without_megatron_kernels_are_refused() -> None:
+    with pytest.raises(InputError, match="gpt2 or llama"):
+        TrainingJob(network=network("opt-1.3b"), batch=8, seq=512)
+    with pytest.raises(InputError, match="transformer"):
+        TrainingJob(network=network("resnet50"), batch=8, seq=512)
+    with pytest.raises(InputError, match="positions"):
+        TrainingJob(network=network("gpt2"), batch=8, seq=4096)

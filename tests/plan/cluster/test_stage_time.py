@@ -1,0 +1,110 @@
+"""Composed steps against `predict_step`, their lower bounds, and steps with sharding."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunebench.forecast.parallel.step import predict_step
+from tunebench.plan.cluster import (
+    ClusterPlan,
+    LayerTimes,
+    Slowdown,
+    StepPricer,
+    TrainingCluster,
+    TrainingJob,
+    plan_space,
+)
+from tunebench.plan.cluster.layer_time import LayerRun
+from tunebench.plan.cluster.space import enumerated
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("gpt2-large"), batch=32, seq=1024)
+MACHINE = TrainingCluster.parse("16 x a100-80-sxm")
+LAYERS = LayerTimes(network=JOB.network, device=MACHINE.device, seq=JOB.seq, dtype=JOB.dtype)
+PLAN = ClusterPlan(
+    nodes=2,
+    tensor=4,
+    pipeline=2,
+    data=2,
+    chunks=1,
+    microbatch=4,
+    recompute="none",
+    sequence_parallel=True,
+    flash=False,
+    sharding="none",
+)
+
+
+def pricer(job: TrainingJob = JOB, **changed: Any) -> StepPricer:
+    return StepPricer(**{"job": job, "machine": MACHINE, "layers": LAYERS} | changed)
+
+
+def predicted(plans: list[ClusterPlan]) -> list[ClusterPlan]:
+    LAYERS.predict(map(LayerRun.of, plans))
+    return plans
+
+
+PLANS = random.Random(3).sample(enumerated(plan_space(JOB, MACHINE)), 24)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_step_equals_that_of_predict_step(overlap: bool) -> None:
+    job = replace(JOB, gradient_overlap=overlap, tensor_overlap=overlap)
+    prices = pricer(job)
+    plans = predicted(
+        [replace(plan, sharding="none") for plan in PLANS[:8]] + [PLAN, replace(PLAN, chunks=6)]
+    )
+    assert {plan.chunks > 1 for plan in plans} == {True, False}
+    for plan in plans:
+        expected = predict_step(
+            job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
+        )
+        found = prices.step(plan)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
+        assert found.bubble_us == pytest.approx(expected.bubble.us, rel=1e-6, abs=1e-3), plan
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
+        assert found.compute_us + found.optimizer_us == pytest.approx(expected.compute.us, rel=1e-9), plan
+
+
+def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
+    prices = pricer()
+    for plan in predicted(PLANS):
+        step_us = prices.step_us(plan)
+        assert prices.floor_us(plan) <= prices.bound_us(plan) * (1 + 1e-12)
+        assert prices.bound_us(plan) <= step_us * (1 + 1e-12)
+        if plan.pipeline == 1:
+            assert prices.bound_us(plan) == pytest.approx(step_us, rel=1e-12)
+
+
+def test_optimizer_sharding_divides_the_update_and_gathers_parameters() -> None:
+    prices = pricer()
+    predicted([PLAN])
+    whole, sharded = prices.stages(PLAN)[0], prices.stages(replace(PLAN, sharding="optimizer"))[0]
+    assert sharded.optimizer_us < whole.optimizer_us
+    assert sharded.gradients_us < whole.gradients_us
+    assert whole.gather_us == 0 < sharded.gather_us
+    assert sharded.pass_us == whole.pass_us
+
+
+def test_full_sharding_waits_for_parameters_that_passes_do_not_hide() -> None:
+    slow = TrainingCluster.parse("16 x a100-80-sxm, 300, 1")
+    plan = replace(PLAN, tensor=1, pipeline=1, data=16, microbatch=1, sequence_parallel=False)
+    predicted([plan])
+    full = replace(plan, sharding="full")
+    waits = [pricer(machine=machine).stages(full)[0].waits_backward_us for machine in (MACHINE, slow)]
+    assert 0 < waits[0] < waits[1] / 5
+    assert pricer().stages(plan)[0].waits_backward_us == 0
+
+
+def test_slower_kernels_and_links_lengthen_their_parts() -> None:
+    predicted([PLAN])
+    base = pricer().step(PLAN)
+    kernels = pricer(slowdown=Slowdown(kernels=1.1)).step(PLAN)
+    links = pricer(slowdown=Slowdown(communication=1.1)).step(PLAN)
+    assert kernels.optimizer_us == pytest.approx(1.1 * base.optimizer_us)
+    assert base.time_us < links.time_us < base.time_us + 0.3 * base.communication_us + 1
+    assert base.time_us < kernels.time_us

@@ -1,0 +1,222 @@
+"""Report of plans for a cluster: the best ones, the proof, what binds, and how sure the choice is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunebench.cli._output import duration, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.plan.cluster import ClusterAnswer, PricedPlan
+
+__all__ = ["ClusterReport"]
+
+_COLUMNS = (
+    ">tensor",
+    ">pipeline",
+    ">data",
+    ">chunks",
+    ">micro-batch",
+    "recompute",
+    "seq. parallel",
+    "flash",
+    "sharding",
+    ">step",
+    ">MFU",
+    ">memory",
+    ">bubble",
+    ">exposed comm.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterReport:
+    """The answer of the planner as text and as data.
+
+    Attributes:
+        answer: The answer.
+        written: Files that were written.
+    """
+
+    answer: ClusterAnswer
+    written: list[Path] = field(default_factory=list)
+
+    # -- JSON ----------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as data."""
+        of = self.answer
+        return {
+            "model": of.job.network.name,
+            "batch": of.job.batch,
+            "seq": of.job.seq,
+            "device": of.machine.device.key,
+            "devices": of.machine.devices,
+            "memory_bytes": of.machine.memory_bytes,
+            "objective": of.result.objective,
+            "best": _plan_json(of.best) if of.best else None,
+            "plans": [_plan_json(each) for each in of.result.best],
+            "front": [_plan_json(each) for each in of.result.front],
+            "proof": of.result.proof,
+            "shares": of.shares,
+            "gains": [
+                {
+                    "twice_the": each.resource,
+                    "speedup": each.speedup,
+                    "plan": _plan_json(each.plan) if each.plan else None,
+                }
+                for each in of.gains
+            ],
+            "sensitivity": of.sensitivity,
+            "least_memory": _plan_json(of.result.least_memory),
+            "missing_bytes": of.missing_bytes,
+            "written": self.written,
+        }
+
+    # -- text ----------------------------------------------------------------------------------------------
+
+    def render(self, to: Console) -> None:
+        """Print the answer as text."""
+        from tunebench.plan.memory import size_text
+
+        of = self.answer
+        to.print(
+            f"{of.job.network.name} on {of.machine.name}: batch {of.job.batch} of {of.job.seq} tokens, "
+            f"{size_text(of.machine.memory_bytes)} per device",
+            soft_wrap=True,
+        )
+        for line in self._proof():
+            to.print(line, soft_wrap=True)
+        if of.best is None:
+            self._render_missing(to)
+            return
+        columns = (*_COLUMNS, *((">cost",) if of.best.cost is not None else ()))
+        nodes = (">nodes",) if of.result.objective == "cost" else ()
+        to.print(table(*nodes, *columns, rows=self._rows(of.result.best)))
+        to.print(f"best: {of.best.plan}", soft_wrap=True)
+        to.print(
+            f"its step: {', '.join(f'{name} {share:.1%}' for name, share in self._shares())}", soft_wrap=True
+        )
+        kinds = ", ".join(f"{name} {size_text(size)}" for name, size in of.best.memory.kinds.items() if size)
+        to.print(f"memory of rank {of.best.memory.rank}: {kinds}", soft_wrap=True)
+        for line in (*self._gains(), *self._sensitivity()):
+            to.print(line, soft_wrap=True)
+        to.print(
+            table(
+                ">step",
+                ">memory",
+                "plan",
+                rows=self._front(),
+                title="Pareto front of step time and memory",
+            )
+        )
+        for path in self.written:
+            to.print(f"wrote {path}", soft_wrap=True)
+
+    def _proof(self) -> Iterator[str]:
+        proof = self.answer.result.proof
+        yield (
+            f"{proof.plans} plans: {proof.too_large} do not fit, {proof.bounded_by_passes} closed by the "
+            f"bound of passes, {proof.bounded_by_step} by that of the step, {proof.simulated} simulated"
+        )
+        if proof.optimal:
+            yield "the best plan is optimal for the model of time and memory"
+
+    def _render_missing(self, to: Console) -> None:
+        from tunebench.plan.memory import size_text
+
+        least, of = self.answer.result.least_memory, self.answer
+        to.print(
+            f"nothing fits: the least memory is {size_text(least.memory.total)} per device, "
+            f"{size_text(of.missing_bytes)} more than there is, with {least.plan}",
+            soft_wrap=True,
+        )
+        kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
+        to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
+        to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)
+
+    def _rows(self, plans: Iterable[PricedPlan]) -> Iterator[tuple[object, ...]]:
+        from tunebench.plan.memory import size_text
+
+        for each in plans:
+            plan, step = each.plan, each.step
+            yield (
+                *((plan.nodes,) if self.answer.result.objective == "cost" else ()),
+                plan.tensor,
+                plan.pipeline,
+                plan.data,
+                plan.chunks,
+                plan.microbatch,
+                plan.recompute,
+                "yes" if plan.sequence_parallel else "no",
+                "yes" if plan.flash else "no",
+                plan.sharding,
+                duration(step.time_us),
+                f"{each.mfu:.1%}",
+                size_text(each.memory.total),
+                f"{step.bubble_us / step.time_us:.1%}",
+                f"{step.communication_us / step.time_us:.1%}",
+                *((f"${each.cost:.4g}",) if each.cost is not None else ()),
+            )
+
+    def _shares(self) -> Iterator[tuple[str, float]]:
+        return ((name, share) for name, share in self.answer.shares.items() if share >= 0.0005)
+
+    def _gains(self) -> Iterator[str]:
+        best = self.answer.best
+        assert best is not None
+        for each in self.answer.gains:
+            if each.plan is None or each.speedup is None:
+                yield f"twice the {each.resource}: nothing fits"
+                continue
+            changed = each.plan.plan.differences(best.plan)
+            how = f" with {changed}" if changed else " with the same plan"
+            yield f"twice the {each.resource}: {each.speedup:.3f} times the sequences per second{how}"
+        if self.answer.gains:
+            yield f"binding: {self.binding}"
+
+    @property
+    def binding(self) -> str:
+        """The largest part of the step, and the resource whose doubling gains most."""
+        gains = [each for each in self.answer.gains if (each.speedup or 0.0) > 1.01]
+        part = next(iter(self.answer.shares))
+        if not gains:
+            return f"{part}; twice the memory, links or batch gains at most 1 %"
+        most = max(gains, key=lambda each: each.speedup or 0.0)
+        return f"{part}, then the {most.resource}"
+
+    def _sensitivity(self) -> Iterator[str]:
+        best = self.answer.best
+        assert best is not None
+        for each in self.answer.sensitivity:
+            changed = each.plan.differences(best.plan)
+            if changed:
+                choice = f"the choice changes to {changed}; this plan then loses {each.regret:.2%}"
+                yield f"{each.slower} 10 % slower: {choice}"
+            else:
+                yield f"{each.slower} 10 % slower: the same choice"
+
+    def _front(self) -> Iterator[tuple[object, ...]]:
+        from tunebench.plan.memory import size_text
+
+        for each in self.answer.result.front:
+            yield duration(each.step.time_us), size_text(each.memory.total), each.plan
+
+
+def _plan_json(found: PricedPlan) -> dict[str, Any]:
+    """Return a plan with its predictions as data."""
+    return {
+        **asdict(found.plan),
+        "step": found.step,
+        "memory": {"rank": found.memory.rank, "total": found.memory.total, **found.memory.kinds},
+        "fits": found.fits,
+        "mfu": found.mfu,
+        "samples_per_s": found.samples_per_s,
+        "device_hours": found.device_hours,
+        "cost": found.cost,
+    }

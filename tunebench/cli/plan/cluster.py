@@ -1,0 +1,150 @@
+"""`tunebench plan cluster`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from tunebench.cli._option import Json
+from tunebench.cli._output import console, emit, phases
+from tunebench.cli.plan._cluster_report import ClusterReport
+from tunebench.cli.plan._file import require_folder
+from tunebench.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from tunebench.plan.cluster import TrainingJob
+
+__all__ = ["cluster"]
+
+
+def cluster(
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Model: a transformer by name (`tunebench workloads` lists them) or a config.json.",
+            show_default=False,
+        ),
+    ],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT|FILE.toml",
+            help="Cluster, such as '64 x h100-sxm, 8 a node, nvlink4, net-400', or a TOML file.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences per step, of all devices together.", show_default=False)
+    ],
+    seq: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens per sequence. Default: the most that the model has positions for.",
+            show_default=False,
+        ),
+    ] = 0,
+    objective: Annotated[
+        str,
+        typer.Option(help="What to minimise: time (of a step), memory (of a device) or cost (of a step)."),
+    ] = "time",
+    fix: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=VALUE,…",
+            help="Values that plans must have, such as tensor=8,recompute=full.",
+            show_default=False,
+        ),
+    ] = "",
+    top: Annotated[int, typer.Option(min=1, help="Number of plans to list.")] = 10,
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of parameters and activations: f16 or bf16. AdamW's states are f32.")
+    ] = "bf16",
+    flash_attention: Annotated[
+        bool,
+        typer.Option(
+            "--flash-attention/--no-flash-attention",
+            help="Allow plans with attention in one kernel that stores no scores.",
+        ),
+    ] = True,
+    full_sharding: Annotated[
+        bool,
+        typer.Option(
+            "--full-sharding/--no-full-sharding",
+            help="Allow plans whose copies also divide parameters and gradients (ZeRO-3, FSDP); their "
+            "times are optimistic.",
+        ),
+    ] = False,
+    reasons: Annotated[
+        bool,
+        typer.Option(
+            "--reasons/--no-reasons",
+            help="Also plan with twice the memory, links and batch, and with slower predictions.",
+        ),
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Write the best plan to this file, with arguments of Megatron-LM.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the best way to train a transformer on a cluster: parallelism, recomputation, sharding.
+
+    Times are predicted for the kernels of Megatron-LM on devices that need not be present. The best plan is
+    optimal for the model of time and memory. Nothing is run.
+    """
+    from tunebench.plan.cluster import TrainingCluster, plan_training, write_plan
+    from tunebench.plan.cluster.search import Objective
+
+    require_folder(out)
+    if objective not in get_args(Objective):
+        raise UnknownName("objective", objective, get_args(Objective))
+    machine, fixed = TrainingCluster.of(cluster), _fixed(fix)
+    full_sharding = full_sharding or fixed.get("sharding") == "full"
+    job = replace(_job(model, batch, seq, dtype), flash=flash_attention, full_sharding=full_sharding)
+    with phases(console(stderr=True)) as show:
+        answer = plan_training(
+            job,
+            machine,
+            objective=objective,  # type: ignore[arg-type]
+            fixed=fixed,
+            top=top,
+            reasons=reasons,
+            watcher=show,
+        )
+    report = ClusterReport(answer=answer)
+    if out is not None and answer.best is not None:
+        write_plan(out, answer.best, job)
+        report.written.append(out)
+    emit(as_json, report.to_json(), report.render)
+
+
+def _job(model: str, batch: int, seq: int, dtype: str) -> TrainingJob:
+    from tunebench.plan.cluster import TrainingJob
+    from tunebench.plan.pipeline.activation import architecture_of
+    from tunebench.workloads.networks import network
+
+    found = network(model)
+    seq = seq or architecture_of(found).positions
+    if not seq:
+        raise InputError(f"{model} has sequences of any length: add --seq TOKENS")
+    return TrainingJob(network=found, batch=batch, seq=seq, dtype=dtype)  # type: ignore[arg-type]
+
+
+def _fixed(text: str) -> dict[str, str]:
+    """Return the items of `--fix`."""
+    found = {}
+    for item in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, value = (each.strip() for each in item.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--fix {item!r}: expected NAME=VALUE, such as tensor=8")
+        found[name] = value
+    return found

@@ -1,0 +1,39 @@
+"""Plans of training on a cluster: parallelism, recomputation and sharding, found by branch and bound.
+
+job = TrainingJob(network=network("llama-2-7b"), batch=256, seq=4096)
+answer = plan_training(job, TrainingCluster.parse("8 x h100-sxm"))
+print(answer.best.plan, answer.best.step.time_us)
+"""
+
+from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, ResourceGain, plan_training
+from tunebench.plan.cluster.device_memory import DeviceMemory
+from tunebench.plan.cluster.layer_time import LayerTimes
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.cluster.plan_file import megatron_arguments, write_plan
+from tunebench.plan.cluster.search import ClusterSearch, Objective, PlanProof, PricedPlan, SearchResult
+from tunebench.plan.cluster.space import ClusterPlan, Sharding, TrainingJob, plan_space
+from tunebench.plan.cluster.stage_time import Slowdown, StepPricer, StepTime
+
+__all__ = [
+    "ClusterAnswer",
+    "ClusterPlan",
+    "ClusterSearch",
+    "DeviceMemory",
+    "LayerTimes",
+    "Objective",
+    "PlanProof",
+    "PlanSensitivity",
+    "PricedPlan",
+    "ResourceGain",
+    "SearchResult",
+    "Sharding",
+    "Slowdown",
+    "StepPricer",
+    "StepTime",
+    "TrainingCluster",
+    "TrainingJob",
+    "megatron_arguments",
+    "plan_space",
+    "plan_training",
+    "write_plan",
+]

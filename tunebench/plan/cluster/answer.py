@@ -1,0 +1,155 @@
+"""The answer of the planner: the best plans, what binds the best one, and how sure the choice is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.cluster.search import ClusterSearch, Objective, PricedPlan, SearchResult
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.stage_time import Slowdown
+
+__all__ = ["ClusterAnswer", "PlanSensitivity", "ResourceGain", "plan_training"]
+
+SLOWER = 1.1
+"""Factor of the sensitivity analysis: kernels or communication 10 % slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceGain:
+    """The best plan with twice as much of a resource.
+
+    Attributes:
+        resource: What is doubled: memory, links or batch.
+        plan: The best plan then; None if nothing fits.
+        speedup: Sequences per second relative to the best plan as it is (higher is better); None without one.
+    """
+
+    resource: str
+    plan: PricedPlan | None
+    speedup: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSensitivity:
+    """The best plan if a prediction is wrong.
+
+    Attributes:
+        slower: What takes 10 % longer: kernels or communication.
+        plan: The best plan then.
+        regret: How much longer the step of the original choice takes than that of the best plan then, as a
+        share.
+    """
+
+    slower: str
+    plan: ClusterPlan
+    regret: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAnswer:
+    """The best plans of a job on a cluster, with reasons.
+
+    Attributes:
+        job: The network and its batch.
+        machine: The cluster.
+        result: The plans and the proof.
+        gains: Best plan with twice as much of each resource.
+        sensitivity: Best plan if predictions are wrong.
+    """
+
+    job: TrainingJob
+    machine: TrainingCluster
+    result: SearchResult
+    gains: tuple[ResourceGain, ...] = ()
+    sensitivity: tuple[PlanSensitivity, ...] = ()
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """The best plan; None if nothing fits."""
+        return self.result.best[0] if self.result.best else None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Memory that each device lacks for the plan that needs the least; 0 if a plan fits."""
+        return max(0, self.result.least_memory.memory.total - self.machine.memory_bytes)
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Share of each part in the step of the best plan, largest first."""
+        if self.best is None:
+            return {}
+        step = self.best.step
+        parts = {
+            "kernels": step.compute_us,
+            "optimizer": step.optimizer_us,
+            "exposed collectives of layers": step.waits_us,
+            "exposed gradients": step.gradients_us,
+            "exposed sends": step.sends_us,
+            "bubble": step.bubble_us,
+        }
+        return {name: us / step.time_us for name, us in sorted(parts.items(), key=lambda each: -each[1])}
+
+
+def plan_training(
+    job: TrainingJob,
+    machine: TrainingCluster,
+    *,
+    objective: Objective = "time",
+    fixed: Mapping[str, str] | None = None,
+    top: int = 10,
+    reasons: bool = True,
+    watcher: Callable[[str], None] = lambda what: None,
+) -> ClusterAnswer:
+    """Return the best plans to train a network on a cluster, optimal for the model of time and memory.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        objective: What to minimise.
+        fixed: Value of each fixed parameter as text.
+        top: Number of plans.
+        reasons: Whether to also plan with twice the memory, links and batch, and with slower predictions.
+        watcher: Receives the phase.
+
+    Raises:
+        UnknownName: if there is no such objective or parameter.
+        InputError: if no plan is possible.
+    """
+    search = ClusterSearch(job, machine, fixed=fixed, objective=objective)
+    result = search.run(top, watcher=watcher)
+    if not reasons or not result.best:
+        return ClusterAnswer(job=job, machine=machine, result=result)
+    best = result.best[0]
+
+    def best_of(job: TrainingJob, machine: TrainingCluster) -> PricedPlan | None:
+        other = ClusterSearch(job, machine, fixed=fixed, objective=objective, layers=search.layers)
+        found = other.run(1, front=False).best
+        return found[0] if found else None
+
+    gains = []
+    for resource, changed_job, changed_machine in (
+        ("memory of each device", job, replace(machine, memory_bytes=2 * machine.memory_bytes)),
+        ("bandwidth of all links", job, machine.with_faster_links(2.0)),
+        ("batch", replace(job, batch=2 * job.batch), machine),
+    ):
+        watcher(f"plan with twice the {resource}")
+        found = best_of(changed_job, changed_machine)
+        speedup = found.samples_per_s / best.samples_per_s if found is not None else None
+        gains.append(ResourceGain(resource=resource, plan=found, speedup=speedup))
+    sensitivity = []
+    for name, slowdown in (
+        ("kernels", Slowdown(kernels=SLOWER)),
+        ("communication", Slowdown(communication=SLOWER)),
+    ):
+        watcher(f"plan with slower {name}")
+        other = ClusterSearch(
+            job, machine, fixed=fixed, objective=objective, layers=search.layers, slowdown=slowdown
+        )
+        then = other.run(1, front=False).best[0]
+        regret = other.pricer.step_us(best.plan) / then.step.time_us - 1
+        sensitivity.append(PlanSensitivity(slower=name, plan=then.plan, regret=regret))
+    return ClusterAnswer(
+        job=job, machine=machine, result=result, gains=tuple(gains), sensitivity=tuple(sensitivity)
+    )

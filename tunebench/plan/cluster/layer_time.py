@@ -1,0 +1,270 @@
+"""Predicted times of layers, from which the passes of any stage add up: `LayerTimes`.
+
+Layers of a transformer are equal, so a stage is a sum of three kinds: the first layer (with the embedding), a
+layer between, and the last one (with the head). Each kind is predicted once for each way to run it, all in
+one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from tunebench.device import Device
+from tunebench.forecast.network import MEGATRON_HOST_US, OperationTime, predict_operations
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks._network import DType, Recompute
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.gemm import Gemm
+
+__all__ = ["HOST_US", "LayerRun", "LayerTimes", "PassTime", "UpdateTime"]
+
+HOST_US = MEGATRON_HOST_US
+"""Host time per kernel launch, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """How a layer runs on each device; equal ones have equal times.
+
+    Attributes:
+        tensor: Devices that share the layer.
+        microbatch: Sequences in a micro-batch.
+        recompute: What the backward pass computes again.
+        sequence_parallel: Whether tokens are divided too.
+        flash: Whether attention is one kernel.
+    """
+
+    tensor: int
+    microbatch: int
+    recompute: Recompute
+    sequence_parallel: bool
+    flash: bool
+
+    @classmethod
+    def of(cls, plan: ClusterPlan) -> LayerRun:
+        """Return how the layers of a plan run."""
+        return cls(plan.tensor, plan.microbatch, plan.recompute, plan.sequence_parallel, plan.flash)
+
+    def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
+        """Return the run of a micro-batch through some layers, without accumulation and updates."""
+        return NetworkRun(
+            batch=self.microbatch,
+            seq=job.seq,
+            mode="train",
+            dtype=job.dtype,
+            stack="megatron",
+            tensor=self.tensor,
+            layers=layers,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel,
+            flash=self.flash,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Kernels of some layers in the passes of a micro-batch.
+
+    Attributes:
+        forward_us: Time of kernels in the forward pass.
+        backward_us: Time of kernels in the backward pass.
+        launches: Kernel launches of both passes.
+    """
+
+    forward_us: float = 0.0
+    backward_us: float = 0.0
+    launches: int = 0
+
+    def plus(self, other: PassTime, times: int = 1) -> PassTime:
+        """Return the sum with a multiple of another time."""
+        return PassTime(
+            self.forward_us + times * other.forward_us,
+            self.backward_us + times * other.backward_us,
+            self.launches + times * other.launches,
+        )
+
+    def scaled(self, factor: float) -> PassTime:
+        """Return the same with kernels that take this multiple of the time."""
+        return PassTime(self.forward_us * factor, self.backward_us * factor, self.launches)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """Kernels of a stage that depend on its parameters only.
+
+    Attributes:
+        accumulate_us: Addition of the gradients of a micro-batch to those before.
+        accumulate_launches: Its kernel launches.
+        optimizer_us: Update of the parameters, of the host if that takes longer.
+    """
+
+    accumulate_us: float
+    accumulate_launches: int
+    optimizer_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    first: PassTime
+    middle: PassTime
+    last: PassTime
+
+
+@dataclass(kw_only=True)
+class LayerTimes:
+    """Times of the layers of a network on a device. Predictions are kept, so that plans share them.
+
+    Attributes:
+        network: The transformer.
+        device: The device.
+        seq: Tokens per sequence.
+        dtype: Dtype of parameters and activations.
+    """
+
+    network: Network
+    device: Device
+    seq: int
+    dtype: DType
+    _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
+    _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
+    _updates: dict[tuple[int, tuple[int, int], int], UpdateTime] = field(default_factory=dict, repr=False)
+
+    def predict(self, runs: Iterable[LayerRun]) -> None:
+        """Predict ways to run a layer that are not known yet, in one batch."""
+        new = [run for run in dict.fromkeys(runs) if run not in self._kinds]
+        if not new:
+            return
+        job = TrainingJob(network=self.network, batch=1, seq=self.seq, dtype=self.dtype)
+        listed: list[Operation] = []
+        parts: list[tuple[LayerRun, int, int]] = []
+        for run in new:
+            for layers in self._kinds_of_layer():
+                operations = self.network.operations(run.network_run(job, layers))
+                parts.append((run, len(listed), len(listed) + len(operations)))
+                listed += operations
+        times = predict_operations(listed, self.device)
+        passes: dict[LayerRun, list[PassTime]] = defaultdict(list)
+        for run, start, end in parts:
+            passes[run].append(_pass_time(times[start:end]))
+            self._products.setdefault(run, {}).update(_product_us(times[start:end]))
+        for run, found in passes.items():
+            self._kinds[run] = _Kinds(found[0], found[len(found) // 2], found[-1])
+
+    def _kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
+        """Return a first layer, one between, and a last one; fewer if there are fewer layers."""
+        count = self.network.layers
+        return tuple(sorted({(0, 1), (count // 2, count // 2 + 1), (count - 1, count)}))
+
+    def passes(self, run: LayerRun, layers: tuple[int, int]) -> PassTime:
+        """Return the kernels of a stage, without the accumulation of gradients.
+
+        Args:
+            run: How the layers run; known by `predict`.
+            layers: Layers of the stage as a half-open range.
+        """
+        kinds, (first, last) = self._kinds[run], layers
+        begins, ends = first == 0, last == self.network.layers
+        if last - first == 1:
+            return kinds.first if begins else kinds.last if ends else kinds.middle
+        total = PassTime()
+        if begins:
+            total = total.plus(kinds.first)
+        if ends:
+            total = total.plus(kinds.last)
+        return total.plus(kinds.middle, last - first - begins - ends)
+
+    def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
+        """Return the time of one product in the backward pass of a part of the network."""
+        return self._products[run].get((part, gradient), 0.0)
+
+    def update(self, tensor: int, layers: tuple[int, int], shards: int) -> UpdateTime:
+        """Return the kernels that depend on the parameters of a stage.
+
+        Args:
+            tensor: Devices that share every layer.
+            layers: Layers of the stage as a half-open range.
+            shards: Devices that divide the states of the optimizer.
+        """
+        key = (tensor, self.alike(layers), shards)
+        if key not in self._updates:
+            self._updates[key] = self._update(*key)
+        return self._updates[key]
+
+    def alike(self, layers: tuple[int, int]) -> tuple[int, int]:
+        """Return the first range of layers with the same kernels and parameters."""
+        first, last = layers
+        return layers if first == 0 or last == self.network.layers else (1, 1 + last - first)
+
+    def _update(self, tensor: int, layers: tuple[int, int], shards: int) -> UpdateTime:
+        held = self.network.parameters(tensor, layers)
+        added, updated = Tape(self._updating), Tape(self._updating)
+        added.accumulated(held, self._tensors(layers))
+        updated.updated(-(-held // shards))
+        times = predict_operations([*added.operations, *updated.operations], self.device)
+        accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
+        optimizer_us = sum(each.time_us for each in optimizer)
+        return UpdateTime(
+            sum(each.time_us for each in accumulate),
+            _launches(accumulate),
+            max(optimizer_us, HOST_US * _launches(optimizer)),
+        )
+
+    @functools.cached_property
+    def _updating(self) -> NetworkRun:
+        """A run that adds gradients to earlier ones and updates parameters."""
+        return NetworkRun(
+            batch=1,
+            seq=self.seq,
+            mode="train",
+            dtype=self.dtype,
+            stack="megatron",
+            accumulate=True,
+            optimizer="adamw",
+        )
+
+    def _tensors(self, layers: tuple[int, int]) -> int:
+        """Return the number of tensors that hold the parameters of a stage."""
+        first, last = layers
+        begins, ends = first == 0, last == self.network.layers
+        one, middle, end = self._kind_tensors
+        if last - first == 1:
+            return one if begins else end if ends else middle
+        return one * begins + end * ends + middle * (last - first - begins - ends)
+
+    @functools.cached_property
+    def _kind_tensors(self) -> tuple[int, int, int]:
+        """Number of tensors of a first layer, one between, and a last one."""
+        counts = []
+        for layers in self._kinds_of_layer():
+            operations = self.network.operations(replace(self._updating, layers=layers))
+            counts.append(sum(each.count for each in operations if each.part == "gradients"))
+        return counts[0], counts[len(counts) // 2], counts[-1]
+
+
+def _pass_time(times: Iterable[OperationTime]) -> PassTime:
+    given = list(times)
+    us = {
+        phase: sum(each.time_us for each in given if each.operation.phase == phase)
+        for phase in ("forward", "backward")
+    }
+    return PassTime(us["forward"], us["backward"], _launches(given))
+
+
+def _launches(times: Iterable[OperationTime]) -> int:
+    return sum(each.operation.count for each in times)
+
+
+def _product_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
+    """Return the mean time of the products of each part in the backward pass, by gradient."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in times:
+        work = each.operation.workload
+        if isinstance(work, Gemm) and each.operation.phase == "backward":
+            total = totals[each.operation.part, "weights" if work.trans == "tn" else "input"]
+            total[0] += each.time_us
+            total[1] += each.operation.count
+    return {key: us / count for key, (us, count) in totals.items()}

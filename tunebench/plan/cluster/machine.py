@@ -1,0 +1,212 @@
+"""Clusters that train a model: devices, links, memory and price, from text or from a file.
+
+    TrainingCluster.parse("64 x h100-sxm, 8 a node, nvlink4, net-400")
+    TrainingCluster.parse("8 x l4, 24GB, $0.7")
+    TrainingCluster.read("cluster.toml")
+
+A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
+name, by figures, or tables with the fields of `Link`), `memory` and `price_per_hour`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunebench import device as devices
+from tunebench.device import Device
+from tunebench.errors import InputError, UnknownName
+from tunebench.forecast.parallel.cluster import Cluster, Link, find_link, link_of, links
+from tunebench.plan.memory.budget import budget_bytes
+
+__all__ = ["TrainingCluster"]
+
+EXAMPLE = '"64 x h100-sxm, 8 a node, nvlink4, net-400"'
+
+PER_NODE = 8
+"""Devices per node if a text does not say; fewer if the cluster has fewer."""
+
+_COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w.-]+)")
+_PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
+_SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
+_PRICE = re.compile(r"\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?")
+
+_KEYS = (
+    "product",
+    "nodes",
+    "devices_per_node",
+    "inside",
+    "between",
+    "memory",
+    "price_per_hour",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCluster:
+    """Equal nodes of one product, with what training needs of them.
+
+    Attributes:
+        device: One of the devices.
+        links: Nodes and links.
+        memory_bytes: Memory of each device.
+        price_per_hour: Price of a device and hour; None if it is not known.
+    """
+
+    device: Device
+    links: Cluster
+    memory_bytes: int
+    price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise InputError(
+                f"the memory of {self.device.name} is not known: give it, such as memory = '80GB' in a file "
+                "or 80GB in a text"
+            )
+        if self.price_per_hour is not None and self.price_per_hour <= 0:
+            raise InputError(f"price_per_hour must be above 0, got {self.price_per_hour}")
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.links.devices
+
+    @property
+    def name(self) -> str:
+        """Devices and links as text."""
+        of = self.links
+        between = f", {of.between.name} between {of.nodes} nodes" if of.nodes > 1 else ""
+        return f"{of.devices} x {self.device.name}, {of.devices_per_node} a node by {of.inside.name}{between}"
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """Return the links of some of the nodes."""
+        return replace(self.links, nodes=nodes)
+
+    def with_faster_links(self, times: float) -> TrainingCluster:
+        """Return the cluster with this multiple of the bandwidth of all links."""
+        of = self.links
+        return replace(
+            self,
+            links=replace(
+                of,
+                inside=replace(of.inside, gb_s=of.inside.gb_s * times),
+                between=replace(of.between, gb_s=of.between.gb_s * times),
+            ),
+        )
+
+    @classmethod
+    def of(cls, text: str) -> TrainingCluster:
+        """Return a cluster from the name of a TOML file, or from text.
+
+        Raises:
+            InputError: if the file or the text is invalid.
+        """
+        return cls.read(text) if text.endswith(".toml") else cls.parse(text)
+
+    @classmethod
+    def parse(cls, text: str) -> TrainingCluster:
+        """Return a cluster from text: devices, then devices per node, links, memory and price in any order.
+
+        Raises:
+            InputError: if an item is unknown, or nodes do not divide the devices.
+        """
+        first, *items = (item.strip() for item in text.split(","))
+        found = _COUNT.fullmatch(first)
+        if found is None:
+            raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
+        count, given = int(found["count"]), {"product": found["product"]}
+        per_node = min(PER_NODE, count)
+        for item in items:
+            if match := _PER_NODE.fullmatch(item):
+                per_node = int(match["count"])
+            elif match := _PRICE.fullmatch(item):
+                given["price_per_hour"] = float(match["price"])
+            elif _SIZE.fullmatch(item):
+                given["memory"] = item
+            else:
+                given[_role(item, given)] = item
+        if count < 1 or per_node < 1 or count % per_node:
+            raise InputError(
+                f"cluster {text!r}: {count} devices cannot be divided into nodes of {per_node}: add the "
+                "number per node, such as '4 a node'"
+            )
+        return cls._of_fields(
+            {**given, "nodes": count // per_node, "devices_per_node": per_node}, f"cluster {text!r}"
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> TrainingCluster:
+        """Return a cluster from a TOML file.
+
+        Raises:
+            InputError: if the file cannot be read, or a key is missing, unknown or invalid.
+        """
+        try:
+            with open(path, "rb") as file:
+                given = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"cluster file {path}: {error}") from error
+        return cls._of_fields(given, f"cluster file {path}")
+
+    @classmethod
+    def _of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
+        unknown = sorted(set(given) - set(_KEYS))
+        if unknown or "product" not in given:
+            found = f"got the unknown key {unknown[0]}" if unknown else "product is missing"
+            raise InputError(f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {found}")
+        product = devices.find(given["product"])
+        counts = {name: given.get(name, 1) for name in ("nodes", "devices_per_node")}
+        for name, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{what}: {name} must be a number of 1 or more, got {value!r}")
+        inside = _link(given.get("inside"), "inside", what) or link_of(product, network=False)
+        between = inside
+        if counts["nodes"] > 1:
+            between = _link(given.get("between"), "between", what) or link_of(product, network=True)
+        try:
+            return cls(
+                device=product,
+                links=Cluster(inside=inside, between=between, **counts),
+                memory_bytes=_size(given.get("memory")) or product.memory_bytes,
+                price_per_hour=given.get("price_per_hour"),
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what}: {error}") from error
+
+
+def _role(item: str, given: Mapping[str, Any]) -> str:
+    """Return which link an item of a text is: a network by its name, else the first one is within a node."""
+    known = links()
+    if item not in known and not re.fullmatch(r"[\d.]+(:[\d.]+)?", item):
+        raise UnknownName(
+            "link",
+            item,
+            known,
+            f"Or give '8 a node', GB/s, a memory such as 80GB or a price such as $2.5; for example {EXAMPLE}",
+        )
+    network = item.startswith("net-") or "inside" in given
+    role = "between" if network else "inside"
+    if role in given:
+        raise InputError(f"cluster: two links {role} nodes are given, {given[role]} and {item}: expected one")
+    return role
+
+
+def _link(entry: Any, name: str, what: str) -> Link | None:
+    if entry is None or isinstance(entry, Link):
+        return entry
+    if isinstance(entry, Mapping):
+        try:
+            return Link(**{"name": name, **entry})
+        except TypeError as error:
+            raise InputError(f"{what}: {name}: {error}") from error
+    return find_link(str(entry))
+
+
+def _size(entry: Any) -> int:
+    """Return a size in bytes; 0 for none."""
+    return 0 if entry is None else budget_bytes(entry, 1)

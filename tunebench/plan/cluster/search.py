@@ -1,0 +1,249 @@
+"""Branch and bound over the plans of a cluster: the best ones, optimal for the model of time and memory.
+
+Plans that do not fit are closed by their memory. The others are ordered by a lower bound. The plan with the
+lowest bound is refined in three steps: a bound of its passes, a bound of the whole step, and the simulated
+step. A plan whose simulated step comes first is at least as good as all that follow, so the rest is closed by
+its bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tunebench.errors import UnknownName
+from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
+from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated, fixed_values, plan_space
+from tunebench.plan.cluster.stage_time import Slowdown, StepPricer, StepTime
+
+__all__ = ["ClusterSearch", "Objective", "PlanProof", "PricedPlan", "SearchResult", "peak_flops"]
+
+Objective = Literal["time", "memory", "cost"]
+"""What the best plan has least of: time of a step, memory of a device, or device hours of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan with its predicted step and memory.
+
+    Attributes:
+        plan: The plan.
+        step: Time of the step and its parts.
+        memory: Memory of the fullest device.
+        limit_bytes: Memory of each device.
+        mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of the devices in
+        use. samples_per_s: Sequences per second. cost: Price of the step; None if the price of a device hour
+        is not known.
+    """
+
+    plan: ClusterPlan
+    step: StepTime
+    memory: DeviceMemory
+    limit_bytes: int
+    mfu: float
+    samples_per_s: float
+    cost: float | None
+
+    @property
+    def device_hours(self) -> float:
+        """Device hours of a step."""
+        return self.plan.devices * self.step.time_us / 3.6e9
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device has enough memory."""
+        return self.memory.total <= self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProof:
+    """How each plan was closed; the counts add up to `plans`.
+
+    Attributes:
+        plans: Number of plans.
+        too_large: Plans that do not fit.
+        bounded_by_passes: Plans closed by the bound of their passes.
+        bounded_by_step: Plans closed by the bound of the whole step.
+        simulated: Plans with a simulated step.
+        optimal: Whether no plan that fits can be better than the best one, by the model.
+    """
+
+    plans: int
+    too_large: int
+    bounded_by_passes: int
+    bounded_by_step: int
+    simulated: int
+    optimal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The best plans of a search.
+
+    Attributes:
+        objective: What was minimised.
+        best: The best plans that fit, best first; none if nothing fits.
+        front: Plans for which no other that fits has both a shorter step and less memory, shortest step
+        first. proof: How all plans were closed. least_memory: The plan with the least memory, whether it fits
+        or not.
+    """
+
+    objective: Objective
+    best: tuple[PricedPlan, ...]
+    front: tuple[PricedPlan, ...]
+    proof: PlanProof
+    least_memory: PricedPlan
+
+
+@dataclass(slots=True)
+class _Open:
+    """A plan that is not closed; `level` counts how far its time is refined."""
+
+    plan: ClusterPlan
+    memory: DeviceMemory
+    level: int
+    time_us: float
+
+
+class ClusterSearch:
+    """Search of the plans of a job on a cluster.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        fixed: Value of each fixed parameter as text.
+        objective: What to minimise.
+        layers: Times of the layers that another search has predicted; None for new ones.
+        slowdown: Factors on predicted times.
+
+    Raises:
+        UnknownName: if there is no such objective or parameter.
+        InputError: if no plan is possible.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        machine: TrainingCluster,
+        *,
+        fixed: Mapping[str, str] | None = None,
+        objective: Objective = "time",
+        layers: LayerTimes | None = None,
+        slowdown: Slowdown | None = None,
+    ) -> None:
+        if objective not in get_args(Objective):
+            raise UnknownName("objective", objective, get_args(Objective))
+        self.job, self.machine, self.objective = job, machine, objective
+        self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
+        self.layers = layers or LayerTimes(
+            network=job.network, device=machine.device, seq=job.seq, dtype=job.dtype
+        )
+        space = fixed_values(plan_space(job, machine, any_nodes=objective == "cost"), self.fixed)
+        self.plans: tuple[ClusterPlan, ...] = enumerated(space)
+        self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
+        self.memory = MemoryPricer(job)
+
+    def run(
+        self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda what: None
+    ) -> SearchResult:
+        """Return the best plans.
+
+        Args:
+            top: Number of plans.
+            front: Whether to also find the front of time and memory.
+            watcher: Receives the phase of the search.
+        """
+        limit = self.machine.memory_bytes
+        watcher(f"memory of {len(self.plans)} plans")
+        sizes = [self.memory.of(plan) for plan in self.plans]
+        fitting = [(plan, size) for plan, size in zip(self.plans, sizes, strict=True) if size.total <= limit]
+        least = min(range(len(sizes)), key=lambda index: sizes[index].total)
+        watcher(f"predicting the layers of {len(fitting)} plans that fit")
+        self.layers.predict([LayerRun.of(self.plans[least]), *(LayerRun.of(plan) for plan, _ in fitting)])
+        watcher("lower bounds")
+        found, points, closed = self._search(fitting, top, front, watcher)
+        return SearchResult(
+            objective=self.objective,
+            best=tuple(map(self.priced, found)),
+            front=tuple(map(self.priced, sorted(points, key=self.pricer.step_us))),
+            proof=PlanProof(
+                plans=len(self.plans),
+                too_large=len(self.plans) - len(fitting),
+                bounded_by_passes=closed[0],
+                bounded_by_step=closed[1],
+                simulated=closed[2],
+                optimal=bool(found),
+            ),
+            least_memory=self.priced(self.plans[least]),
+        )
+
+    def priced(self, plan: ClusterPlan) -> PricedPlan:
+        """Return a plan with its step and memory."""
+        self.layers.predict([LayerRun.of(plan)])
+        step = self.pricer.step(plan)
+        seconds, price = step.time_us / 1e6, self.machine.price_per_hour
+        peak = peak_flops(self.machine, self.job.dtype) * plan.devices
+        return PricedPlan(
+            plan=plan,
+            step=step,
+            memory=self.memory.of(plan),
+            limit_bytes=self.machine.memory_bytes,
+            mfu=self.job.model_flops / (seconds * peak),
+            samples_per_s=self.job.batch / seconds,
+            cost=None if price is None else price * plan.devices * seconds / 3600,
+        )
+
+    def _search(
+        self,
+        fitting: Sequence[tuple[ClusterPlan, DeviceMemory]],
+        top: int,
+        front: bool,
+        watcher: Callable[[str], None],
+    ) -> tuple[list[ClusterPlan], list[ClusterPlan], list[int]]:
+        """Return the best plans, the front, and the number of plans at each level when they were closed."""
+        opened = [_Open(plan, size, 0, self.pricer.floor_us(plan)) for plan, size in fitting]
+        heap = [(*self._value(each), index) for index, each in enumerate(opened)]
+        heapq.heapify(heap)
+        refine = (self.pricer.bound_us, self.pricer.step_us)
+        found: list[ClusterPlan] = []
+        points: list[ClusterPlan] = []
+        least = float("inf")
+        while heap:
+            _, second, index = heapq.heappop(heap)
+            each = opened[index]
+            if len(found) >= top:
+                if not front:
+                    break
+                if second >= least:
+                    continue
+            if each.level == 2:
+                if len(found) < top:
+                    found.append(each.plan)
+                if second < least:
+                    least = second
+                    points.append(each.plan)
+                continue
+            each.time_us = max(each.time_us, refine[each.level](each.plan))
+            each.level += 1
+            if each.level == 2:
+                watcher(f"simulating {each.plan}")
+            heapq.heappush(heap, (*self._value(each), index))
+        levels = [each.level for each in opened]
+        return found, points, [levels.count(level) for level in range(3)]
+
+    def _value(self, each: _Open) -> tuple[float, float]:
+        """Return what is minimised, and what the front weighs it against: time and memory in some order."""
+        if self.objective == "memory":
+            return each.memory.total, each.time_us
+        return each.time_us * (each.plan.devices if self.objective == "cost" else 1), each.memory.total
+
+
+def peak_flops(machine: TrainingCluster, dtype: str) -> float:
+    """Return the peak of a device in FLOP/s, at the clock of its datasheet."""
+    device = machine.device
+    clock = device.boost_clock_mhz or device.max_clock_mhz
+    return device.mma_flop_per_clock.get(dtype, 2 * device.fma_per_clock) * device.sm_count * clock * 1e6

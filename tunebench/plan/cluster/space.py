@@ -1,0 +1,292 @@
+"""Plans of training on a cluster, and the space of all of them: `ClusterPlan`, `plan_space`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.forecast.parallel.step import Parallelism
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.pipeline.activation import architecture_of
+from tunebench.space import Parameter, Space, Table, Value
+from tunebench.workloads.networks import Network, NetworkRun
+from tunebench.workloads.networks._network import DType, Recompute
+
+__all__ = ["ClusterPlan", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
+
+Sharding = Literal["none", "optimizer", "full"]
+"""What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
+optimizer), or parameters, gradients and states (ZeRO-3, FSDP)."""
+
+MOST_CHUNKS = 8
+"""Most stages of a device."""
+
+MOST_MICROBATCH = 64
+"""Most sequences in a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """A network to train, and how its software may run it. The stack is Megatron-LM's, the optimizer AdamW.
+
+    Attributes:
+        network: The transformer.
+        batch: Sequences in a step, of all devices together.
+        seq: Tokens per sequence.
+        dtype: Dtype of parameters, gradients and activations; states of the optimizer are f32.
+        flash: Whether attention may be one kernel that stores no scores.
+        gradient_overlap: Whether gradients are summed during the backward pass.
+        tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
+        pass.
+        full_sharding: Whether copies may also divide parameters and gradients (ZeRO-3, FSDP). Its predicted
+        times
+            are those of perfect prefetching: three measured steps took 1.5 to 4.9 times as long.
+    """
+
+    network: Network
+    batch: int
+    seq: int
+    dtype: DType = "bf16"
+    flash: bool = True
+    gradient_overlap: bool = True
+    tensor_overlap: bool = True
+    full_sharding: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.seq < 1:
+            raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
+        of = architecture_of(self.network)
+        if of.family not in ("gpt2", "llama"):
+            raise InputError(
+                f"{self.network.name} is a {of.family} model: expected a transformer with the layers of gpt2 "
+                "or llama, which the kernels of Megatron-LM are known for"
+            )
+        if of.positions and self.seq > of.positions:
+            raise InputError(
+                f"{self.network.name} has {of.positions} positions, got seq={self.seq}: use shorter "
+                "sequences, or a config.json with more positions"
+            )
+        if self.dtype not in ("f16", "bf16"):
+            raise InputError(f"dtype must be f16 or bf16 (mixed precision), got {self.dtype}")
+
+    @property
+    def model_flops(self) -> float:
+        """Floating-point operations of a step without recomputation: all scores count, masked or not.
+
+        Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
+        """
+        of, tokens = architecture_of(self.network), self.batch * self.seq
+        each = 2 * of.hidden * (2 * of.inner + 2 * of.inner_k) + 4 * self.seq * of.inner
+        each += 2 * of.hidden * of.ffn * (3 if of.family == "llama" else 2)
+        return 3.0 * tokens * (each * of.layers + 2 * of.hidden * of.vocabulary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """One way to train a network on a cluster.
+
+    Attributes:
+        nodes: Nodes in use.
+        tensor: Devices that share every layer, within a node.
+        pipeline: Stages that share the layers.
+        data: Copies of the network.
+        chunks: Stages of each device (interleaved 1F1B if more than one).
+        microbatch: Sequences in a micro-batch.
+        recompute: What the backward pass computes again.
+        sequence_parallel: Whether `tensor` also divides tokens.
+        flash: Whether attention is one kernel.
+        sharding: What the copies divide among each other.
+    """
+
+    nodes: int
+    tensor: int
+    pipeline: int
+    data: int
+    chunks: int
+    microbatch: int
+    recompute: Recompute
+    sequence_parallel: bool
+    flash: bool
+    sharding: Sharding
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in use."""
+        return self.data * self.tensor * self.pipeline
+
+    def microbatches(self, batch: int) -> int:
+        """Return the micro-batches of each copy in a step."""
+        return batch // (self.data * self.microbatch)
+
+    def parallelism(self, job: TrainingJob) -> Parallelism:
+        """Return the division of the step, for `predict_step`."""
+        return Parallelism(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            microbatches=self.microbatches(job.batch),
+            schedule="interleaved-1f1b" if self.chunks > 1 else "1f1b",
+            chunks=self.chunks,
+            overlap=job.gradient_overlap,
+            tensor_overlap=job.tensor_overlap,
+        )
+
+    def run(self, job: TrainingJob) -> NetworkRun:
+        """Return how the network runs, with the batch of all devices, for `predict_step`."""
+        return NetworkRun(
+            batch=job.batch,
+            seq=job.seq,
+            mode="train",
+            dtype=job.dtype,
+            optimizer="adamw",
+            stack="megatron",
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel,
+            flash=self.flash,
+        )
+
+    def __str__(self) -> str:
+        """Return the plan as `--fix` reads it."""
+        return ",".join(f"{name}={_text(getattr(self, name))}" for name in _ABOUT if name != "nodes")
+
+    def differences(self, other: ClusterPlan) -> str:
+        """Return the values that differ from another plan, as text."""
+        changed = (name for name in _ABOUT if getattr(self, name) != getattr(other, name))
+        return ", ".join(f"{name}={_text(getattr(self, name))}" for name in changed)
+
+
+_ABOUT = {
+    "nodes": "nodes in use",
+    "tensor": "devices that share every layer",
+    "pipeline": "stages that share the layers",
+    "data": "copies of the network",
+    "chunks": "stages of each device",
+    "microbatch": "sequences in a micro-batch",
+    "recompute": "what the backward pass computes again",
+    "sequence_parallel": "whether tensor parallelism also divides tokens",
+    "flash": "whether attention is one kernel",
+    "sharding": "what the copies divide among each other",
+}
+
+
+def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False) -> Space:
+    """Return the space of plans.
+
+    Tensor parallelism stays within a node. Every device is used. Interleaving needs layers that the stages
+    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded parameters are not combined
+    with a pipeline, and selective recomputation not with flash attention, which already does it.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        any_nodes: Whether plans may use some of the nodes: a divisor of their number.
+    """
+    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
+    tensors = tuple(
+        size
+        for size in _divisors(links.devices_per_node)
+        if not (of.heads % size or of.heads_k % size or of.ffn % size)
+    )
+    counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
+    values: dict[str, tuple[Value, ...]] = {
+        "nodes": nodes,
+        "tensor": tensors,
+        "pipeline": tuple(count for count in counts if count <= of.layers),
+        "data": tuple(count for count in counts if batch % count == 0) or (1,),
+        "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
+        "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
+        "recompute": ("none", "selective", "full"),
+        "sequence_parallel": ("no", "yes"),
+        "flash": ("no", "yes") if job.flash else ("no",),
+        "sharding": ("none", "optimizer", "full") if job.full_sharding else ("none", "optimizer"),
+    }
+
+    def uses_all_devices(nodes: Any, tensor: Any, pipeline: Any, data: Any) -> Any:
+        return data * tensor * pipeline == nodes * links.devices_per_node
+
+    def divides_layers(pipeline: Any, chunks: Any) -> Any:
+        return (chunks == 1) | ((pipeline > 1) & (of.layers % (pipeline * chunks) == 0))
+
+    def divides_batch(data: Any, microbatch: Any) -> Any:
+        return batch % (data * microbatch) == 0
+
+    def divides_microbatches(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
+        return (chunks == 1) | (batch // (data * microbatch) % pipeline == 0)
+
+    def divides_tokens(tensor: Any, sequence_parallel: Any) -> Any:
+        return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % tensor == 0))
+
+    def recomputes_scores(recompute: Any, flash: Any) -> Any:
+        return (recompute != "selective") | (flash == "no")
+
+    def shards_copies(data: Any, pipeline: Any, sharding: Any) -> Any:
+        return (sharding == "none") | ((data > 1) & ((sharding == "optimizer") | (pipeline == 1)))
+
+    return Space(
+        tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
+        (
+            uses_all_devices,
+            divides_layers,
+            divides_batch,
+            divides_microbatches,
+            divides_tokens,
+            recomputes_scores,
+            shards_copies,
+        ),
+    )
+
+
+def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
+    """Return a space in which some parameters have one value.
+
+    Args:
+        space: The space.
+        fixed: Value of each fixed parameter as text.
+
+    Raises:
+        UnknownName: if there is no such parameter.
+        InputError: if a parameter does not have this value.
+    """
+    known = {parameter.name: parameter for parameter in space.parameters}
+    chosen: dict[str, tuple[Value, ...]] = {}
+    for name, text in fixed.items():
+        if name not in known:
+            raise UnknownName("parameter of a plan", name, known)
+        match = tuple(value for value in known[name].values if str(value) == text)
+        if not match:
+            values = ", ".join(map(str, known[name].values))
+            raise InputError(f"{name}={text} is not possible here: expected one of {values}")
+        chosen[name] = match
+    return space.restrict(**chosen)
+
+
+def enumerated(space: Space) -> tuple[ClusterPlan, ...]:
+    """Return all plans of a space.
+
+    Raises:
+        InputError: if there is none.
+    """
+    table: Table = space.enumerate()
+    if not len(table):
+        raise InputError(
+            "no plan divides this batch and network among the devices: expected a batch that a number of "
+            "copies divides; change the batch, the number of devices or --fix"
+        )
+    columns = {name: column.tolist() for name, column in table.columns.items()}
+    for name in ("sequence_parallel", "flash"):
+        columns[name] = [value == "yes" for value in columns[name]]
+    names = tuple(columns)
+    return tuple(
+        ClusterPlan(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)
+    )
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(each for each in range(1, number + 1) if number % each == 0)

@@ -1,0 +1,363 @@
+"""Times of a plan's stages, a lower bound of its step, and the step itself by simulation: `StepPricer`.
+
+The composition is that of `predict_step`, whose time it reproduces for plans that do not shard. In addition:
+
+- Optimizer sharding (ZeRO-1): a reduce-scatter of gradients takes the place of the all-reduce, each copy
+updates its
+  share, and an all-gather of the parameters follows, which nothing hides.
+- Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
+behind the
+  layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does not fit
+  behind a layer's pass is exposed.
+
+Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
+its passes, and the last gradient returns through the ranks before it. This holds for any schedule, and for
+equal stages 1F1B reaches it.
+
+Sources: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020;
+Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tunebench.dtype import itemsize
+from tunebench.forecast.parallel.cluster import ProcessGroup
+from tunebench.forecast.parallel.collective import Collective, collective_us, send_us
+from tunebench.forecast.parallel.gradient import exposed_gradients_us, gradient_bytes
+from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
+from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
+from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
+from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
+from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes, PassTime
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+
+__all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Factors on predicted times, for the sensitivity of a choice.
+
+    Attributes:
+        kernels: Factor on the time of kernels.
+        communication: Factor on the time of collectives and sends.
+    """
+
+    kernels: float = 1.0
+    communication: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Times of a stage on each device, in microseconds; passes are those of one micro-batch.
+
+    Attributes:
+        forward_us: Kernels of a forward pass.
+        backward_us: Kernels of a backward pass.
+        waits_forward_us: Exposed collectives of a forward pass: tensor parallelism, gathered parameters.
+        waits_backward_us: Exposed collectives of a backward pass.
+        gradients_us: Exposed sum of gradients after the last backward pass.
+        optimizer_us: Update of the parameters.
+        gather_us: All-gather of the updated parameters.
+    """
+
+    forward_us: float
+    backward_us: float
+    waits_forward_us: float
+    waits_backward_us: float
+    gradients_us: float = 0.0
+    optimizer_us: float = 0.0
+    gather_us: float = 0.0
+
+    @property
+    def pass_us(self) -> tuple[float, float]:
+        """Forward and backward pass, with waits."""
+        return self.forward_us + self.waits_forward_us, self.backward_us + self.waits_backward_us
+
+    @property
+    def end_us(self) -> float:
+        """What follows the last backward pass."""
+        return self.gradients_us + self.optimizer_us + self.gather_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Time of a step and its parts, each a mean over the devices, in microseconds.
+
+    Attributes:
+        time_us: The step.
+        compute_us: Kernels of the passes.
+        optimizer_us: Kernels of the optimizer.
+        waits_us: Exposed collectives within layers: tensor parallelism, gathered parameters.
+        gradients_us: Exposed sums of gradients, and all-gathers of updated parameters.
+        sends_us: Exposed sends between stages, and the sum of gradients of a shared embedding.
+        bubble_us: Time in which a device waits for the work of another stage.
+    """
+
+    time_us: float
+    compute_us: float
+    optimizer_us: float
+    waits_us: float
+    gradients_us: float
+    sends_us: float
+    bubble_us: float
+
+    @property
+    def communication_us(self) -> float:
+        """Exposed communication."""
+        return self.waits_us + self.gradients_us + self.sends_us
+
+
+@dataclass(kw_only=True)
+class StepPricer:
+    """Times of the plans of a job on a cluster.
+
+    Attributes:
+        job: The network and its batch.
+        machine: The cluster.
+        layers: Times of the layers; plans of several pricers may share them.
+        slowdown: Factors on predicted times.
+    """
+
+    job: TrainingJob
+    machine: TrainingCluster
+    layers: LayerTimes
+    slowdown: Slowdown = field(default_factory=Slowdown)
+
+    def __post_init__(self) -> None:
+        self._passes = functools.cache(self._stage_passes)
+        self._group = functools.cache(self._process_group)
+        self._collective = functools.cache(self._collective_us)
+        self._ends = functools.cache(self._stage_ends)
+        self._send = functools.cache(self._send_us)
+        self._ranges = functools.cache(self._stage_ranges)
+        self.step_us = functools.cache(self._step_us)
+        """Return the time of the step of a plan, by simulation of its schedule."""
+
+    def floor_us(self, plan: ClusterPlan) -> float:
+        """Return a lower bound of the step without gradients and the optimizer, which takes little time."""
+        stages = [
+            self._passes(LayerRun.of(plan), layers, plan.nodes, 0, False, 1)
+            for layers in self._ranges(plan.pipeline, plan.chunks)
+        ]
+        return self._bound(plan, stages, [0.0] * len(stages))
+
+    def bound_us(self, plan: ClusterPlan) -> float:
+        """Return a lower bound of the step, at least `floor_us`."""
+        return self._bound(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+
+    def _step_us(self, plan: ClusterPlan) -> float:
+        return self._simulated(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+
+    def step(self, plan: ClusterPlan) -> StepTime:
+        """Return the time of the step and its parts."""
+        stages, count = self.stages(plan), plan.microbatches(self.job.batch)
+        time_us = self.step_us(plan)
+        silent_us = self._simulated(plan, stages, [0.0] * len(stages))
+
+        def mean(values: Sequence[float]) -> float:
+            return sum(values) / plan.pipeline
+
+        parts = {
+            "compute_us": mean([count * (each.forward_us + each.backward_us) for each in stages]),
+            "optimizer_us": mean([each.optimizer_us for each in stages]),
+            "waits_us": mean([count * (each.waits_forward_us + each.waits_backward_us) for each in stages]),
+            "gradients_us": mean([each.gradients_us + each.gather_us for each in stages]),
+            "sends_us": time_us - silent_us,
+        }
+        return StepTime(time_us=time_us, bubble_us=max(0.0, time_us - sum(parts.values())), **parts)
+
+    def stages(self, plan: ClusterPlan) -> list[StageTime]:
+        """Return the times of all stages of a plan."""
+        run, count = LayerRun.of(plan), plan.microbatches(self.job.batch)
+        sharded = plan.data if plan.sharding == "full" else 0
+        shards = 1 if plan.sharding == "none" else plan.data
+        found = []
+        for layers in self._ranges(plan.pipeline, plan.chunks):
+            passes = self._passes(run, layers, plan.nodes, sharded, count > 1, shards)
+            backward_us = passes.backward_us
+            gradients_us, gather_us = self._ends(
+                plan.tensor, layers, plan.nodes, plan.data, plan.sharding, backward_us
+            )
+            update = self.layers.update(plan.tensor, layers, shards)
+            found.append(
+                replace(
+                    passes,
+                    gradients_us=gradients_us,
+                    gather_us=gather_us,
+                    optimizer_us=update.optimizer_us * self.slowdown.kernels,
+                )
+            )
+        return found
+
+    # -- bound and simulation ------------------------------------------------------------------------------
+
+    def _bound(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+        ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
+        passes = [each.pass_us for each in stages]
+        before_us, ends = 0.0, []
+        for rank in range(ranks):
+            work_us = count * sum(forward + backward for forward, backward in passes[rank::ranks])
+            ends.append(before_us + work_us)
+            before_us += passes[rank][0] + sends[rank]
+        latest_us, bound_us = 0.0, 0.0
+        for rank in reversed(range(ranks)):
+            latest_us = max(
+                ends[rank], latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
+            )
+            bound_us = max(bound_us, latest_us + sum(each.end_us for each in stages[rank::ranks]))
+        return bound_us
+
+    def _simulated(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+        count = plan.microbatches(self.job.batch)
+        if plan.pipeline == 1:
+            return count * sum(stages[0].pass_us) + stages[0].end_us
+        schedule = _schedule(plan.pipeline, count, plan.chunks)
+        costs = tuple(
+            StageCosts(
+                forward_us=each.pass_us[0],
+                input_gradient_us=each.pass_us[1],
+                weight_gradient_us=0.0,
+                send_bytes=int(us > 0),
+                send_us=us,
+            )
+            for each, us in zip(stages, sends, strict=True)
+        )
+        simulation = simulate_pipeline(schedule, PipelineCosts(stages=costs))
+        ends_us = [float(each[-1]) for each in simulation.ends_us]
+        for rank, stage in zip(schedule.placement, stages, strict=True):
+            ends_us[rank] += stage.end_us
+        return max(ends_us)
+
+    # -- parts of a stage ----------------------------------------------------------------------------------
+
+    def _stage_ranges(self, pipeline: int, chunks: int) -> tuple[tuple[int, int], ...]:
+        stages, layers = pipeline * chunks, self.job.network.layers
+        each, more = divmod(layers, stages)
+        ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
+        return tuple(itertools.pairwise(ends))
+
+    def _stage_passes(
+        self, run: LayerRun, layers: tuple[int, int], nodes: int, sharded: int, accumulates: bool, shards: int
+    ) -> StageTime:
+        """Return the passes of a stage; layers of the same kind have equal times."""
+        kind = self.layers.alike(layers)
+        if kind != layers:
+            return self._passes(run, kind, nodes, sharded, accumulates, shards)
+        kernels = self.layers.passes(run, layers)
+        if accumulates:
+            update = self.layers.update(run.tensor, layers, shards)
+            kernels = kernels.plus(PassTime(0.0, update.accumulate_us, update.accumulate_launches))
+        kernels = kernels.scaled(self.slowdown.kernels)
+        busy_us = kernels.forward_us + kernels.backward_us
+        stretch = max(1.0, HOST_US * kernels.launches / busy_us)
+        slack_us = (stretch - 1.0) * kernels.forward_us, (stretch - 1.0) * kernels.backward_us
+        forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
+        sums_us = self._sums_us(run, layers, nodes)
+        waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
+        if sharded:
+            gathered = self._gathered_us(run.tensor, layers, nodes, sharded, forward_us, backward_us)
+            waits = [us + more for us, more in zip(waits, gathered, strict=True)]
+        return StageTime(forward_us, backward_us, waits[0], waits[1])
+
+    def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
+        """Return the collectives of tensor parallelism that no product hides, by pass."""
+        exposed = {"forward": 0.0, "backward": 0.0}
+        for each in self.job.network.collectives(run.network_run(self.job, layers)):
+            takes_us = self._collective(each.collective, each.nbytes, nodes, run.tensor, 1)
+            hidden_us = 0.0
+            if each.behind and self.job.tensor_overlap:
+                hidden_us = self.layers.product_us(run, *each.behind) * self.slowdown.kernels
+            exposed[each.phase] += each.count * max(0.0, takes_us - hidden_us)
+        return exposed["forward"], exposed["backward"]
+
+    def _gathered_us(
+        self,
+        tensor: int,
+        layers: tuple[int, int],
+        nodes: int,
+        copies: int,
+        forward_us: float,
+        backward_us: float,
+    ) -> tuple[float, float]:
+        """Return the exposed gathers and reduce-scatters of fully sharded layers in one micro-batch."""
+        count = layers[1] - layers[0]
+        nbytes = self.job.network.parameters(tensor, layers) * itemsize(self.job.dtype) // count
+        gather_us = self._collective("all-gather", nbytes, nodes, copies, tensor)
+        scatter_us = self._collective("reduce-scatter", nbytes, nodes, copies, tensor)
+        forward = gather_us + (count - 1) * max(0.0, gather_us - forward_us / count)
+        backward = (
+            gather_us + (count - 1) * max(0.0, gather_us + scatter_us - backward_us / count) + scatter_us
+        )
+        return forward, backward
+
+    def _stage_ends(
+        self, tensor: int, layers: tuple[int, int], nodes: int, copies: int, sharding: str, backward_us: float
+    ) -> tuple[float, float]:
+        """Return the exposed sum of gradients, and the gather of updated parameters."""
+        kind = self.layers.alike(layers)
+        if kind != layers:
+            return self._ends(tensor, kind, nodes, copies, sharding, backward_us)
+        if copies == 1 or sharding == "full":
+            return 0.0, 0.0
+        run = LayerRun(tensor, 1, "none", False, False).network_run(self.job, layers)
+        sizes = gradient_bytes(self.job.network, run, layers)
+        collective: Collective = "all-reduce" if sharding == "none" else "reduce-scatter"
+        gather_us = 0.0
+        if sharding == "optimizer":
+            gather_us = self._collective("all-gather", sum(sizes), nodes, copies, tensor)
+        if not self.job.gradient_overlap:
+            return self._collective(collective, sum(sizes), nodes, copies, tensor), gather_us
+        group = self._group(nodes, copies, tensor)
+        exposed_us = exposed_gradients_us(sizes, backward_us, group, self.slowdown.communication, collective)
+        return exposed_us, gather_us
+
+    def _sends(self, plan: ClusterPlan) -> list[float]:
+        """Return the time to send the output of each stage to the next one; 0 for the last."""
+        width, stages = plan.tensor * plan.data, plan.pipeline * plan.chunks
+        nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
+        return [
+            self._send(
+                nbytes, plan.nodes, stage % plan.pipeline * width, (stage + 1) % plan.pipeline * width, width
+            )
+            for stage in range(stages - 1)
+        ] + [0.0]
+
+    def _send_us(self, nbytes: int, nodes: int, first: int, second: int, width: int) -> float:
+        link = self.machine.with_nodes(nodes).link_between(first, second, width=width)
+        return float(send_us(nbytes, link)) * self.slowdown.communication
+
+    def _tied_us(self, plan: ClusterPlan) -> float:
+        """Return the sum of gradients of a matrix that the first and the last stage share."""
+        network = self.job.network
+        if plan.pipeline == 1:
+            return 0.0
+        ranges = self._ranges(plan.pipeline, plan.chunks)
+        held = sum(network.parameters(plan.tensor, self.layers.alike(each)) for each in ranges)
+        shared = (held - network.parameters(plan.tensor)) * itemsize(self.job.dtype)
+        width = plan.tensor * plan.data
+        link = self.machine.with_nodes(plan.nodes).link_between(0, (plan.pipeline - 1) * width, width=width)
+        pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
+        return float(collective_us("all-reduce", shared, pair)) * self.slowdown.communication
+
+    def _process_group(self, nodes: int, size: int, stride: int) -> ProcessGroup:
+        return self.machine.with_nodes(nodes).group(size, stride=stride)
+
+    def _collective_us(
+        self, collective: Collective, nbytes: int, nodes: int, size: int, stride: int
+    ) -> float:
+        us = float(collective_us(collective, nbytes, self._group(nodes, size, stride)))
+        return us * self.slowdown.communication
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+    if chunks > 1:
+        return interleaved_1f1b(ranks, microbatches, chunks)
+    return one_f_one_b(ranks, microbatches)
