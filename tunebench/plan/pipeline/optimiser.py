@@ -62,6 +62,16 @@ _ROUNDS = 8
 _MOVES = 8_000
 """Rounds of simulated annealing from each start, and moves in each."""
 
+_PERIODS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)
+"""Periods of list schedules, as multiples of the work of the busiest rank for a micro-batch."""
+
+_PERIODIC_RULES = (
+    ListRules(),
+    ListRules(overlap=0.5),
+    ListRules(keeps_room=2),
+    ListRules(inf, inf, inf, keeps_room=2),
+)
+
 _JUDGED = 12
 """List schedules that are simulated."""
 
@@ -101,6 +111,8 @@ def optimise_schedule(
     memory_bytes: int | None = None,
     split_backward: bool = True,
     time_limit_s: float = 20.0,
+    *,
+    exact: bool = True,
 ) -> OptimisedSchedule:
     """Return the best schedule found, its simulation and a lower bound.
 
@@ -114,6 +126,7 @@ def optimise_schedule(
         memory_bytes: Memory of each rank, static bytes included; None for no limit.
         split_backward: Whether gradients of the weights may run apart from those of the input.
         time_limit_s: Time limit of the search in seconds.
+        exact: Whether to solve an integer program for a small pipeline, if HiGHS is installed.
 
     Raises:
         InputError: if no schedule was found that fits the memory, or the costs are of other stages.
@@ -122,7 +135,8 @@ def optimise_schedule(
     search.try_named()
     search.try_lists()
     search.improve()
-    search.solve()
+    if exact:
+        search.solve()
     return search.result()
 
 
@@ -183,28 +197,47 @@ class _Search:
                 if chunks == 1:
                     yield zb_h1(ranks, count, costs=costs)
                     yield zb_h2(ranks, count, costs=costs)
-        elif self._placement == v_placement(ranks) and self._split:
+        elif self._placement == v_placement(ranks):
             held = max(stage.activation_bytes for stage in costs.stages)
             fitting = 2 * ranks if self._memory_bytes is None else min(self._available) // max(held, 1)
             for most in {2 * ranks, int(fitting), int(fitting) - 1}:
                 if 2 <= most <= 2 * ranks:
-                    yield v_schedule(ranks, count, most)
+                    apart = v_schedule(ranks, count, most)
+                    yield apart if self._split else self._whole(apart)
+
+    def _whole(self, schedule: PipelineSchedule) -> PipelineSchedule:
+        """Return a schedule with whole backward passes in the place of input gradients."""
+        gradient, weight = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
+        return self._schedule(
+            tuple(
+                tuple(
+                    each._replace(kind=ActionKind.BACKWARD) if each.kind is gradient else each
+                    for each in own
+                    if each.kind is not weight
+                )
+                for own in schedule.actions
+            )
+        )
 
     def try_lists(self) -> None:
         """Simulate the best of many list schedules."""
         tried: list[tuple[float, int, ListProblem, NDArray[np.float64], ListRules]] = []
-        for limits, unit in self._limits():
-            problem = list_problem(self._placement, self._costs, limits, split=self._split, unit_memory=unit)
-            for planned, rules in itertools.product(self._plans(), self._rules()):
-                if self._is_over():
-                    break
-                tried.append((list_times(problem, planned, rules)[1], len(tried), problem, planned, rules))
+        limited = [
+            list_problem(self._placement, self._costs, limits, split=self._split, unit_memory=unit)
+            for limits, unit in self._limits()
+        ]
+        tries = itertools.chain(
+            itertools.product(limited, self._plans(), self._rules()),
+            itertools.product(limited[-1:], self._periodic_plans(), _PERIODIC_RULES),
+        )
+        for problem, planned, rules in tries:
+            if self._is_over():
+                break
+            tried.append((list_times(problem, planned, rules)[1], len(tried), problem, planned, rules))
         tried = [each for each in tried if each[0] < inf]
-        # The fastest of all, and the fastest of the few that hold the least.
-        for _, _, problem, planned, rules in [
-            *sorted(tried, key=lambda each: each[:2])[:_JUDGED],
-            *tried[:1],
-        ]:
+        # The fastest of all, and the first that runs, which holds the least.
+        fastest = sorted(tried, key=lambda each: each[:2])[:_JUDGED]
+        for _, _, problem, planned, rules in [*fastest, *tried[:1]]:
             actions = list_schedule(problem, planned, rules)
             assert actions is not None, "it was scheduled before"
             self._judge(self._schedule(actions))
@@ -241,6 +274,16 @@ class _Search:
         urgent = -tails - durations[:, :, None]
         gradients_first = heads - np.array([0.0, 2.0 * heads.max()])[:, None, None]
         return [heads, urgent, gradients_first, heads + urgent]
+
+    def _periodic_plans(self) -> Iterator[NDArray[np.float64]]:
+        """Return plans that repeat the passes of the first micro-batch, after periods of several lengths."""
+        heads = self._plans()[0]
+        busy_us = max(
+            sum(self._graph.streams[index].duration_us for index in own)
+            for own in self._graph.by_resource().values()
+        )
+        for factor in _PERIODS:
+            yield heads[:, :, :1] + factor * busy_us * np.arange(self._microbatches)
 
     def _rules(self) -> list[ListRules]:
         """Return rules that never end in a deadlock, or seldom."""

@@ -3,7 +3,9 @@
 Passes and transfers are streams: one pass or transfer for each micro-batch. Micro-batches are alike, so some
 fastest schedule runs each stream in the order of micro-batches. Longest paths through the streams give the
 earliest start of each pass and the least time after it. No rank and no direction of a link can then end
-before its work does, even if it could interrupt passes (Jackson's preemptive schedule).
+before its work does, even if it could interrupt passes (Jackson's preemptive schedule). A micro-batch holds
+activations at least for its own way from the forward pass of a stage to the gradient of it: the memory of a
+rank bounds how many such times fit into a step.
 
 Sources: Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11, 1982.
 """
@@ -14,7 +16,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -81,6 +83,7 @@ class StreamGraph:
         precedences: Which stream waits for which.
         heads_us: Earliest start of each (streams, micro-batches).
         tails_us: Least time from its end to the end of the step (streams, micro-batches).
+        memory_us: Bound of the memory of ranks.
     """
 
     microbatches: int
@@ -88,6 +91,7 @@ class StreamGraph:
     precedences: tuple[Precedence, ...]
     heads_us: NDArray[np.float64]
     tails_us: NDArray[np.float64]
+    memory_us: float = 0.0
 
     def by_resource(self) -> dict[Resource, list[int]]:
         """Return the streams that occupy each resource."""
@@ -101,7 +105,8 @@ class StreamGraph:
         """Return the greatest of the bounds of all resources and of the longest path."""
         durations = np.array([stream.duration_us for stream in self.streams])
         longest = float((self.heads_us + durations[:, None] + self.tails_us).max())
-        return max([longest, *(self._preemptive_us(own) for own in self.by_resource().values())])
+        bounds = [self._preemptive_us(own) for own in self.by_resource().values()]
+        return max(longest, self.memory_us, *bounds)
 
     def _preemptive_us(self, own: Sequence[int]) -> float:
         """Return the end of a step in which a resource may interrupt what it does."""
@@ -176,13 +181,16 @@ def stream_graph(
         for each in precedences
     ]
     tails = _longest(streams, backwards, microbatches)[:, ::-1]
-    return StreamGraph(
+    graph = StreamGraph(
         microbatches=microbatches,
         streams=tuple(streams),
         precedences=tuple(precedences),
         heads_us=heads,
         tails_us=tails,
     )
+    if memory_bytes is None:
+        return graph
+    return replace(graph, memory_us=_memory_us(graph, placement, costs, memory_bytes))
 
 
 def available_bytes(placement: Sequence[int], costs: PipelineCosts, memory_bytes: int) -> list[int]:
@@ -284,6 +292,34 @@ def _memory_precedences(
         lag_us = streams[weight[stage]].duration_us if all_retained else 0.0
         found.append(Precedence(before=gradient[stage], after=forward[stage], lag_us=lag_us, shift=most))
     return found
+
+
+def _memory_us(
+    graph: StreamGraph, placement: Sequence[int], costs: PipelineCosts, memory_bytes: int
+) -> float:
+    """Return the time in which the bytes of each rank suffice for what its micro-batches hold."""
+    index = {(each.kind, each.stage): place for place, each in enumerate(graph.streams)}
+    bound_us = 0.0
+    for rank, most in enumerate(available_bytes(placement, costs, memory_bytes)):
+        stages = [stage for stage, owner in enumerate(placement) if owner == rank]
+        held = retained = 0.0  # bytes times microseconds of a micro-batch
+        tail_us = inf
+        for stage in stages:
+            gradient = index[(I, stage) if (I, stage) in index else (B, stage)]
+            ends_us = graph.heads_us[gradient, 0] + graph.streams[gradient].duration_us
+            held_us = ends_us - graph.heads_us[index[F, stage], 0]
+            held += float(held_us) * costs.stages[stage].activation_bytes
+            tail_us = min(tail_us, float(graph.tails_us[gradient, -1]))
+            if (W, stage) in index:
+                retained += graph.streams[index[W, stage]].duration_us * costs.stages[stage].retained
+        head_us = min(float(graph.heads_us[index[F, stage], 0]) for stage in stages)
+        if held:
+            # Gradients of weights hold memory too, and need not be followed by anything.
+            longest = max(
+                held * graph.microbatches / most + tail_us, (held + retained) * graph.microbatches / most
+            )
+            bound_us = max(bound_us, head_us + longest)
+    return bound_us
 
 
 def _longest(
