@@ -230,14 +230,19 @@ class _Search:
             itertools.product(limited, self._plans(), self._rules()),
             itertools.product(limited[-1:], self._periodic_plans(), _PERIODIC_RULES),
         )
+        # One micro-batch in flight holds the least: it is tried even if no time is left.
+        least = list_schedule(limited[0], self._plans()[0], self._rules()[0])
+        if least is not None:
+            self._judge(self._schedule(least))
         for problem, planned, rules in tries:
             if self._is_over():
                 break
             tried.append((list_times(problem, planned, rules)[1], len(tried), problem, planned, rules))
         tried = [each for each in tried if each[0] < inf]
-        # The fastest of all, and the first that runs, which holds the least.
-        fastest = sorted(tried, key=lambda each: each[:2])[:_JUDGED]
-        for _, _, problem, planned, rules in [*fastest, *tried[:1]]:
+        # The fastest of all, and of each limit: transferred tensors need memory too.
+        tried.sort(key=lambda each: each[:2])
+        of_limits = [next((each for each in tried if each[2] is problem), None) for problem in limited]
+        for _, _, problem, planned, rules in [*tried[:_JUDGED], *filter(None, of_limits)]:
             actions = list_schedule(problem, planned, rules)
             assert actions is not None, "it was scheduled before"
             self._judge(self._schedule(actions))
