@@ -75,6 +75,9 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._pending: dict[PipelineAction, PendingTransfer] = {}
         self._accepted: dict[tuple[int, int], list[Tensor]] = {}
         self._step_losses: dict[int, Tensor] = {}
+        own = schedule.actions[self.rank]
+        self._evictions = frozenset(action for action in own if action.kind is K.EVICT)
+        self._reduces = any(action.kind is K.REDUCE_GRADIENTS for action in own)
         self.backward_counter: Counter[int] = Counter()
         self.stage_index_to_group_rank = dict(enumerate(schedule.placement))
         for stage in stages:
@@ -161,20 +164,14 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             losses[:] = [self._step_losses[index] for index in sorted(self._step_losses)]
         self._step_losses.clear()
 
-    @property
-    def _reduces(self) -> bool:
-        """Whether the schedule lists when gradients are reduced and scaled."""
-        return any(action.kind is K.REDUCE_GRADIENTS for action in self.schedule.actions[self.rank])
-
     def _initialize(
         self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any, kept: frozenset[int]
     ) -> None:
         """Find shapes before the first step, and exchange the sizes of what is evicted."""
-        known = self._stages_forward_initialized
         for stage in self._stages:
             stage.prepare_eviction(kept)
         self._initialize_stages(args, kwargs, target, loss_kwargs)
-        if known or not self.schedule.acceptors:
+        if self._sizes or not self._has_backward or not self.schedule.acceptors:
             return
         gathered: list[Any] = [None] * self.schedule.ranks
         own = {index: stage.evicted_bytes for index, stage in self._own.items()}
@@ -344,12 +341,9 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             self._report.state(own, is_cause=is_cause)
             self._transport.break_connections()
             self._ended = own if is_cause else self._report.first() or own
+            self._report.wait_for_readers(self.rank)
             at = "" if self._ended == own else f" (rank {self.rank} was at {where})"
             raise RankFailed(self._ended + at) from error
-
-    @property
-    def _evictions(self) -> frozenset[PipelineAction]:
-        return frozenset(one for one in self.schedule.actions[self.rank] if one.kind is K.EVICT)
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> None:
         """Raise InputError if inputs or targets are missing or cannot be split."""

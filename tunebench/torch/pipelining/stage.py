@@ -94,7 +94,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
         leaves = self._leaves.pop(fwd_chunk_id, [])
         if not self.is_last:
             self._outputs[fwd_chunk_id] = [one.detach() for one in outputs]
-            outputs = tuple(_EmptyOutput.apply(one) if one.requires_grad else one for one in outputs)
+            outputs = tuple(
+                _EmptyOutput.apply(one) if one.requires_grad else _empty_like(one) for one in outputs
+            )
         if self.has_backward:
             self.fwd_cache[fwd_chunk_id] = outputs, [*leaves, *inputs[len(leaves) :]]
         else:
@@ -104,9 +106,10 @@ class Stage(PipelineStage):  # type: ignore[misc]
     def backward_one_chunk(self, bwd_chunk_id: int, **given: Any) -> None:
         """Run the backward pass of a micro-batch, or the part of it for the input."""
         super().backward_one_chunk(bwd_chunk_id, **given)
-        for value in self.backward_state.get(bwd_chunk_id, ((),))[0] if not self.is_first else ():
-            if isinstance(value, Tensor):
-                value.grad = None
+        if bwd_chunk_id in self.backward_state and not self.is_first:
+            for leaf in self.backward_state[bwd_chunk_id][0][: len(self._stage_meta.inputs)]:
+                if leaf is not None:
+                    leaf.grad = None  # it is in bwd_cache
 
     def clear_runtime_states(self) -> None:
         """Forget the micro-batches of the last step."""

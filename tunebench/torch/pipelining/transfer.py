@@ -84,7 +84,7 @@ class Transport:
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         # Gloo does not say whether a transfer has ended, so a thread waits for it.
-        self._waits_in_thread = "gloo" in str(dist.get_backend(group))
+        self._waits_in_thread = device.type == "cpu" or dist.get_backend(group) == "gloo"
         self._sent: list[PendingTransfer] = []
         self._queue: queue.SimpleQueue[PendingTransfer | None] = queue.SimpleQueue()
         if self._waits_in_thread:
@@ -193,6 +193,11 @@ class FailureReport:
         """
         with contextlib.suppress(RuntimeError, dist.DistError):  # the process with the store may have ended
             self._store.compare_set(_CAUSE if is_cause else _CONSEQUENCE, "", reason)
+
+    def wait_for_readers(self, rank: int) -> None:
+        """Give other ranks time to read the reason if this process may have the store, and may end now."""
+        if rank == 0:
+            time.sleep(GRACE_S)
 
     def first(self) -> str | None:
         """Return the cause of the failure, else the first lost connection; none if the store is lost."""
