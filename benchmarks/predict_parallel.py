@@ -72,7 +72,8 @@ def _collectives() -> Table:
 
 def _over_measured(curve: dict[str, Any]) -> Any:
     """Return ratios of predicted to measured times."""
-    cluster = Cluster.of(devices.find(curve["device"]), devices=8 * curve["nodes"], nodes=curve["nodes"])
+    count = curve.get("gpus", 8 * curve["nodes"])
+    cluster = Cluster.of(devices.find(curve["device"]), devices=count, nodes=curve["nodes"])
     sizes = 2.0 ** np.array(curve["log2_bytes"])
     return collective_us("all-reduce", sizes, cluster.group(cluster.devices)) / np.array(curve["us"])
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tunebench import device as devices
-from tunebench.forecast.parallel.cluster import Cluster
+from tunebench.forecast.parallel.cluster import Cluster, links
 from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config
 
@@ -119,7 +119,10 @@ def predicted(row: dict[str, str], source: Source) -> StepPrediction:
         sequence_parallel=row.get("seq_parallel") == "1",
     )
     nodes = -(-number["gpus"] // number["gpus_per_node"])
-    cluster = Cluster.of(device, devices=number["gpus"], nodes=nodes, network=f"{source.network_gb_s}:2.7")
+    latency_us = links()["net-200"].latency_us
+    cluster = Cluster.of(
+        device, devices=number["gpus"], nodes=nodes, network=f"{source.network_gb_s}:{latency_us}"
+    )
     return predict_step(_network(row), device, run, cluster, parallelism)
 
 

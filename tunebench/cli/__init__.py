@@ -32,7 +32,7 @@ COMMANDS = {
     "predict": "Predict the time of a workload or a model on GPUs, present or not.",
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",
-    "plan": "Plan how the training steps of a PyTorch model run on a device.",
+    "plan": "Plan how training steps run: the memory of one device, a pipeline, or training on a cluster.",
     "time": "Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.",
     "explain": (
         "Explain the time of a configuration: its limiting resource, and changes that would save time."

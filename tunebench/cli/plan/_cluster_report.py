@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunebench._figure import significant
 from tunebench.cli._output import duration, table
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class ClusterReport:
                 size_text(each.memory.total),
                 f"{step.bubble_us / step.time_us:.1%}",
                 f"{step.communication_us / step.time_us:.1%}",
-                *((f"${each.cost:.4g}",) if each.cost is not None else ()),
+                *((f"${significant(each.cost)}",) if each.cost is not None else ()),
             )
 
     def _shares(self) -> Iterator[tuple[str, float]]:

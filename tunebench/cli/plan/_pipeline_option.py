@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -247,8 +248,8 @@ class KnownStages:
         weight_us = backward_us / 2 if self.weight_us is None else self.weight_us
         if weight_us > backward_us:
             raise InputError(
-                f"--weight-gradient-us {weight_us:g} is a share of the backward pass: expected at most "
-                f"{backward_us:g}"
+                f"--weight-gradient-us {significant(weight_us)} is a share of the backward pass: expected at "
+                f"most {significant(backward_us)}"
             )
         stage = StageCosts(
             forward_us=self.forward_us,

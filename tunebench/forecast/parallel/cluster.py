@@ -39,6 +39,9 @@ class Link:
         latency_us: Latency of one step of a collective with small messages.
         efficiency: Share of `gb_s` that large messages reach.
         reduces: Whether the switches can reduce (NVLink SHARP).
+        ll128: Whether stores of 128 bytes arrive as a whole (NVLink), which NCCL's protocol LL128 needs.
+        group_share: Share of the bandwidth that remains in groups of more than two devices; below 1 where
+            their traffic crosses CPUs (PCI Express).
     """
 
     name: str
@@ -46,6 +49,8 @@ class Link:
     latency_us: float = 1.0
     efficiency: float = 0.8
     reduces: bool = False
+    ll128: bool = False
+    group_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.gb_s < float("inf") or not 0 <= self.latency_us < float("inf"):
@@ -54,6 +59,8 @@ class Link:
             )
         if not 0 < self.efficiency <= 1:
             raise InputError(f"link {self.name}: efficiency must be in (0, 1], got {self.efficiency}")
+        if not 0 < self.group_share <= 1:
+            raise InputError(f"link {self.name}: group_share must be in (0, 1], got {self.group_share}")
 
     @property
     def bytes_per_us(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunebench._figure import significant
 from tunebench._plot import empty_figure, save_figure
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.pipeline import ActionKind, MemoryTimeline, PipelineSimulation
@@ -261,7 +262,7 @@ def _draw_memory(axes: Any, simulation: PipelineSimulation, limit_bytes: int | N
     for rank, timeline in enumerate(simulation.memory):
         times, used = _curve(timeline, unit)
         color = colormaps["viridis"](0.92 * rank / max(1, ranks - 1))
-        label = f"{rank}: {timeline.peak_bytes / unit:.4g}"
+        label = f"{rank}: {significant(timeline.peak_bytes / unit)}"
         axes.step([*times, last_ms], [*used, used[-1]], where="post", color=color, linewidth=1.1, label=label)
     handles, labels = axes.get_legend_handles_labels()
     if ranks > 16:
@@ -269,7 +270,7 @@ def _draw_memory(axes: Any, simulation: PipelineSimulation, limit_bytes: int | N
         handles, labels = [handles[rank] for rank in shown], [labels[rank] for rank in shown]
     if limit_bytes is not None:
         line = axes.axhline(limit_bytes / unit, color="tab:red", linestyle="--", linewidth=1.2)
-        handles, labels = [*handles, line], [*labels, f"limit: {limit_bytes / unit:.4g}"]
+        handles, labels = [*handles, line], [*labels, f"limit: {significant(limit_bytes / unit)}"]
     axes.legend(
         handles,
         labels,
