@@ -164,3 +164,15 @@ def test_a_plot_of_unknown_format_is_refused(run_refused: Run, tmp_path: Path) -
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     asked = (*KNOWN, "--microbatches", "2", "--plot", str(tmp_path / "plan.txt"))
     assert "the suffix of a plot must be one of" in run_refused(*asked)
+
+
+def test_search_adds_optimised_schedules_with_their_lower_bound(run_json: Run, run_text: Run) -> None:
+    sizes = ("--activations", "1MB", "--memory", "3MB", "--schedule", "1f1b", "--search", "3")
+    asked = ("--forward-us", "10", "--stages", "2", "--microbatches", "4", *sizes)
+    found = {each["name"]: each for each in run_json("plan", "pipeline", *asked)["schedules"]}
+    best = found["optimised, 1 stage"]
+    assert found["1f1b"]["bound_us"] is None
+    assert best["bound_us"] <= best["step_us"] * (1 + 1e-9)
+    assert best["step_us"] <= found["1f1b"]["step_us"]
+    assert best["fits"]
+    assert "optimised, 1 stage: at most 0.0% above" in run_text("plan", "pipeline", *asked)

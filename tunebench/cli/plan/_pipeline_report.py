@@ -92,6 +92,14 @@ class PipelineReport:
         columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", ">on rank", "fits")
         copies = (">exposed sends", ">evictions", ">exposed evictions")
         to.print(table(*columns, *copies, rows=self._rows()))
+        for one in self.comparison.schedules:
+            if one.bound_us is not None:
+                gap = one.step_us / one.bound_us - 1
+                to.print(
+                    f"{one.name}: at most {gap:.1%} above the fastest order of passes (lower bound "
+                    f"{duration(one.bound_us)})",
+                    soft_wrap=True,
+                )
         for each in self.comparison.skipped:
             to.print(f"{each.name} is left out: {each.reason}", soft_wrap=True)
         if self.comparison.best is None:
@@ -204,6 +212,7 @@ def _schedule_json(each: ComparedSchedule) -> dict[str, Any]:
         "low_us": each.low_us,
         "high_us": each.high_us,
         "optimizer_us": each.optimizer_us,
+        "bound_us": each.bound_us,
         "bubble": each.simulation.bubble,
         "peak_bytes": each.simulation.peak_bytes,
         "fits": each.fits,

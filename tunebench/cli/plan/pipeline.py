@@ -63,6 +63,14 @@ def pipeline(
             help="Also balance the memory of each schedule by evictions to other ranks.",
         ),
     ] = True,
+    search: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Also search for better schedules, for that long; 0 for no search.",
+        ),
+    ] = 0.0,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -110,7 +118,7 @@ def pipeline(
         source = known.stages(stages, links)
     names = None if schedule == "all" else [name.strip() for name in schedule.split(",")]
     with phases(console(stderr=True)) as show:
-        report = _compared(source, predicted, microbatches, names, limit, balance, show)
+        report = _compared(source, predicted, microbatches, names, limit, balance, search, show)
     _write(report, plot, trace, out)
     emit(as_json, report.to_json(), report.render)
 
@@ -132,6 +140,7 @@ def _compared(
     names: list[str] | None,
     limit: int | None,
     balance: bool,
+    search_s: float,
     show: Callable[[str], None],
 ) -> PipelineReport:
     """Return the comparison of schedules, and the estimates of micro-batches of a model."""
@@ -144,6 +153,7 @@ def _compared(
         names=names,
         memory_bytes=limit,
         balanced=balance,
+        search_s=search_s,
         watcher=lambda name: show(f"simulating {name}"),
     )
     return PipelineReport(

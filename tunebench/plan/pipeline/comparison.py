@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from tunebench.errors import InputError, UnknownName
@@ -12,11 +12,14 @@ from tunebench.forecast.parallel.pipeline import (
     PipelineCosts,
     PipelineSchedule,
     PipelineSimulation,
+    looped_placement,
     simulate_pipeline,
+    v_placement,
 )
 from tunebench.forecast.parallel.step import End
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.named import named_schedules
+from tunebench.plan.pipeline.optimiser import optimise_schedule
 
 __all__ = ["ComparedSchedule", "Comparison", "SkippedSchedule", "StageSource", "compare_schedules"]
 
@@ -56,6 +59,8 @@ class ComparedSchedule:
         optimizer_us: Time of the optimizer after the passes.
         low_us: Lower end of the 90 % prediction interval of the step; the step itself for given times.
         high_us: Upper end of the interval.
+        bound_us: Time that no order of passes with the same stages beats, with the optimizer; None if it was
+            not searched for.
     """
 
     name: str
@@ -66,6 +71,7 @@ class ComparedSchedule:
     optimizer_us: float
     low_us: float
     high_us: float
+    bound_us: float | None = None
 
     @property
     def step_us(self) -> float:
@@ -138,9 +144,13 @@ def compare_schedules(
     names: Sequence[str] | None = None,
     memory_bytes: int | None = None,
     balanced: bool = True,
+    search_s: float = 0.0,
     watcher: Callable[[str], None] = lambda name: None,
 ) -> Comparison:
     """Simulate schedules by name, each also with balanced memory if that needs at least 1 % less.
+
+    A search adds the best schedules found with one stage on each rank, and with two that go around the ranks
+    or to the last one and back (V-shaped).
 
     Args:
         source: Costs of the stages.
@@ -148,6 +158,7 @@ def compare_schedules(
         names: Names of schedules; None for all.
         memory_bytes: Memory of each rank; None if it is not limited.
         balanced: Whether to balance the memory of schedules.
+        search_s: Time limit of the search in seconds; 0 for none.
         watcher: Receives the name of each schedule before it is simulated.
 
     Raises:
@@ -168,9 +179,41 @@ def compare_schedules(
             found += _compared(source, schedule, memory_bytes, balanced, watcher)
         except InputError as error:
             skipped.append(SkippedSchedule(name=name, reason=str(error)))
+    if search_s:
+        for placement in _placements(source.ranks):
+            name = f"optimised, {placement[0]}"
+            watcher(name)
+            try:
+                found.append(_optimised(source, name, placement[1], microbatches, memory_bytes, search_s / 3))
+            except InputError as error:
+                skipped.append(SkippedSchedule(name=name, reason=str(error)))
     if not found:
         raise InputError(f"no schedule is possible: {skipped[0].name}: {skipped[0].reason}")
     return Comparison(schedules=tuple(found), skipped=tuple(skipped))
+
+
+def _placements(ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the placements that a search tries, with their names."""
+    yield "1 stage", looped_placement(ranks)
+    if ranks > 1:
+        yield "2 stages", looped_placement(ranks, 2)
+        yield "V", v_placement(ranks)
+
+
+def _optimised(
+    source: StageSource,
+    name: str,
+    placement: tuple[int, ...],
+    microbatches: int,
+    memory_bytes: int | None,
+    search_s: float,
+) -> ComparedSchedule:
+    """Return the best schedule found with a placement of stages."""
+    best = optimise_schedule(
+        placement, microbatches, source.costs(placement), memory_bytes, time_limit_s=search_s
+    )
+    found = _simulated(source, replace(best.schedule, name=name), memory_bytes, pairs=False)
+    return replace(found, bound_us=best.lower_bound_us + found.optimizer_us)
 
 
 def _compared(
