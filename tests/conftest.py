@@ -81,6 +81,7 @@ SLOW_FILES = frozenset(
         "search/test_samplers_of_studies.py",
         "search/test_surrogate.py",
         "testing/test_contracts.py",
+        "torch/test_pipeline.py",
         "tuning/test_baseline_rounds.py",
         "tuning/test_profile.py",
         "tuning/test_replay.py",

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tunebench._figure import significant
 from tunebench.errors import RankFailed
 
 __all__ = ["ConnectionLost", "FailureReport", "PendingTransfer", "Transport"]
@@ -228,4 +229,4 @@ def _lost(peer: int, error: RuntimeError, timeout: timedelta) -> RankFailed:
 
 
 def _late(peer: int, timeout: timedelta) -> RankFailed:
-    return RankFailed(f"rank {peer} did not answer within {timeout.total_seconds():g} s")
+    return RankFailed(f"rank {peer} did not answer within {significant(timeout.total_seconds())} s")
