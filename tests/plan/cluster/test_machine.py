@@ -21,6 +21,7 @@ def test_usual_links_and_memory_of_the_product_are_the_default() -> None:
     found = TrainingCluster.parse("16 x a100-80-sxm")
     assert (found.links.inside.name, found.links.devices_per_node) == ("nvlink3", 8)
     assert found.memory_bytes == found.device.memory_bytes
+    assert TrainingCluster.parse("2 x l4, 0.7/h").price_per_hour == 0.7
     assert TrainingCluster.parse("2 x l4, 12").links.inside.gb_s == 12
     assert TrainingCluster.parse("16 x h100-sxm, 300, 12.5:5").links.between.latency_us == 5
 
@@ -54,6 +55,8 @@ def test_mistakes_in_a_text_are_explained(text: str, expected: str) -> None:
 def test_unknown_names_list_valid_ones() -> None:
     with pytest.raises(UnknownName, match="nvlink4"):
         TrainingCluster.parse("8 x h100-sxm, nvlonk")
+    with pytest.raises(UnknownName, match=r"\.5"):  # a shell has replaced the $2 of a price
+        TrainingCluster.parse("8 x h100-sxm, .5")
     with pytest.raises(UnknownName, match="h100-sxm"):
         TrainingCluster.parse("8 x h101-sxm")
 

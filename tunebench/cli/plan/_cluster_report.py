@@ -205,7 +205,7 @@ class ClusterReport:
     def _front(self) -> Iterator[tuple[object, ...]]:
         from tunebench.plan.memory import size_text
 
-        for each in self.answer.result.front:
+        for each in self.answer.result.front_outline:
             yield duration(each.step.time_us), size_text(each.memory.total), each.plan
 
 

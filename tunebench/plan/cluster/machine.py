@@ -1,7 +1,7 @@
 """Clusters that train a model: devices, links, memory and price, from text or from a file.
 
     TrainingCluster.parse("64 x h100-sxm, 8 a node, nvlink4, net-400")
-    TrainingCluster.parse("8 x l4, 24GB, $0.7")
+    TrainingCluster.parse("8 x l4, 24GB, 0.7/h")
     TrainingCluster.read("cluster.toml")
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
@@ -33,7 +33,7 @@ PER_NODE = 8
 _COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w.-]+)")
 _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
-_PRICE = re.compile(r"\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?")
+_PRICE = re.compile(r"(\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?|(?P<hourly>\d+(\.\d+)?)\s*/\s*h)")
 
 _KEYS = (
     "product",
@@ -125,7 +125,7 @@ class TrainingCluster:
             if match := _PER_NODE.fullmatch(item):
                 per_node = int(match["count"])
             elif match := _PRICE.fullmatch(item):
-                given["price_per_hour"] = float(match["price"])
+                given["price_per_hour"] = float(match["price"] or match["hourly"])
             elif _SIZE.fullmatch(item):
                 given["memory"] = item
             else:
@@ -182,12 +182,12 @@ class TrainingCluster:
 def _role(item: str, given: Mapping[str, Any]) -> str:
     """Return which link an item of a text is: a network by its name, else the first one is within a node."""
     known = links()
-    if item not in known and not re.fullmatch(r"[\d.]+(:[\d.]+)?", item):
+    if item not in known and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
         raise UnknownName(
             "link",
             item,
             known,
-            f"Or give '8 a node', GB/s, a memory such as 80GB or a price such as $2.5; for example {EXAMPLE}",
+            f"Or give '8 a node', GB/s, a memory such as 80GB or a price such as 2.5/h: {EXAMPLE}",
         )
     network = item.startswith("net-") or "inside" in given
     role = "between" if network else "inside"

@@ -25,6 +25,9 @@ __all__ = ["ClusterSearch", "Objective", "PlanProof", "PricedPlan", "SearchResul
 Objective = Literal["time", "memory", "cost"]
 """What the best plan has least of: time of a step, memory of a device, or device hours of a step."""
 
+OUTLINE = 0.05
+"""Share of memory that separates plans in the outline of a front."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
@@ -97,6 +100,15 @@ class SearchResult:
     front: tuple[PricedPlan, ...]
     proof: PlanProof
     least_memory: PricedPlan
+
+    @property
+    def front_outline(self) -> tuple[PricedPlan, ...]:
+        """Plans of the front that have at least 5 % less memory than the plan before, shortest step first."""
+        shown: list[PricedPlan] = []
+        for each in self.front:
+            if not shown or each.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
+                shown.append(each)
+        return tuple(shown)
 
 
 @dataclass(slots=True)

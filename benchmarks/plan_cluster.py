@@ -1,0 +1,297 @@
+"""Plans of training on clusters: the best plan of known models, and the choice among measured plans.
+
+    python -m benchmarks.plan_cluster [--data FOLDER] [--only NAME …] > benchmarks/results/plan_cluster.md
+
+Measured plans are public (FOLDER/README.md); no figure of the prediction is fitted to their choice. Seconds
+are those of the process on one core, without the time in which other programs ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tunebench.plan.cluster import (
+    ClusterAnswer,
+    ClusterPlan,
+    ClusterSearch,
+    TrainingCluster,
+    TrainingJob,
+    plan_training,
+)
+from tunebench.workloads.networks import Network, from_config, network
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "training"
+
+NOTE = """\
+t, p, d: tensor, pipeline and data parallelism; v: stages of a device; b: sequences in a micro-batch. Batch
+is in sequences. `search`: seconds to find the best plan. `with reasons`: also ten best plans, the front, and
+five plans with other memory, links, batch and times. Context parallelism, usual for 128k tokens, is not
+modelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model to train on a cluster."""
+
+    name: str
+    network: Network
+    cluster: str
+    batch: int
+    seq: int
+
+
+def gpt(name: str, layers: int, hidden: int, heads: int, seq: int = 2048, vocabulary: int = 51200) -> Network:
+    """Return a GPT with these sizes."""
+    sizes = {
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_positions": seq,
+        "vocab_size": vocabulary,
+    }
+    return from_config(name, {"model_type": "gpt2", **sizes})
+
+
+def _long_llama() -> Network:
+    sizes = {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    return from_config("llama-8b-128k", {"model_type": "llama", **sizes})
+
+
+def cases() -> tuple[Case, ...]:
+    """Return the models and their clusters."""
+    gpt3 = gpt("gpt-175b", 96, 12288, 96)
+    return (
+        Case(name="7B", network=network("llama-2-7b"), cluster="8 x h100-sxm", batch=256, seq=4096),
+        Case(name="70B", network=network("llama-3-70b"), cluster="64 x h100-sxm", batch=512, seq=4096),
+        Case(name="175B", network=gpt3, cluster="1024 x a100-80-sxm", batch=1536, seq=2048),
+        Case(
+            name="530B",
+            network=gpt("gpt-530b", 105, 20480, 128),
+            cluster="2240 x a100-80-sxm",
+            batch=2240,
+            seq=2048,
+        ),
+        Case(name="1.3B", network=network("gpt3-xl"), cluster="8 x l4", batch=64, seq=2048),
+        Case(name="8B, 128k", network=_long_llama(), cluster="16 x h100-sxm", batch=16, seq=131072),
+        Case(name="175B-512", network=gpt3, cluster="512 x a100-80-sxm", batch=1536, seq=2048),
+        Case(
+            name="1T",
+            network=gpt("gpt-1t", 128, 25600, 160),
+            cluster="10000 x h100-sxm",
+            batch=10000,
+            seq=2048,
+        ),
+    )
+
+
+def main() -> None:
+    """Print the tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of measured steps")
+    parser.add_argument("--only", nargs="*", help="names of cases (default: all)")
+    options = parser.parse_args()
+    print("# Plans of training on clusters\n")
+    print("By `python -m benchmarks.plan_cluster`. Times and memory are predicted; no plan was run.\n")
+    print(
+        "| model | cluster | batch, seq | best plan | step, s | MFU | memory, GB | bubble | exposed comm. | "
+        "plans | too large | bounded | simulated | search, s (process) | with reasons, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    answers = {}
+    for case in cases():
+        if not options.only or case.name in options.only:
+            answers[case.name] = _print_case(case)
+    print(f"\n{NOTE}")
+    for name, answer in answers.items():
+        _print_reasons(name, answer)
+    if options.data.is_dir():
+        _print_measured(options.data)
+        _print_weak_scaling(options.data)
+        _print_full_sharding(options.data)
+
+
+def _print_case(case: Case) -> ClusterAnswer:
+    job = TrainingJob(network=case.network, batch=case.batch, seq=case.seq)
+    machine = TrainingCluster.parse(case.cluster)
+    start = time.process_time()
+    ClusterSearch(job, machine).run(1, front=False)
+    search_s = time.process_time() - start
+    start = time.process_time()
+    answer = plan_training(job, machine)
+    all_s = time.process_time() - start
+    best, proof = answer.best, answer.result.proof
+    found = best or answer.result.least_memory
+    step = found.step
+    verdict = "" if best else f" (does not fit: {answer.missing_bytes / 1e9:.1f} GB missing)"
+    print(
+        f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {_short(found.plan)}{verdict} | "
+        f"{step.time_us / 1e6:.2f} | {found.mfu:.1%} | {found.memory.total / 1e9:.1f} | "
+        f"{step.bubble_us / step.time_us:.1%} | {step.communication_us / step.time_us:.1%} | {proof.plans} | "
+        f"{proof.too_large} | {proof.bounded_by_passes + proof.bounded_by_step} | {proof.simulated} | "
+        f"{search_s:.1f} | {all_s:.1f} |",
+        flush=True,
+    )
+    return answer
+
+
+def _print_reasons(name: str, answer: ClusterAnswer) -> None:
+    if answer.best is None:
+        return
+    print(f"\n## {name}\n")
+    for found in answer.gains:
+        if found.plan is None or found.speedup is None:
+            continue
+        changed = found.plan.plan.differences(answer.best.plan) or "the same plan"
+        print(f"- twice the {found.resource}: {found.speedup:.3f} times the sequences per second, {changed}")
+    for each in answer.sensitivity:
+        changed = each.plan.differences(answer.best.plan) or "the same choice"
+        print(f"- {each.slower} 10 % slower: {changed}; regret {each.regret:.2%}")
+    front = answer.result.front_outline
+    points = ", ".join(
+        f"{each.step.time_us / 1e6:.2f} s in {each.memory.total / 1e9:.0f} GB" for each in front
+    )
+    print(f"- front of time and memory: {points}")
+
+
+def _short(plan: ClusterPlan) -> str:
+    """Return a plan as t/p/d and what is switched on."""
+    text = f"t{plan.tensor} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
+    extra = {
+        f"recompute {plan.recompute}": plan.recompute != "none",
+        "sequence parallel": plan.sequence_parallel,
+        "flash": plan.flash,
+        f"sharded {plan.sharding}": plan.sharding != "none",
+    }
+    return ", ".join([text, *(name for name, on in extra.items() if on)])
+
+
+# ------------------------------------------------------------------------------------- measured plans
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def _measured_plan(row: dict[str, str], nodes: int) -> ClusterPlan:
+    return ClusterPlan(
+        nodes=nodes,
+        tensor=int(row["tp"]),
+        pipeline=int(row["pp"]),
+        data=int(row["dp"]),
+        chunks=1,
+        microbatch=int(row["micro_batch"]),
+        recompute=row["recompute"],  # type: ignore[arg-type]
+        sequence_parallel=False,
+        flash=False,
+        sharding="full" if row.get("schedule") == "zero3" else "none",
+    )
+
+
+def _job(row: dict[str, str]) -> TrainingJob:
+    sizes = [int(row[name]) for name in ("layers", "hidden", "heads", "seq", "vocab")]
+    return TrainingJob(
+        network=gpt(row["model"], *sizes),
+        batch=int(row["global_batch"]),
+        seq=int(row["seq"]),
+        dtype="f16",
+        flash=False,
+        gradient_overlap=False,
+        tensor_overlap=False,
+    )
+
+
+def _print_measured(folder: Path) -> None:
+    """Print the regret of choosing the predicted best among the measured plans of a model."""
+    groups: dict[tuple[str, str], list[tuple[float, float, ClusterPlan, bool]]] = defaultdict(list)
+    for row in _rows(folder / "vtrain_multi.csv"):
+        machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, nvlink3, 12.5:2.7")
+        search = ClusterSearch(_job(row), machine)
+        found = search.priced(_measured_plan(row, machine.links.nodes))
+        groups[f"{row['params_b']}B", row["gpus"]].append(
+            (found.step.time_us / 1e6, float(row["measured_s"]), found.plan, found.fits)
+        )
+    print("\n## Choice among measured plans (vTrain, full recomputation, no overlap)\n")
+    print(
+        "| model | GPUs | plans | predicted best | measured best | regret | mean regret of a random choice | "
+        "Spearman | predicted not to fit |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (model, gpus), plans in groups.items():
+        predicted, measured = np.array([each[:2] for each in plans]).T
+        chosen, best = int(predicted.argmin()), int(measured.argmin())
+        others = [each[2] for each in plans]
+        print(
+            f"| {model} | {gpus} | {len(plans)} | {_parallel(others[chosen])} | {_parallel(others[best])} | "
+            f"{measured[chosen] / measured[best] - 1:.1%} | {measured.mean() / measured[best] - 1:.1%} | "
+            f"{_spearman(predicted, measured)} | {sum(not each[3] for each in plans)} |"
+        )
+
+
+def _parallel(plan: ClusterPlan) -> str:
+    return f"t{plan.tensor} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
+
+
+def _spearman(left: np.ndarray, right: np.ndarray) -> str:
+    """Return the rank correlation; ties do not occur."""
+    if len(left) < 3:
+        return "-"
+    ranks = [each.argsort().argsort() for each in (left, right)]
+    return f"{np.corrcoef(*ranks)[0, 1]:.3f}"
+
+
+def _print_weak_scaling(folder: Path) -> None:
+    """Print published steps, whose micro-batch is not known, beside the best of their plans."""
+    print(
+        "\n## Weak scaling of Megatron-LM on H100: measured step and predicted best with the same t, p, d\n\n"
+        "Micro-batch, interleaving and recomputation of the measured steps are not published.\n"
+    )
+    print("| model | GPUs | t, p, d | measured, s | predicted best, s | ratio | plan |")
+    print("|---|---|---|---|---|---|---|")
+    for row in _rows(folder / "h100_weak_scaling.csv"):
+        sizes = [int(row[name]) for name in ("layers", "hidden", "heads", "seq", "vocab")]
+        job = TrainingJob(
+            network=gpt(row["model"], *sizes), batch=int(row["global_batch"]), seq=int(row["seq"])
+        )
+        fixed = {"tensor": row["tp"], "pipeline": row["pp"], "data": row["dp"]}
+        machine = TrainingCluster.parse(f"{row['gpus']} x h100-sxm")
+        best = ClusterSearch(job, machine, fixed=fixed).run(1, front=False).best[0]
+        measured_s, found_s = float(row["step_s_from_tflops"]), best.step.time_us / 1e6
+        print(
+            f"| {row['model']} | {row['gpus']} | {row['tp']}, {row['pp']}, {row['dp']} | {measured_s:.2f} | "
+            f"{found_s:.2f} | {found_s / measured_s:.2f} | {_short(best.plan)} |",
+            flush=True,
+        )
+
+
+def _print_full_sharding(folder: Path) -> None:
+    """Print the measured steps with ZeRO-3 beside the predictions with perfect prefetching."""
+    print("\n## Full sharding (ZeRO-3 of DeepSpeed, 2021), predicted with perfect prefetching\n")
+    print("| GPUs | measured, s | predicted, s | ratio |")
+    print("|---|---|---|---|")
+    for row in _rows(folder / "sc21_table2.csv"):
+        if row["schedule"] == "zero3":
+            machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, net-200")
+            found = ClusterSearch(_job(row), machine).priced(_measured_plan(row, machine.links.nodes))
+            measured_s, found_s = float(row["step_s_from_tflops"]), found.step.time_us / 1e6
+            print(f"| {row['gpus']} | {measured_s:.1f} | {found_s:.1f} | {found_s / measured_s:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
