@@ -126,3 +126,23 @@ def test_networks_without_megatron_kernels_are_refused() -> None:
         TrainingJob(network=network("resnet50"), batch=8, seq=512)
     with pytest.raises(InputError, match="positions"):
         TrainingJob(network=network("gpt2"), batch=8, seq=4096)
+
+
+def test_states_in_host_memory_fit_more_and_take_time(tmp_path: Path) -> None:
+    text = 'product = "l4"\ndevices_per_node = 4\nmemory = "6.5GB"\nhost_gb_s = 100\nhost_link = "20"\n'
+    path = tmp_path / "cluster.toml"
+    path.write_text(text + 'host_memory = "64GB"\n')
+    search = ClusterSearch(JOB, TrainingCluster.read(path), fixed={"tensor": "1", "pipeline": "1"})
+    on_host = next(each for each in search.plans if each.states == "host" and each.sharding == "none")
+    host, device = (search.priced(replace(on_host, states=states)) for states in ("host", "device"))
+    held = JOB.network.parameters()
+    assert device.memory.total - host.memory.total == device.memory.optimizer == 12 * held
+    assert host.memory.host == 14 * held
+    assert host.step.optimizer_us == pytest.approx(2 * held * 2 / 20e3 + 4 * held * 28 / 100e3)
+    assert search.run(1).best[0].plan.states == "host"
+    path.write_text(text + 'host_memory = "1GB"\n')
+    small = ClusterSearch(JOB, TrainingCluster.read(path), fixed={"states": "host"})
+    assert not small.run(1).best
+    path.write_text(text.replace("host_gb_s = 100", 'host_memory = "1GB"'))
+    with pytest.raises(InputError, match="host_gb_s"):
+        TrainingCluster.read(path)

@@ -156,7 +156,7 @@ class ClusterReport:
                 plan.recompute,
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
-                plan.sharding,
+                plan.sharding + (", states in host memory" if plan.states == "host" else ""),
                 duration(step.time_us),
                 f"{each.mfu:.1%}",
                 size_text(each.memory.total),

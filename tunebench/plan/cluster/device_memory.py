@@ -41,6 +41,7 @@ class DeviceMemory:
         activations: Activations of the micro-batches in flight.
         working: What a backward pass computes again for one layer, or the gradient of the logits.
         allowance: Assumed memory of context, libraries and fragmentation.
+        host: Host memory for each device: states of the optimizer and the gradients that it reads.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class DeviceMemory:
     activations: int
     working: int
     allowance: int
+    host: int = 0
 
     @property
     def total(self) -> int:
@@ -59,7 +61,9 @@ class DeviceMemory:
     @property
     def kinds(self) -> dict[str, int]:
         """Bytes by kind."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rank"}
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("rank", "host")
+        }
 
 
 class MemoryPricer:
@@ -82,6 +86,7 @@ class MemoryPricer:
             working = max(working, memory.head_gradient_bytes)
         held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
         states = held // (1 if plan.sharding == "none" else plan.data)
+        offloaded = plan.states == "host"
         parameters, gradients = PARAMETER_BYTES * held, GRADIENT_BYTES * held
         if plan.sharding == "full":
             largest = _largest_layer(self.job.network, plan.tensor)
@@ -91,7 +96,8 @@ class MemoryPricer:
             rank=rank,
             parameters=parameters,
             gradients=gradients,
-            optimizer=STATE_BYTES * states,
+            optimizer=0 if offloaded else STATE_BYTES * states,
+            host=(STATE_BYTES + GRADIENT_BYTES) * states if offloaded else 0,
             activations=activations,
             working=working,
             allowance=RESERVED_BYTES + round(FRAGMENTATION * (activations + working)),

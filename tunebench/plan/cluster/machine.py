@@ -5,7 +5,8 @@
     TrainingCluster.read("cluster.toml")
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
-name, by figures, or tables with the fields of `Link`), `memory` and `price_per_hour`.
+name, by figures, or tables with the fields of `Link`), `memory`, `host_memory` with `host_gb_s` and
+`host_link`, and `price_per_hour`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import Cluster, Link, find_link, link_of, links
 from tunebench.plan.memory.budget import budget_bytes
+from tunebench.plan.memory.host_link import host_link, host_link_of
+from tunebench.plan.memory.step import HostLink
 
 __all__ = ["TrainingCluster"]
 
@@ -42,6 +45,9 @@ _KEYS = (
     "inside",
     "between",
     "memory",
+    "host_memory",
+    "host_gb_s",
+    "host_link",
     "price_per_hour",
 )
 
@@ -54,12 +60,18 @@ class TrainingCluster:
         device: One of the devices.
         links: Nodes and links.
         memory_bytes: Memory of each device.
+        host_bytes: Host memory of each node for states of the optimizer; 0 if none may be used.
+        host_gb_s: Bandwidth of the host memory of a node, reads and writes together, in 1e9 bytes per second.
+        host_link: Link of each device to host memory; None if no host memory is used.
         price_per_hour: Price of a device and hour; None if it is not known.
     """
 
     device: Device
     links: Cluster
     memory_bytes: int
+    host_bytes: int = 0
+    host_gb_s: float = 0.0
+    host_link: HostLink | None = None
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +79,11 @@ class TrainingCluster:
             raise InputError(
                 f"the memory of {self.device.name} is not known: give it, such as memory = '80GB' in a file "
                 "or 80GB in a text"
+            )
+        if self.host_bytes and (self.host_gb_s <= 0 or self.host_link is None):
+            raise InputError(
+                "host_memory also needs host_gb_s, the bandwidth of the host memory of a node in "
+                "GB/s, such as 400"
             )
         if self.price_per_hour is not None and self.price_per_hour <= 0:
             raise InputError(f"price_per_hour must be above 0, got {self.price_per_hour}")
@@ -168,11 +185,15 @@ class TrainingCluster:
         between = inside
         if counts["nodes"] > 1:
             between = _link(given.get("between"), "between", what) or link_of(product, network=True)
+        host_bytes = _size(given.get("host_memory"))
         try:
             return cls(
                 device=product,
                 links=Cluster(inside=inside, between=between, **counts),
                 memory_bytes=_size(given.get("memory")) or product.memory_bytes,
+                host_bytes=host_bytes,
+                host_gb_s=float(given.get("host_gb_s", 0.0)),
+                host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
                 price_per_hour=given.get("price_per_hour"),
             )
         except (TypeError, ValueError) as error:
@@ -205,6 +226,10 @@ def _link(entry: Any, name: str, what: str) -> Link | None:
         except TypeError as error:
             raise InputError(f"{what}: {name}: {error}") from error
     return find_link(str(entry))
+
+
+def _host_link(entry: str | None, product: Device) -> HostLink:
+    return host_link_of(product) if entry is None else host_link(entry)
 
 
 def _size(entry: Any) -> int:

@@ -39,6 +39,8 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         found.append("--use-flash-attn")
     if plan.sharding == "optimizer":
         found.append("--use-distributed-optimizer")
+    if plan.states == "host":
+        found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
     if plan.sharding == "full":
         found.append("--use-torch-fsdp2")
     if job.gradient_overlap and plan.sharding != "full" and plan.data > 1:

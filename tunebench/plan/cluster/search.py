@@ -172,8 +172,15 @@ class ClusterSearch:
         limit = self.machine.memory_bytes
         watcher(f"memory of {len(self.plans)} plans")
         sizes = [self.memory.of(plan) for plan in self.plans]
-        fitting = [(plan, size) for plan, size in zip(self.plans, sizes, strict=True) if size.total <= limit]
-        least = min(range(len(sizes)), key=lambda index: sizes[index].total)
+        hosted = [
+            size.host * self.machine.links.devices_per_node <= self.machine.host_bytes for size in sizes
+        ]
+        fitting = [
+            (plan, size)
+            for plan, size, holds in zip(self.plans, sizes, hosted, strict=True)
+            if holds and size.total <= limit
+        ]
+        least = min(range(len(sizes)), key=lambda index: (not hosted[index], sizes[index].total))
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
         self.layers.predict([LayerRun.of(self.plans[least]), *(LayerRun.of(plan) for plan, _ in fitting)])
         watcher("lower bounds")

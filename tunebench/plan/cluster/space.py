@@ -14,11 +14,14 @@ from tunebench.space import Parameter, Space, Table, Value
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Recompute
 
-__all__ = ["ClusterPlan", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
+__all__ = ["ClusterPlan", "Sharding", "States", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
 
 Sharding = Literal["none", "optimizer", "full"]
 """What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
 optimizer), or parameters, gradients and states (ZeRO-3, FSDP)."""
+
+States = Literal["device", "host"]
+"""Where the states of the optimizer are: on the device, or in host memory (ZeRO-Offload)."""
 
 MOST_CHUNKS = 8
 """Most stages of a device."""
@@ -98,6 +101,7 @@ class ClusterPlan:
         sequence_parallel: Whether `tensor` also divides tokens.
         flash: Whether attention is one kernel.
         sharding: What the copies divide among each other.
+        states: Where the states of the optimizer are, and its update runs.
     """
 
     nodes: int
@@ -110,6 +114,7 @@ class ClusterPlan:
     sequence_parallel: bool
     flash: bool
     sharding: Sharding
+    states: States = "device"
 
     @property
     def devices(self) -> int:
@@ -168,6 +173,7 @@ _ABOUT = {
     "sequence_parallel": "whether tensor parallelism also divides tokens",
     "flash": "whether attention is one kernel",
     "sharding": "what the copies divide among each other",
+    "states": "where the states of the optimizer are",
 }
 
 
@@ -202,6 +208,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
         "sharding": ("none", "optimizer", "full") if job.full_sharding else ("none", "optimizer"),
+        "states": ("device", "host") if machine.host_bytes else ("device",),
     }
 
     def uses_all_devices(nodes: Any, tensor: Any, pipeline: Any, data: Any) -> Any:

@@ -10,6 +10,10 @@ behind the
   layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does not fit
   behind a layer's pass is exposed.
 
+- States in host memory (ZeRO-Offload): gradients are copied there, the processors update, limited by the
+bandwidth of
+  the host memory that the devices of a node share, and parameters are copied back. Nothing overlaps.
+
 Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
 its passes, and the last gradient returns through the ranks before it. This holds for any schedule, and for
 equal stages 1F1B reaches it.
@@ -38,6 +42,13 @@ from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 
 __all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
+
+HOST_UPDATE_BYTES = 28
+"""Bytes of host memory that AdamW reads and writes per parameter.
+
+12 of states each way, and 2 of the gradient and of the parameter. Source: Ren et al., "ZeRO-Offload:
+democratizing billion-scale model training", 2021.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +196,25 @@ class StepPricer:
             gradients_us, gather_us = self._ends(
                 plan.tensor, layers, plan.nodes, plan.data, plan.sharding, backward_us
             )
-            update = self.layers.update(plan.tensor, layers, shards)
             found.append(
                 replace(
                     passes,
                     gradients_us=gradients_us,
                     gather_us=gather_us,
-                    optimizer_us=update.optimizer_us * self.slowdown.kernels,
+                    optimizer_us=self._optimizer_us(plan, layers, shards),
                 )
             )
         return found
+
+    def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int], shards: int) -> float:
+        """Return the time of the update: kernels, or copies to and from host memory and the update there."""
+        if plan.states == "device":
+            return self.layers.update(plan.tensor, layers, shards).optimizer_us * self.slowdown.kernels
+        of, size = self.machine, itemsize(self.job.dtype)
+        assert of.host_link is not None
+        held = -(-self.job.network.parameters(plan.tensor, self.layers.alike(layers)) // shards)
+        copies_us = of.host_link.to_host_us(held * size) + of.host_link.to_device_us(held * size)
+        return copies_us + held * HOST_UPDATE_BYTES * of.links.devices_per_node / of.host_gb_s / 1e3
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
