@@ -76,6 +76,7 @@ class ClusterReport:
             "sensitivity": of.sensitivity,
             "least_memory": _plan_json(of.result.least_memory),
             "missing_bytes": of.missing_bytes,
+            "missing_host_bytes": of.missing_host_bytes,
             "written": self.written,
         }
 
@@ -132,11 +133,15 @@ class ClusterReport:
         from tunebench.plan.memory import size_text
 
         least, of = self.answer.result.least_memory, self.answer
+        lacks = f", {size_text(of.missing_bytes)} more than there is" if of.missing_bytes else ""
         to.print(
-            f"nothing fits: the least memory is {size_text(least.memory.total)} per device, "
-            f"{size_text(of.missing_bytes)} more than there is, with {least.plan}",
+            f"nothing fits: the least memory is {size_text(least.memory.total)} per device{lacks}, with "
+            f"{least.plan}",
             soft_wrap=True,
         )
+        if of.missing_host_bytes:
+            missing = size_text(of.missing_host_bytes)
+            to.print(f"each node lacks {missing} of host memory for the states", soft_wrap=True)
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
         to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)

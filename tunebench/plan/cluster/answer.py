@@ -76,6 +76,12 @@ class ClusterAnswer:
         return max(0, self.result.least_memory.memory.total - self.machine.memory_bytes)
 
     @property
+    def missing_host_bytes(self) -> int:
+        """Host memory that each node lacks for the plan that needs the least; 0 if its states fit."""
+        needed = self.result.least_memory.memory.host * self.machine.links.devices_per_node
+        return max(0, needed - self.machine.host_bytes)
+
+    @property
     def shares(self) -> Mapping[str, float]:
         """Share of each part in the step of the best plan, largest first."""
         if self.best is None:
