@@ -38,13 +38,13 @@ def cluster(
         ),
     ],
     batch: Annotated[
-        int, typer.Option(min=1, help="Sequences per step, of all devices together.", show_default=False)
+        int, typer.Option(min=1, help="Batch size: sequences of all devices together.", show_default=False)
     ],
     seq: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Tokens per sequence. Default: the most that the model has positions for.",
+            help="Model: tokens per sequence. Default: the most that it has positions for.",
             show_default=False,
         ),
     ] = 0,
@@ -68,7 +68,7 @@ def cluster(
         bool,
         typer.Option(
             "--flash-attention/--no-flash-attention",
-            help="Allow plans with attention in one kernel that stores no scores.",
+            help="With or without plans whose attention is one kernel that stores no scores.",
         ),
     ] = True,
     full_sharding: Annotated[
