@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from tunebench import workloads
 from tunebench.dimension import Kind
 from tunebench.errors import InputError
 from tunebench.testing import workload_fuzz
@@ -23,6 +26,9 @@ def test_text_that_is_taken_as_something_else_is_a_failure(
         return 64 if kind.base is int else value
 
     monkeypatch.setattr("tunebench.workload.value_of", wrong)
+    # The wrong workloads must not stay in the cache of parsed texts, which later tests of the process read.
+    fresh = functools.lru_cache(workloads._parsed.__wrapped__)
+    monkeypatch.setattr(workloads, "_parsed", fresh)
     assert workload_fuzz.fuzz(5, range(60))["failed"] > 0
     assert "is taken as 64" in capsys.readouterr().out
 
