@@ -71,7 +71,7 @@ def quick(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
-    session.install("-e", ".[cuda,postgres,cluster,dev]", *TORCH)
+    session.install("-e", ".[cuda,postgres,cluster,dev,docs]", *TORCH)
     session.run("pytest", *PARALLEL, *session.posargs)
 
 
@@ -87,8 +87,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run every example of the README and of docs/."""
-    session.install("-e", ".[cuda,dev]")
+    """Build the documentation site into site/, and run every example of the README and of docs/."""
+    session.install("-e", ".[cuda,dev,docs]")
+    session.run("mkdocs", "build", env={"NO_MKDOCS_2_WARNING": "1"})
     session.run("pytest", "tests/docs", *session.posargs)
 
 
