@@ -13,7 +13,7 @@ from tunebench.cli._output import duration, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.plan.cluster import ClusterAnswer, PricedPlan
+    from tunebench.plan.cluster import ClusterAnswer, ClusterPlan, PricedPlan
 
 __all__ = ["ClusterReport"]
 
@@ -77,6 +77,7 @@ class ClusterReport:
             "least_memory": _plan_json(of.result.least_memory),
             "missing_bytes": of.missing_bytes,
             "missing_host_bytes": of.missing_host_bytes,
+            "missing_nvme_bytes": of.missing_nvme_bytes,
             "written": self.written,
         }
 
@@ -106,6 +107,11 @@ class ClusterReport:
         )
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in of.best.memory.kinds.items() if size)
         to.print(f"memory of rank {of.best.memory.rank}: {kinds}", soft_wrap=True)
+        stored = {"host memory": of.best.memory.host, "NVMe": of.best.memory.nvme}
+        for name, size in stored.items():
+            if size:
+                whole = size_text(size * of.machine.links.devices_per_node)
+                to.print(f"{name}: {size_text(size)} for each device, {whole} for each node", soft_wrap=True)
         for line in (*self._gains(), *self._sensitivity()):
             to.print(line, soft_wrap=True)
         to.print(
@@ -139,9 +145,12 @@ class ClusterReport:
             f"{least.plan}",
             soft_wrap=True,
         )
-        if of.missing_host_bytes:
-            missing = size_text(of.missing_host_bytes)
-            to.print(f"each node lacks {missing} of host memory for the states", soft_wrap=True)
+        for missing, what in (
+            (of.missing_host_bytes, "host memory"),
+            (of.missing_nvme_bytes, "NVMe"),
+        ):
+            if missing:
+                to.print(f"each node lacks {size_text(missing)} of {what}", soft_wrap=True)
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
         to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)
@@ -161,7 +170,7 @@ class ClusterReport:
                 plan.recompute,
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
-                plan.sharding + (", states in host memory" if plan.states == "host" else ""),
+                plan.sharding + _stored(plan),
                 duration(step.time_us),
                 f"{each.mfu:.1%}",
                 size_text(each.memory.total),
@@ -214,12 +223,20 @@ class ClusterReport:
             yield duration(each.step.time_us), size_text(each.memory.total), each.plan
 
 
+def _stored(plan: ClusterPlan) -> str:
+    """Return what a plan keeps in host memory and NVMe, as text that follows other text; nothing if none."""
+    places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
+    return "".join(f", {what} on {place}" for what, place in places.items() if place != "device")
+
+
 def _plan_json(found: PricedPlan) -> dict[str, Any]:
     """Return a plan with its predictions as data."""
     return {
         **asdict(found.plan),
         "step": found.step,
         "memory": {"rank": found.memory.rank, "total": found.memory.total, **found.memory.kinds},
+        "host_bytes": found.memory.host,
+        "nvme_bytes": found.memory.nvme,
         "fits": found.fits,
         "mfu": found.mfu,
         "samples_per_s": found.samples_per_s,

@@ -82,6 +82,12 @@ class ClusterAnswer:
         return max(0, needed - self.machine.host_bytes)
 
     @property
+    def missing_nvme_bytes(self) -> int:
+        """NVMe that each node lacks for the plan that needs the least; 0 if its data fits."""
+        needed = self.result.least_memory.memory.nvme * self.machine.links.devices_per_node
+        return max(0, needed - self.machine.nvme_bytes)
+
+    @property
     def shares(self) -> Mapping[str, float]:
         """Share of each part in the step of the best plan, largest first."""
         if self.best is None:
@@ -93,6 +99,7 @@ class ClusterAnswer:
             "exposed collectives of layers": step.waits_us,
             "exposed gradients": step.gradients_us,
             "exposed sends": step.sends_us,
+            "exposed copies to and from storage": step.storage_us,
             "bubble": step.bubble_us,
         }
         return {name: us / step.time_us for name, us in sorted(parts.items(), key=lambda each: -each[1])}

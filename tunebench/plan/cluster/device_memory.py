@@ -9,13 +9,14 @@ peak is on the first rank, which has most in flight, or on the last one, which h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
+from tunebench.plan.cluster.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerRun
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.storage import Placement
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
-from tunebench.workloads.networks import Network
 
 __all__ = ["FRAGMENTATION", "RESERVED_BYTES", "DeviceMemory", "MemoryPricer"]
 
@@ -41,7 +42,8 @@ class DeviceMemory:
         activations: Activations of the micro-batches in flight.
         working: What a backward pass computes again for one layer, or the gradient of the logits.
         allowance: Assumed memory of context, libraries and fragmentation.
-        host: Host memory for each device: states of the optimizer and the gradients that it reads.
+        host: Most host memory of a device: states, gradients, parameters, activations, and buffers.
+        nvme: Most NVMe of a device.
     """
 
     rank: int
@@ -52,6 +54,7 @@ class DeviceMemory:
     working: int
     allowance: int
     host: int = 0
+    nvme: int = 0
 
     @property
     def total(self) -> int:
@@ -62,7 +65,9 @@ class DeviceMemory:
     def kinds(self) -> dict[str, int]:
         """Bytes by kind."""
         return {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("rank", "host")
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("rank", "host", "nvme")
         }
 
 
@@ -72,12 +77,15 @@ class MemoryPricer:
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self._activation = lru_cache(maxsize=None)(self._activation_memory)
+        self._largest = lru_cache(maxsize=None)(self._largest_layer)
         self._parameters = lru_cache(maxsize=None)(self._rank_parameters)
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
         ranks = (0,) if plan.pipeline == 1 else (0, plan.pipeline - 1)
-        return max((self._rank(plan, rank) for rank in ranks), key=lambda each: each.total)
+        sizes = [self._rank(plan, rank) for rank in ranks]
+        fullest = max(sizes, key=lambda each: each.total)
+        return replace(fullest, host=max(each.host for each in sizes), nvme=max(each.nvme for each in sizes))
 
     def _rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         memory = self._activation(LayerRun.of(plan))
@@ -85,19 +93,30 @@ class MemoryPricer:
         if rank == plan.pipeline - 1:
             working = max(working, memory.head_gradient_bytes)
         held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
-        states = held // (1 if plan.sharding == "none" else plan.data)
-        offloaded = plan.states == "host"
+        shards = 1 if plan.sharding == "none" else plan.data
+        states = -(-held // shards)
+        placed = Placement.of(plan)
         parameters, gradients = PARAMETER_BYTES * held, GRADIENT_BYTES * held
-        if plan.sharding == "full":
-            largest = _largest_layer(self.job.network, plan.tensor)
-            parameters = PARAMETER_BYTES * (states + 2 * largest)
-            gradients = GRADIENT_BYTES * (states + largest)
+        host, nvme = 0, 0
+        if placed.scatters or plan.states != "device":
+            largest = self._largest(plan.tensor)
+            buffer = DEPTH * largest
+            if placed.gathers or plan.parameters != "device":
+                parameters = PARAMETER_BYTES * ((states if plan.parameters == "device" else 0) + buffer)
+            if placed.streams_gradients or placed.scatters:
+                gradients = GRADIENT_BYTES * ((0 if placed.streams_gradients else states) + buffer)
+            host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // shards))
+        if plan.activations == "host":
+            kept = self.job.network.layers * memory.layer_bytes
+            moved = max(0, kept - DEPTH * memory.layer_bytes)
+            activations, host = activations - moved, host + kept
         return DeviceMemory(
             rank=rank,
             parameters=parameters,
             gradients=gradients,
-            optimizer=0 if offloaded else STATE_BYTES * states,
-            host=(STATE_BYTES + GRADIENT_BYTES) * states if offloaded else 0,
+            optimizer=STATE_BYTES * states if plan.states == "device" else 0,
+            host=host,
+            nvme=nvme,
             activations=activations,
             working=working,
             allowance=RESERVED_BYTES + round(FRAGMENTATION * (activations + working)),
@@ -138,9 +157,33 @@ class MemoryPricer:
             flash_attention=run.flash,
         )
 
+    def _largest_layer(self, tensor: int) -> int:
+        """Return the parameters of a layer, or of the one with the embedding if that has more."""
+        last = self.job.network.layers - 1
+        kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
+        return max(self.job.network.parameters(tensor, each) for each in kinds)
 
-def _largest_layer(network: Network, tensor: int) -> int:
-    """Return the parameters of a layer, or of the embedding if that is larger."""
-    last = network.layers - 1
-    kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
-    return max(network.parameters(tensor, each) for each in kinds)
+
+def _stored_bytes(placed: Placement, states: int, buffer: int) -> tuple[int, int]:
+    """Return the host memory and the NVMe of a device for its share of parameters.
+
+    Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.
+
+    Args:
+        placed: Where data is.
+        states: Parameters whose states the device keeps.
+        buffer: Parameters of the layers that are buffered.
+    """
+    host = nvme = 0
+    if placed.states == "host":
+        host += (STATE_BYTES + GRADIENT_BYTES) * states
+    elif placed.states == "nvme":
+        nvme += STATE_BYTES * states
+        host += 2 * (STATE_BYTES + GRADIENT_BYTES + PARAMETER_BYTES) * buffer
+        if placed.streams_gradients and placed.parameters != "nvme":
+            host += GRADIENT_BYTES * states
+    if placed.parameters == "host":
+        host += PARAMETER_BYTES * states
+    elif placed.parameters == "nvme":
+        nvme += (PARAMETER_BYTES + GRADIENT_BYTES) * states
+    return host, nvme

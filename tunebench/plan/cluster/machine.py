@@ -2,11 +2,13 @@
 
     TrainingCluster.parse("64 x h100-sxm, 8 a node, nvlink4, net-400")
     TrainingCluster.parse("8 x l4, 24GB, 0.7/h")
+    TrainingCluster.parse("16 x h100-sxm, host 2TB 400, nvme 30TB 25/12")
     TrainingCluster.read("cluster.toml")
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
 name, by figures, or tables with the fields of `Link`), `memory`, `host_memory` with `host_gb_s` and
-`host_link`, and `price_per_hour`.
+`host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
+and `price_per_hour`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
 _PRICE = re.compile(r"(\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?|(?P<hourly>\d+(\.\d+)?)\s*/\s*h)")
 
+_HOST = re.compile(r"host\s+(?P<size>\S+)\s+(?P<gb_s>\d+(\.\d+)?)")
+_NVME = re.compile(r"nvme\s+(?P<size>\S+)\s+(?P<read>\d+(\.\d+)?)/(?P<write>\d+(\.\d+)?)")
+
 _KEYS = (
     "product",
     "nodes",
@@ -48,6 +53,11 @@ _KEYS = (
     "host_memory",
     "host_gb_s",
     "host_link",
+    "devices_per_host_link",
+    "host_duplex",
+    "nvme",
+    "nvme_read_gb_s",
+    "nvme_write_gb_s",
     "price_per_hour",
 )
 
@@ -63,6 +73,11 @@ class TrainingCluster:
         host_bytes: Host memory of each node for states of the optimizer; 0 if none may be used.
         host_gb_s: Bandwidth of the host memory of a node, reads and writes together, in 1e9 bytes per second.
         host_link: Link of each device to host memory; None if no host memory is used.
+        devices_per_host_link: Devices that share one such link, as behind a switch.
+        host_duplex: Whether copies in both directions run at the same time at full bandwidth.
+        nvme_bytes: NVMe of each node; 0 if none may be used.
+        nvme_read_gb_s: Bandwidth of reads from the NVMe of a node, in 1e9 bytes per second.
+        nvme_write_gb_s: Bandwidth of writes.
         price_per_hour: Price of a device and hour; None if it is not known.
     """
 
@@ -72,6 +87,11 @@ class TrainingCluster:
     host_bytes: int = 0
     host_gb_s: float = 0.0
     host_link: HostLink | None = None
+    devices_per_host_link: int = 1
+    host_duplex: bool = True
+    nvme_bytes: int = 0
+    nvme_read_gb_s: float = 0.0
+    nvme_write_gb_s: float = 0.0
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +104,18 @@ class TrainingCluster:
             raise InputError(
                 "host_memory also needs host_gb_s, the bandwidth of the host memory of a node in "
                 "GB/s, such as 400"
+            )
+        share, per_node = self.devices_per_host_link, self.links.devices_per_node
+        if not isinstance(share, int) or share < 1 or per_node % share:
+            raise InputError(
+                f"devices_per_host_link must divide the {per_node} devices of a node, got {share}"
+            )
+        if not isinstance(self.host_duplex, bool):
+            raise InputError(f"host_duplex must be true or false, got {self.host_duplex!r}")
+        if self.nvme_bytes and (min(self.nvme_read_gb_s, self.nvme_write_gb_s) <= 0 or not self.host_bytes):
+            raise InputError(
+                "nvme also needs nvme_read_gb_s and nvme_write_gb_s, the bandwidth of a node in GB/s, and "
+                "host_memory, through which its data moves"
             )
         if self.price_per_hour is not None and self.price_per_hour <= 0:
             raise InputError(f"price_per_hour must be above 0, got {self.price_per_hour}")
@@ -136,13 +168,16 @@ class TrainingCluster:
         found = _COUNT.fullmatch(first)
         if found is None:
             raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
-        count, given = int(found["count"]), {"product": found["product"]}
+        count = int(found["count"])
+        given: dict[str, Any] = {"product": found["product"]}
         per_node = min(PER_NODE, count)
         for item in items:
             if match := _PER_NODE.fullmatch(item):
                 per_node = int(match["count"])
             elif match := _PRICE.fullmatch(item):
                 given["price_per_hour"] = float(match["price"] or match["hourly"])
+            elif item.startswith(("host", "nvme")):
+                given.update(_stored(item))
             elif _SIZE.fullmatch(item):
                 given["memory"] = item
             else:
@@ -194,10 +229,28 @@ class TrainingCluster:
                 host_bytes=host_bytes,
                 host_gb_s=float(given.get("host_gb_s", 0.0)),
                 host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
+                devices_per_host_link=given.get("devices_per_host_link", 1),
+                host_duplex=given.get("host_duplex", True),
+                nvme_bytes=_size(given.get("nvme")),
+                nvme_read_gb_s=float(given.get("nvme_read_gb_s", 0.0)),
+                nvme_write_gb_s=float(given.get("nvme_write_gb_s", 0.0)),
                 price_per_hour=given.get("price_per_hour"),
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"{what}: {error}") from error
+
+
+def _stored(item: str) -> dict[str, Any]:
+    """Return the fields of host memory or NVMe of a text."""
+    if match := _HOST.fullmatch(item):
+        return {"host_memory": match["size"], "host_gb_s": float(match["gb_s"])}
+    if match := _NVME.fullmatch(item):
+        read, write = float(match["read"]), float(match["write"])
+        return {"nvme": match["size"], "nvme_read_gb_s": read, "nvme_write_gb_s": write}
+    raise InputError(
+        f"cluster: {item!r}: expected 'host SIZE GB/s' such as 'host 2TB 400', or 'nvme SIZE READ/WRITE' "
+        "such as 'nvme 30TB 25/12', of each node"
+    )
 
 
 def _role(item: str, given: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class PricedPlan:
         mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of the devices in
         use. samples_per_s: Sequences per second. cost: Price of the step; None if the price of a device hour
         is not known.
+        stored: Whether host memory and NVMe of a node hold what is not on its devices.
     """
 
     plan: ClusterPlan
@@ -50,6 +51,7 @@ class PricedPlan:
     mfu: float
     samples_per_s: float
     cost: float | None
+    stored: bool = True
 
     @property
     def device_hours(self) -> float:
@@ -58,8 +60,8 @@ class PricedPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device has enough memory."""
-        return self.memory.total <= self.limit_bytes
+        """Whether the fullest device, and its node, have enough memory."""
+        return self.stored and self.memory.total <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,8 @@ class SearchResult:
         objective: What was minimised.
         best: The best plans that fit, best first; none if nothing fits.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
-        first. proof: How all plans were closed. least_memory: The plan with the least memory, whether it fits
-        or not.
+        first. proof: How all plans were closed. least_memory: The plan whose node lacks
+        the least memory of all kinds, and of such plans that with the least memory of a device.
     """
 
     objective: Objective
@@ -172,15 +174,20 @@ class ClusterSearch:
         limit = self.machine.memory_bytes
         watcher(f"memory of {len(self.plans)} plans")
         sizes = [self.memory.of(plan) for plan in self.plans]
-        hosted = [
-            size.host * self.machine.links.devices_per_node <= self.machine.host_bytes for size in sizes
-        ]
+        lacking = [self._stored_excess(size) for size in sizes]
         fitting = [
             (plan, size)
-            for plan, size, holds in zip(self.plans, sizes, hosted, strict=True)
-            if holds and size.total <= limit
+            for plan, size, lacks in zip(self.plans, sizes, lacking, strict=True)
+            if not lacks and size.total <= limit
         ]
-        least = min(range(len(sizes)), key=lambda index: (not hosted[index], sizes[index].total))
+        per_node = self.machine.links.devices_per_node
+        least = min(
+            range(len(sizes)),
+            key=lambda index: (
+                lacking[index] + per_node * max(0, sizes[index].total - limit),
+                sizes[index].total,
+            ),
+        )
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
         self.layers.predict([LayerRun.of(self.plans[least]), *(LayerRun.of(plan) for plan, _ in fitting)])
         watcher("lower bounds")
@@ -211,10 +218,16 @@ class ClusterSearch:
             step=step,
             memory=self.memory.of(plan),
             limit_bytes=self.machine.memory_bytes,
+            stored=not self._stored_excess(self.memory.of(plan)),
             mfu=self.job.model_flops / (seconds * peak),
             samples_per_s=self.job.batch / seconds,
             cost=None if price is None else price * plan.devices * seconds / 3600,
         )
+
+    def _stored_excess(self, size: DeviceMemory) -> int:
+        """Return the bytes of host memory and NVMe that a node lacks."""
+        of, count = self.machine, self.machine.links.devices_per_node
+        return max(0, size.host * count - of.host_bytes) + max(0, size.nvme * count - of.nvme_bytes)
 
     def _search(
         self,

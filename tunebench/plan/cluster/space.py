@@ -14,14 +14,14 @@ from tunebench.space import Parameter, Space, Table, Value
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Recompute
 
-__all__ = ["ClusterPlan", "Sharding", "States", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
+__all__ = ["ClusterPlan", "Place", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
 
-Sharding = Literal["none", "optimizer", "full"]
+Sharding = Literal["none", "optimizer", "gradients", "full"]
 """What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
-optimizer), or parameters, gradients and states (ZeRO-3, FSDP)."""
+optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
 
-States = Literal["device", "host"]
-"""Where the states of the optimizer are: on the device, or in host memory (ZeRO-Offload)."""
+Place = Literal["device", "host", "nvme"]
+"""Where data is: on the device, in host memory (ZeRO-Offload), or in NVMe (ZeRO-Infinity)."""
 
 MOST_CHUNKS = 8
 """Most stages of a device."""
@@ -101,7 +101,9 @@ class ClusterPlan:
         sequence_parallel: Whether `tensor` also divides tokens.
         flash: Whether attention is one kernel.
         sharding: What the copies divide among each other.
-        states: Where the states of the optimizer are, and its update runs.
+        states: Where the states of the optimizer are. Unless on the device, its update runs in host memory.
+        parameters: Where parameters are between passes, and gradients.
+        activations: Where the inputs of layers are, if full recomputation keeps nothing else.
     """
 
     nodes: int
@@ -114,7 +116,9 @@ class ClusterPlan:
     sequence_parallel: bool
     flash: bool
     sharding: Sharding
-    states: States = "device"
+    states: Place = "device"
+    parameters: Place = "device"
+    activations: Literal["device", "host"] = "device"
 
     @property
     def devices(self) -> int:
@@ -174,6 +178,8 @@ _ABOUT = {
     "flash": "whether attention is one kernel",
     "sharding": "what the copies divide among each other",
     "states": "where the states of the optimizer are",
+    "parameters": "where parameters are between passes",
+    "activations": "where the inputs of layers are",
 }
 
 
@@ -197,6 +203,8 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         if not (of.heads % size or of.heads_k % size or of.ffn % size)
     )
     counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
+    places = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
+    sharded = job.full_sharding or bool(machine.host_bytes)
     values: dict[str, tuple[Value, ...]] = {
         "nodes": nodes,
         "tensor": tensors,
@@ -207,8 +215,10 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         "recompute": ("none", "selective", "full"),
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
-        "sharding": ("none", "optimizer", "full") if job.full_sharding else ("none", "optimizer"),
-        "states": ("device", "host") if machine.host_bytes else ("device",),
+        "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
+        "states": places,
+        "parameters": places,
+        "activations": places[:2],
     }
 
     def uses_all_devices(nodes: Any, tensor: Any, pipeline: Any, data: Any) -> Any:
@@ -232,6 +242,24 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     def shards_copies(data: Any, pipeline: Any, sharding: Any) -> Any:
         return (sharding == "none") | ((data > 1) & ((sharding == "optimizer") | (pipeline == 1)))
 
+    def shards_gradients_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
+        if job.full_sharding:
+            return (sharding == sharding) & (states == states)
+        return (
+            (sharding == "none")
+            | (sharding == "optimizer")
+            | ((sharding == "gradients") & (states != "device"))
+            | (parameters != "device")
+        )
+
+    def stores_parameters(data: Any, pipeline: Any, sharding: Any, states: Any, parameters: Any) -> Any:
+        alone = (pipeline == 1) & ((sharding == "full") | (data == 1))
+        below = (states == "nvme") | ((states == "host") & (parameters == "host"))
+        return (parameters == "device") | (alone & below)
+
+    def stores_activations(pipeline: Any, recompute: Any, activations: Any) -> Any:
+        return (activations == "device") | ((pipeline == 1) & (recompute == "full"))
+
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
@@ -242,6 +270,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             divides_tokens,
             recomputes_scores,
             shards_copies,
+            shards_gradients_for_storage,
+            stores_parameters,
+            stores_activations,
         ),
     )
 

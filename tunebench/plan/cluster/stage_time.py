@@ -10,9 +10,8 @@ behind the
   layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does not fit
   behind a layer's pass is exposed.
 
-- States in host memory (ZeRO-Offload): gradients are copied there, the processors update, limited by the
-bandwidth of
-  the host memory that the devices of a node share, and parameters are copied back. Nothing overlaps.
+- Gradient sharding (ZeRO-2): gradients are reduce-scattered behind each layer of each micro-batch.
+- States, parameters and activations in host memory or NVMe: see `tunebench.plan.cluster.storage`.
 
 Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
 its passes, and the last gradient returns through the ranks before it. This holds for any schedule, and for
@@ -40,15 +39,10 @@ from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes, PassTime
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.storage import Placement, StorageTimes, StreamedLayer
+from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 
 __all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
-
-HOST_UPDATE_BYTES = 28
-"""Bytes of host memory that AdamW reads and writes per parameter.
-
-12 of states each way, and 2 of the gradient and of the parameter. Source: Ren et al., "ZeRO-Offload:
-democratizing billion-scale model training", 2021.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +70,8 @@ class StageTime:
         gradients_us: Exposed sum of gradients after the last backward pass.
         optimizer_us: Update of the parameters.
         gather_us: All-gather of the updated parameters.
+        storage_forward_us: Exposed transfers of host memory and NVMe in a forward pass.
+        storage_backward_us: Exposed transfers of host memory and NVMe in a backward pass.
     """
 
     forward_us: float
@@ -85,11 +81,16 @@ class StageTime:
     gradients_us: float = 0.0
     optimizer_us: float = 0.0
     gather_us: float = 0.0
+    storage_forward_us: float = 0.0
+    storage_backward_us: float = 0.0
 
     @property
     def pass_us(self) -> tuple[float, float]:
         """Forward and backward pass, with waits."""
-        return self.forward_us + self.waits_forward_us, self.backward_us + self.waits_backward_us
+        return (
+            self.forward_us + self.waits_forward_us + self.storage_forward_us,
+            self.backward_us + self.waits_backward_us + self.storage_backward_us,
+        )
 
     @property
     def end_us(self) -> float:
@@ -109,6 +110,7 @@ class StepTime:
         gradients_us: Exposed sums of gradients, and all-gathers of updated parameters.
         sends_us: Exposed sends between stages, and the sum of gradients of a shared embedding.
         bubble_us: Time in which a device waits for the work of another stage.
+        storage_us: Exposed transfers of host memory and NVMe within passes.
     """
 
     time_us: float
@@ -118,6 +120,7 @@ class StepTime:
     gradients_us: float
     sends_us: float
     bubble_us: float
+    storage_us: float = 0.0
 
     @property
     def communication_us(self) -> float:
@@ -146,6 +149,7 @@ class StepPricer:
         self._group = functools.cache(self._process_group)
         self._collective = functools.cache(self._collective_us)
         self._ends = functools.cache(self._stage_ends)
+        self._update = functools.cache(self._host_update_us)
         self._send = functools.cache(self._send_us)
         self._ranges = functools.cache(self._stage_ranges)
         self.step_us = functools.cache(self._step_us)
@@ -154,7 +158,7 @@ class StepPricer:
     def floor_us(self, plan: ClusterPlan) -> float:
         """Return a lower bound of the step without gradients and the optimizer, which takes little time."""
         stages = [
-            self._passes(LayerRun.of(plan), layers, plan.nodes, 0, False, 1)
+            self._passes(LayerRun.of(plan), layers, plan.nodes, None, False, 1)
             for layers in self._ranges(plan.pipeline, plan.chunks)
         ]
         return self._bound(plan, stages, [0.0] * len(stages))
@@ -181,17 +185,20 @@ class StepPricer:
             "waits_us": mean([count * (each.waits_forward_us + each.waits_backward_us) for each in stages]),
             "gradients_us": mean([each.gradients_us + each.gather_us for each in stages]),
             "sends_us": time_us - silent_us,
+            "storage_us": mean(
+                [count * (each.storage_forward_us + each.storage_backward_us) for each in stages]
+            ),
         }
         return StepTime(time_us=time_us, bubble_us=max(0.0, time_us - sum(parts.values())), **parts)
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
         run, count = LayerRun.of(plan), plan.microbatches(self.job.batch)
-        sharded = plan.data if plan.sharding == "full" else 0
-        shards = 1 if plan.sharding == "none" else plan.data
+        placed = Placement.of(plan)
+        shards = placed.shards
         found = []
         for layers in self._ranges(plan.pipeline, plan.chunks):
-            passes = self._passes(run, layers, plan.nodes, sharded, count > 1, shards)
+            passes = self._passes(run, layers, plan.nodes, placed, count > 1, shards)
             backward_us = passes.backward_us
             gradients_us, gather_us = self._ends(
                 plan.tensor, layers, plan.nodes, plan.data, plan.sharding, backward_us
@@ -207,14 +214,13 @@ class StepPricer:
         return found
 
     def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int], shards: int) -> float:
-        """Return the time of the update: kernels, or copies to and from host memory and the update there."""
+        """Return the time of the update, by kernels or in host memory."""
         if plan.states == "device":
             return self.layers.update(plan.tensor, layers, shards).optimizer_us * self.slowdown.kernels
-        of, size = self.machine, itemsize(self.job.dtype)
-        assert of.host_link is not None
-        held = -(-self.job.network.parameters(plan.tensor, self.layers.alike(layers)) // shards)
-        copies_us = of.host_link.to_host_us(held * size) + of.host_link.to_device_us(held * size)
-        return copies_us + held * HOST_UPDATE_BYTES * of.links.devices_per_node / of.host_gb_s / 1e3
+        return self._update(plan.tensor, self.layers.alike(layers), Placement.of(plan))
+
+    def _host_update_us(self, tensor: int, layers: tuple[int, int], placed: Placement) -> float:
+        return StorageTimes(self.machine).update_us(self._layer_parameters(tensor, layers), placed)
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
@@ -264,14 +270,20 @@ class StepPricer:
         return tuple(itertools.pairwise(ends))
 
     def _stage_passes(
-        self, run: LayerRun, layers: tuple[int, int], nodes: int, sharded: int, accumulates: bool, shards: int
+        self,
+        run: LayerRun,
+        layers: tuple[int, int],
+        nodes: int,
+        placed: Placement | None,
+        accumulates: bool,
+        shards: int,
     ) -> StageTime:
         """Return the passes of a stage; layers of the same kind have equal times."""
         kind = self.layers.alike(layers)
         if kind != layers:
-            return self._passes(run, kind, nodes, sharded, accumulates, shards)
+            return self._passes(run, kind, nodes, placed, accumulates, shards)
         kernels = self.layers.passes(run, layers)
-        if accumulates:
+        if accumulates and not (placed and placed.streams_gradients):
             update = self.layers.update(run.tensor, layers, shards)
             kernels = kernels.plus(PassTime(0.0, update.accumulate_us, update.accumulate_launches))
         kernels = kernels.scaled(self.slowdown.kernels)
@@ -281,10 +293,18 @@ class StepPricer:
         forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
         sums_us = self._sums_us(run, layers, nodes)
         waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
-        if sharded:
-            gathered = self._gathered_us(run.tensor, layers, nodes, sharded, forward_us, backward_us)
-            waits = [us + more for us, more in zip(waits, gathered, strict=True)]
-        return StageTime(forward_us, backward_us, waits[0], waits[1])
+        found = StageTime(forward_us, backward_us, waits[0], waits[1])
+        if layers != (0, self.job.network.layers) or placed is None or not placed.streams:
+            return found
+        streamed = self._streamed_layers(run, nodes, placed, (forward_us, backward_us))
+        exposed, stored = StorageTimes(self.machine).waits_us(streamed, placed, accumulates)
+        return replace(
+            found,
+            waits_forward_us=waits[0] + exposed[0],
+            waits_backward_us=waits[1] + exposed[1],
+            storage_forward_us=stored[0],
+            storage_backward_us=stored[1],
+        )
 
     def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
         """Return the collectives of tensor parallelism that no product hides, by pass."""
@@ -297,25 +317,48 @@ class StepPricer:
             exposed[each.phase] += each.count * max(0.0, takes_us - hidden_us)
         return exposed["forward"], exposed["backward"]
 
-    def _gathered_us(
-        self,
-        tensor: int,
-        layers: tuple[int, int],
-        nodes: int,
-        copies: int,
-        forward_us: float,
-        backward_us: float,
-    ) -> tuple[float, float]:
-        """Return the exposed gathers and reduce-scatters of fully sharded layers in one micro-batch."""
-        count = layers[1] - layers[0]
-        nbytes = self.job.network.parameters(tensor, layers) * itemsize(self.job.dtype) // count
-        gather_us = self._collective("all-gather", nbytes, nodes, copies, tensor)
-        scatter_us = self._collective("reduce-scatter", nbytes, nodes, copies, tensor)
-        forward = gather_us + (count - 1) * max(0.0, gather_us - forward_us / count)
-        backward = (
-            gather_us + (count - 1) * max(0.0, gather_us + scatter_us - backward_us / count) + scatter_us
-        )
-        return forward, backward
+    def _streamed_layers(
+        self, run: LayerRun, nodes: int, placed: Placement, passes_us: tuple[float, float]
+    ) -> list[StreamedLayer]:
+        """Return all layers with what moves for them, in the order of the forward pass."""
+        count, size = self.job.network.layers, itemsize(self.job.dtype)
+        kinds = [self.layers.passes(run, (layer, layer + 1)) for layer in range(count)]
+        forward = passes_us[0] / sum(each.forward_us for each in kinds)
+        backward = passes_us[1] / sum(each.backward_us for each in kinds)
+        kept = 0
+        if placed.activations == "host":
+            kept = ActivationMemory(
+                architecture=architecture_of(self.job.network),
+                batch=run.microbatch,
+                seq=self.job.seq,
+                dtype=self.job.dtype,
+                tensor=run.tensor,
+                sequence_parallel=run.sequence_parallel,
+                recompute=run.recompute,
+            ).layer_bytes
+
+        def us(collective: Collective, parameters: int) -> float:
+            return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
+
+        held = self._layer_parameters(run.tensor, (0, count))
+        return [
+            StreamedLayer(
+                parameters=parameters,
+                activation_bytes=kept,
+                forward_us=forward * each.forward_us,
+                backward_us=backward * each.backward_us,
+                gather_us=us("all-gather", parameters) if placed.gathers else 0.0,
+                scatter_us=us("reduce-scatter", parameters) if placed.scatters else 0.0,
+            )
+            for parameters, each in zip(held, kinds, strict=True)
+        ]
+
+    def _layer_parameters(self, tensor: int, layers: tuple[int, int]) -> list[int]:
+        """Return the parameters of each layer; a matrix that the first and last one share counts once."""
+        network = self.job.network
+        held = [network.parameters(tensor, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        held[0] -= sum(held) - network.parameters(tensor, layers)
+        return held
 
     def _stage_ends(
         self, tensor: int, layers: tuple[int, int], nodes: int, copies: int, sharding: str, backward_us: float
@@ -326,6 +369,9 @@ class StepPricer:
             return self._ends(tensor, kind, nodes, copies, sharding, backward_us)
         if copies == 1 or sharding == "full":
             return 0.0, 0.0
+        if sharding == "gradients":
+            nbytes = self.job.network.parameters(tensor, layers) * itemsize(self.job.dtype)
+            return 0.0, self._collective("all-gather", nbytes, nodes, copies, tensor)
         run = LayerRun(tensor, 1, "none", False, False).network_run(self.job, layers)
         sizes = gradient_bytes(self.job.network, run, layers)
         collective: Collective = "all-reduce" if sharding == "none" else "reduce-scatter"
