@@ -34,6 +34,9 @@ ARCHITECTURES = {
 TORCH = ("torch==2.13.0", "expecttest>=0.3")
 """Tests run with one PyTorch version, because its OpInfo samples differ between versions."""
 
+FRAMEWORKS = ("accelerate>=1.15",)
+"""Training frameworks whose parsers read the plans that tests emit."""
+
 BASELINES = ("torch", "triton")
 """Packages that kernels are compared with on a GPU."""
 
@@ -71,7 +74,7 @@ def quick(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
-    session.install("-e", ".[cuda,postgres,cluster,dev,docs]", *TORCH)
+    session.install("-e", ".[cuda,postgres,cluster,dev,docs]", *TORCH, *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *session.posargs)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
+from tunebench import cli
 
 GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", "--batch", "16")
 
@@ -35,6 +37,29 @@ def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Ru
     text = run_text(*GPT)
     for expected in ("optimal for the model", "best: tensor=", "binding:", "Pareto front", "MFU", "$"):
         assert expected in text
+
+
+def test_plan_for_a_framework_is_all_that_is_printed(
+    run_text: Run, run_json: Run, run_refused: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run((*GPT, "--fix", "sharding=optimizer,tensor=1,pipeline=1", "--emit", "deepspeed")) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["zero_optimization"]["stage"] == 1
+    assert "note: start with deepspeed --num_nodes 1 --num_gpus 4" in err
+    assert run_json(*GPT, "--emit", "megatron")["framework"] == "megatron"
+    assert "Known: deepspeed, fsdp" in run_refused(*GPT, "--emit", "jax")
+    assert "no plan fits" in run_refused(
+        "plan",
+        "cluster",
+        "--model",
+        "gpt2-large",
+        "--cluster",
+        "1 x l4, 6GB",
+        "--batch",
+        "8",
+        "--emit",
+        "fsdp",
+    )
 
 
 def test_fixed_values_and_no_reasons(run_json: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -15,7 +15,7 @@ from tunebench.cli.plan._file import require_folder
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
-    from tunebench.plan.cluster import TrainingJob
+    from tunebench.plan.cluster import ClusterAnswer, TrainingJob
 
 __all__ = ["cluster"]
 
@@ -94,6 +94,16 @@ def cluster(
             show_default=False,
         ),
     ] = None,
+    framework: Annotated[
+        str,
+        typer.Option(
+            "--emit",
+            metavar="FRAMEWORK",
+            help="Print only the best plan, for megatron or torchtitan (a command), deepspeed (JSON) or "
+            "fsdp (YAML of Accelerate).",
+            show_default=False,
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Find the best way to train a transformer on a cluster: parallelism, recomputation, sharding.
@@ -101,10 +111,12 @@ def cluster(
     Times are predicted for the kernels of Megatron-LM on devices that need not be present. The best plan is
     optimal for the model of time and memory. Nothing is run.
     """
-    from tunebench.plan.cluster import TrainingCluster, plan_training, write_plan
+    from tunebench.plan.cluster import Framework, TrainingCluster, plan_training, write_plan
     from tunebench.plan.cluster.search import Objective
 
     require_folder(out)
+    if framework and framework not in get_args(Framework):
+        raise UnknownName("framework", framework, get_args(Framework))
     if objective not in get_args(Objective):
         raise UnknownName("objective", objective, get_args(Objective))
     machine, fixed = TrainingCluster.of(cluster), _fixed(fix)
@@ -117,14 +129,29 @@ def cluster(
             objective=objective,  # type: ignore[arg-type]
             fixed=fixed,
             top=top,
-            reasons=reasons,
+            reasons=reasons and not framework,
             watcher=show,
         )
     report = ClusterReport(answer=answer)
     if out is not None and answer.best is not None:
         write_plan(out, answer.best, job)
         report.written.append(out)
-    emit(as_json, report.to_json(), report.render)
+    if framework:
+        _print_emitted(framework, answer, as_json)
+    else:
+        emit(as_json, report.to_json(), report.render)
+
+
+def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None:
+    """Print the best plan for a framework, and what its configuration cannot say to standard error."""
+    from tunebench.plan.cluster import emit as emit_plan
+
+    if answer.best is None:
+        raise InputError("no plan fits the memory: run without --emit to see what is missing")
+    found = emit_plan(framework, answer.best.plan, answer.job)
+    for note in () if as_json else found.notes:
+        console(stderr=True).print(f"note: {note}", soft_wrap=True)
+    emit(as_json, asdict(found), lambda to: to.print(found.text, end="", soft_wrap=True, highlight=False))
 
 
 def _job(model: str, batch: int, seq: int, dtype: str) -> TrainingJob:

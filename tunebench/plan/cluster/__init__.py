@@ -7,9 +7,10 @@ print(answer.best.plan, answer.best.step.time_us)
 
 from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, ResourceGain, plan_training
 from tunebench.plan.cluster.device_memory import DeviceMemory
+from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_arguments
 from tunebench.plan.cluster.layer_time import LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
-from tunebench.plan.cluster.plan_file import megatron_arguments, write_plan
+from tunebench.plan.cluster.plan_file import write_plan
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PlanProof, PricedPlan, SearchResult
 from tunebench.plan.cluster.space import ClusterPlan, Sharding, TrainingJob, plan_space
 from tunebench.plan.cluster.stage_time import Slowdown, StepPricer, StepTime
@@ -19,6 +20,8 @@ __all__ = [
     "ClusterPlan",
     "ClusterSearch",
     "DeviceMemory",
+    "Emitted",
+    "Framework",
     "LayerTimes",
     "Objective",
     "PlanProof",
@@ -32,6 +35,7 @@ __all__ = [
     "StepTime",
     "TrainingCluster",
     "TrainingJob",
+    "emit",
     "megatron_arguments",
     "plan_space",
     "plan_training",

@@ -7,45 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tunebench.errors import InputError
+from tunebench.plan.cluster.framework import megatron_arguments
 from tunebench.plan.cluster.search import PricedPlan
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.space import TrainingJob
 
-__all__ = ["megatron_arguments", "write_plan"]
-
-
-def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
-    """Return the command-line arguments of Megatron-LM's training scripts for a plan.
-
-    Source: NVIDIA/Megatron-LM, `megatron/training/arguments.py`.
-    """
-    found = [
-        f"--tensor-model-parallel-size {plan.tensor}",
-        f"--pipeline-model-parallel-size {plan.pipeline}",
-        f"--micro-batch-size {plan.microbatch}",
-        f"--global-batch-size {job.batch}",
-        f"--seq-length {job.seq}",
-        f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
-    ]
-    if plan.chunks > 1:
-        layers = job.network.layers // (plan.pipeline * plan.chunks)
-        found.append(f"--num-layers-per-virtual-pipeline-stage {layers}")
-    if plan.recompute == "full":
-        found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
-    if plan.recompute == "selective":
-        found.append("--recompute-granularity selective")
-    if plan.sequence_parallel:
-        found.append("--sequence-parallel")
-    if plan.flash:
-        found.append("--use-flash-attn")
-    if plan.sharding == "optimizer":
-        found.append("--use-distributed-optimizer")
-    if plan.states == "host":
-        found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
-    if plan.sharding == "full":
-        found.append("--use-torch-fsdp2")
-    if job.gradient_overlap and plan.sharding != "full" and plan.data > 1:
-        found.append("--overlap-grad-reduce")
-    return found
+__all__ = ["write_plan"]
 
 
 def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:

@@ -1,0 +1,137 @@
+"""Plans for frameworks: their own parsers read them, and what they cannot run is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.plan.cluster import ClusterPlan, TrainingJob, emit
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("llama-3-8b"), batch=128, seq=4096)
+
+
+def plan(**changed: object) -> ClusterPlan:
+    values = {
+        "nodes": 2,
+        "tensor": 2,
+        "pipeline": 1,
+        "data": 8,
+        "chunks": 1,
+        "microbatch": 2,
+        "recompute": "none",
+        "sequence_parallel": False,
+        "flash": True,
+        "sharding": "optimizer",
+    }
+    return ClusterPlan(**{**values, **changed})  # type: ignore[arg-type]
+
+
+PIPELINE = plan(nodes=4, pipeline=2, chunks=4, sequence_parallel=True, recompute="full")
+
+
+def options(text: str) -> dict[str, str]:
+    """Return the options of a command and their values."""
+    words = shlex.split(text.replace("\\\n", " "))
+    names = [place for place, word in enumerate(words) if word.startswith("--")]
+    ends = [*names[1:], len(words)]
+    return {words[at]: " ".join(words[at + 1 : end]) for at, end in zip(names, ends, strict=True)}
+
+
+def test_megatron_has_network_degrees_and_schedule() -> None:
+    found = options(emit("megatron", PIPELINE, JOB).text)
+    assert (found["--nnodes"], found["--nproc-per-node"]) == ("4", "8 pretrain_gpt.py")
+    assert (found["--num-layers"], found["--num-query-groups"]) == ("32", "8")
+    assert found["--num-layers-per-virtual-pipeline-stage"] == "4"
+    assert found["--recompute-granularity"] == "full"
+    for name in ("--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16"):
+        assert found[name] == ""
+
+
+def test_torchtitan_divides_the_devices_and_the_batch() -> None:
+    found = options(emit("torchtitan", PIPELINE, JOB).text)
+    degrees = [
+        int(found[f"--parallelism.{name}-degree"])
+        for name in (
+            "data-parallel-replicate",
+            "data-parallel-shard",
+            "tensor-parallel",
+            "pipeline-parallel",
+        )
+    ]
+    assert degrees == [1, 8, 2, 2]
+    assert found["--training.local-batch-size"] == "16"  # of a pipeline: all its micro-batches
+    assert found["--parallelism.pipeline-parallel-layers-per-stage"] == "4"
+    assert found["--parallelism.pipeline-parallel-last-stage-less-layers"] == "0 activation-checkpoint:full"
+    assert options(emit("torchtitan", plan(), JOB).text)["--training.local-batch-size"] == "2"
+
+
+def test_options_of_torchtitan_are_read_by_its_parser() -> None:
+    tyro = pytest.importorskip("tyro", reason="torchtitan and tyro are not installed")
+    configs = pytest.importorskip("torchtitan.config.configs")
+    words = [f"{name}={value}" for name, value in options(emit("torchtitan", PIPELINE, JOB).text).items()]
+    read = tyro.cli(
+        configs.ParallelismConfig,
+        args=[
+            word.replace("--parallelism.", "--").partition(" ")[0]
+            for word in words
+            if "--parallelism" in word
+        ],
+    )
+    assert (read.tensor_parallel_degree, read.pipeline_parallel_layers_per_stage) == (2, 4)
+
+
+def test_batch_of_deepspeed_is_that_of_the_plan() -> None:
+    found = json.loads(emit("deepspeed", plan(states="host"), JOB).text)
+    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
+    assert found["train_batch_size"] == micro * steps * plan().data == 128
+    assert found["zero_optimization"]["stage"] == 1
+    assert found["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert found["tensor_parallel"] == {"autotp_size": 2}
+
+
+def test_configuration_of_deepspeed_is_read_by_its_parser() -> None:
+    zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
+    found = json.loads(emit("deepspeed", plan(tensor=1, data=16, sharding="full"), JOB).text)
+    assert zero.DeepSpeedZeroConfig(**found["zero_optimization"]).stage == 3
+
+
+@pytest.mark.parametrize(("sharding", "reshard"), [("full", True), ("optimizer", False)])
+def test_configuration_of_fsdp_is_read_by_accelerate(tmp_path: Path, sharding: str, reshard: bool) -> None:
+    arguments = pytest.importorskip(
+        "accelerate.commands.config.config_args", reason="accelerate is not installed"
+    )
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(emit("fsdp", plan(sharding=sharding), JOB).text, encoding="utf-8")
+    read = arguments.load_config_from_file(str(path))
+    assert (read.distributed_type.value, read.mixed_precision) == ("FSDP", "bf16")
+    assert (read.num_machines, read.num_processes) == (2, 16)
+    assert read.fsdp_config["fsdp_reshard_after_forward"] is reshard
+    assert read.parallelism_config == {"parallelism_config_dp_shard_size": 8, "parallelism_config_tp_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("framework", "impossible", "expected"),
+    [
+        ("deepspeed", PIPELINE, "--fix pipeline=1"),
+        ("deepspeed", plan(sequence_parallel=True), "--fix sequence_parallel=no"),
+        ("deepspeed", plan(sharding="full"), "--fix tensor=1"),
+        ("fsdp", plan(sharding="none"), "--fix sharding=optimizer"),
+        ("fsdp", plan(states="host"), "--fix states=device"),
+        ("torchtitan", plan(sharding="none"), "--fix sharding=optimizer"),
+    ],
+)
+def test_what_a_framework_cannot_run_is_refused(
+    framework: str, impossible: ClusterPlan, expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        emit(framework, impossible, JOB)
+
+
+def test_unknown_framework_is_named() -> None:
+    with pytest.raises(UnknownName, match="megatron"):
+        emit("megatorn", plan(), JOB)

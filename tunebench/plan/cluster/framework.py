@@ -1,0 +1,297 @@
+"""Plans as arguments and configuration files of training frameworks: `emit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.pipeline.activation import architecture_of
+
+__all__ = ["Emitted", "Framework", "emit", "megatron_arguments"]
+
+Framework = Literal["megatron", "deepspeed", "fsdp", "torchtitan"]
+"""Frameworks: Megatron-LM, DeepSpeed, PyTorch's FSDP2 by Accelerate, and torchtitan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """A plan for a framework.
+
+    Attributes:
+        framework: The framework.
+        text: Arguments or a configuration file.
+        notes: What the text cannot say: settings of the training program, and differences from the plan.
+    """
+
+    framework: Framework
+    text: str
+    notes: tuple[str, ...]
+
+
+def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    """Return a plan as arguments or a configuration file of a framework.
+
+    Option names are those of Megatron-LM 0.16, DeepSpeed 0.19, Accelerate 1.15 and torchtitan 0.3.
+
+    Args:
+        framework: Name of the framework.
+        plan: The plan.
+        job: The network and its batch.
+
+    Raises:
+        UnknownName: There is no such framework.
+        InputError: The framework cannot run the plan; the message names the value that it cannot have.
+    """
+    if framework not in _WRITERS:
+        raise UnknownName("framework", framework, _WRITERS)
+    return _WRITERS[framework](plan, job)
+
+
+def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
+    """Return the command-line arguments of Megatron-LM's training scripts for a plan.
+
+    Args:
+        plan: The plan.
+        job: The network and its batch.
+
+    Source: NVIDIA/Megatron-LM, `megatron/training/arguments.py`.
+    """
+    found = [
+        f"--tensor-model-parallel-size {plan.tensor}",
+        f"--pipeline-model-parallel-size {plan.pipeline}",
+        f"--micro-batch-size {plan.microbatch}",
+        f"--global-batch-size {job.batch}",
+        f"--seq-length {job.seq}",
+        f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
+    ]
+    if plan.chunks > 1:
+        found.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
+    if plan.recompute == "full":
+        found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    if plan.recompute == "selective":
+        found.append("--recompute-granularity selective")
+    if plan.sequence_parallel:
+        found.append("--sequence-parallel")
+    found.append(f"--attention-backend {'flash' if plan.flash else 'unfused'}")
+    if plan.sharding == "optimizer":
+        found.append("--use-distributed-optimizer")
+    if plan.states == "host":
+        found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
+    if plan.sharding == "full":
+        found.append("--use-torch-fsdp2")
+    if job.gradient_overlap and plan.sharding != "full" and plan.data > 1:
+        found.append("--overlap-grad-reduce")
+    return found
+
+
+def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    arguments = [*_megatron_model(job), *megatron_arguments(plan, job)]
+    notes = ("add the data, the tokenizer, the optimizer's settings and the dropout",)
+    return Emitted(framework="megatron", text=_script(arguments, "pretrain_gpt.py", plan), notes=notes)
+
+
+def _megatron_model(job: TrainingJob) -> list[str]:
+    """Return the arguments that describe the network."""
+    of = architecture_of(job.network)
+    found = [
+        f"--num-layers {of.layers}",
+        f"--hidden-size {of.hidden}",
+        f"--ffn-hidden-size {of.ffn}",
+        f"--num-attention-heads {of.heads}",
+        f"--kv-channels {of.head_dim}",
+        f"--max-position-embeddings {max(of.positions, job.seq)}",
+    ]
+    if of.heads_k != of.heads:
+        found.append(f"--group-query-attention --num-query-groups {of.heads_k}")
+    if not of.tied:
+        found.append("--untie-embeddings-and-output-weights")
+    if of.family == "llama":
+        found += [
+            "--normalization RMSNorm",
+            "--position-embedding-type rope",
+            "--swiglu",
+            "--disable-bias-linear",
+        ]
+    return found
+
+
+def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    _refuse_f16("torchtitan", job)
+    if plan.sharding == "none" and plan.data > 1 and plan.tensor * plan.pipeline > 1:
+        what = "copies that share nothing, beside other parallelism"
+        raise _impossible("torchtitan", what, "sharding", plan)
+    _refuse_host("torchtitan", plan)
+    shard = 1 if plan.sharding == "none" else plan.data
+    arguments = [
+        f"--training.local-batch-size {job.batch // plan.data if plan.pipeline > 1 else plan.microbatch}",
+        f"--training.global-batch-size {job.batch}",
+        f"--training.seq-len {job.seq}",
+        f"--parallelism.data-parallel-replicate-degree {plan.data // shard}",
+        f"--parallelism.data-parallel-shard-degree {shard}",
+        f"--parallelism.tensor-parallel-degree {plan.tensor}",
+        f"--parallelism.pipeline-parallel-degree {plan.pipeline}",
+    ]
+    if shard > 1:
+        kept = "always" if plan.sharding == "full" else "never"
+        arguments.append(f"--parallelism.fsdp-reshard-after-forward {kept}")
+    if plan.tensor > 1 and not plan.sequence_parallel:
+        arguments.append("--parallelism.no-enable-sequence-parallel")
+    if plan.pipeline > 1:
+        arguments += [
+            f"--parallelism.pipeline-parallel-schedule {'Interleaved1F1B' if plan.chunks > 1 else '1F1B'}",
+            f"--parallelism.pipeline-parallel-microbatch-size {plan.microbatch}",
+            f"--parallelism.pipeline-parallel-layers-per-stage {_layers_of_a_stage(plan, job)}",
+            "--parallelism.pipeline-parallel-first-stage-less-layers 0",
+            "--parallelism.pipeline-parallel-last-stage-less-layers 0",
+        ]
+    arguments.append(f"activation-checkpoint:{plan.recompute}")
+    notes = ["add --module and --config of the model in front"]
+    if plan.recompute == "selective":
+        notes.append("its selective checkpointing keeps other tensors than the plan's, which are attention's")
+    if plan.sharding == "optimizer":
+        notes.append("FSDP also shards gradients, and gathers parameters in the forward pass")
+    text = _script(arguments, "-m torchtitan.train", plan)
+    return Emitted(framework="torchtitan", text=text, notes=tuple(notes))
+
+
+def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    _refuse_pipeline("deepspeed", plan)
+    if plan.sequence_parallel:
+        raise _impossible("deepspeed", "Megatron's sequence parallelism", "sequence_parallel", plan)
+    if plan.tensor > 1 and plan.sharding == "full":
+        raise _impossible("deepspeed", "tensor parallelism with ZeRO-3", "tensor", plan)
+    stage = {"none": 0, "optimizer": 1, "full": 3}[plan.sharding]
+    zero: dict[str, object] = {"stage": stage, "overlap_comm": job.gradient_overlap}
+    if plan.states == "host":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    config: dict[str, object] = {
+        "train_batch_size": job.batch,
+        "train_micro_batch_size_per_gpu": plan.microbatch,
+        "gradient_accumulation_steps": plan.microbatches(job.batch),
+        "fp16" if job.dtype == "f16" else "bf16": {"enabled": True},
+        "zero_optimization": zero,
+    }
+    if plan.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.tensor}
+    text = json.dumps(config, indent=2) + "\n"
+    start = f"start with deepspeed --num_nodes {plan.nodes} --num_gpus {plan.devices // plan.nodes}"
+    return Emitted(framework="deepspeed", text=text, notes=(start, *_model_notes(plan)))
+
+
+def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    _refuse_pipeline("fsdp", plan)
+    _refuse_host("fsdp", plan)
+    if plan.sharding == "none" and plan.data > 1:
+        raise _impossible("fsdp", "copies that share nothing", "sharding", plan)
+    sharded: dict[str, object] = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": plan.sharding == "full",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_activation_checkpointing": plan.recompute == "full",
+        "fsdp_offload_params": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": "fp16" if job.dtype == "f16" else "bf16",
+        "num_machines": plan.nodes,
+        "num_processes": plan.devices,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "use_cpu": False,
+        "fsdp_config": sharded,
+    }
+    if plan.tensor > 1:
+        config["parallelism_config"] = {
+            "parallelism_config_dp_shard_size": plan.data,
+            "parallelism_config_tp_size": plan.tensor,
+        }
+    steps = plan.microbatches(job.batch)
+    notes = [
+        f"in the program: Accelerator(gradient_accumulation_steps={steps}) and batches of {plan.microbatch}",
+        "on each machine: its machine_rank, and main_process_ip of the first",
+    ]
+    if plan.sharding == "optimizer":
+        notes.append("FSDP also shards gradients, and gathers parameters in the forward pass")
+    if plan.recompute == "selective":
+        notes.append("checkpoint the core of attention in the model: FSDP checkpoints whole layers only")
+    if not plan.flash:
+        notes.append("the plan stores the scores of attention: use the model's eager attention")
+    return Emitted(framework="fsdp", text=_yaml(config), notes=tuple(notes))
+
+
+def _model_notes(plan: ClusterPlan) -> tuple[str, ...]:
+    """Return what a program must do itself, because the configuration of DeepSpeed does not say it."""
+    found = []
+    if plan.recompute != "none":
+        part = "each layer" if plan.recompute == "full" else "the core of attention"
+        found.append(f"checkpoint {part} in the model: the configuration does not")
+    if plan.flash:
+        found.append("the plan needs flash attention in the model")
+    return tuple(found)
+
+
+def _layers_of_a_stage(plan: ClusterPlan, job: TrainingJob) -> int:
+    return -(-job.network.layers // (plan.pipeline * plan.chunks))
+
+
+def _script(arguments: list[str], program: str, plan: ClusterPlan) -> str:
+    """Return a command for bash, an argument on each line."""
+    start = f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.devices // plan.nodes} {program}"
+    return " \\\n    ".join([start, *arguments]) + "\n"
+
+
+def _yaml(values: Mapping[str, object], indent: str = "") -> str:
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            lines.append(f"{indent}{name}:\n{_yaml(value, indent + '  ')}")
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            lines.append(f"{indent}{name}: {text}\n")
+    return "".join(lines)
+
+
+def _refuse_pipeline(framework: str, plan: ClusterPlan) -> None:
+    if plan.pipeline > 1:
+        raise _impossible(framework, "a pipeline", "pipeline", plan)
+
+
+def _refuse_host(framework: str, plan: ClusterPlan) -> None:
+    if plan.states == "host":
+        raise _impossible(framework, "states alone in host memory", "states", plan)
+
+
+def _refuse_f16(framework: str, job: TrainingJob) -> None:
+    if job.dtype == "f16":
+        raise InputError(f"{framework} trains in bf16 or f32: plan with --dtype bf16")
+
+
+_OTHER = {
+    "pipeline": "1",
+    "tensor": "1",
+    "sequence_parallel": "no",
+    "sharding": "optimizer",
+    "states": "device",
+}
+"""A value of each parameter that all frameworks with a limit can run."""
+
+
+def _impossible(framework: str, what: str, name: str, plan: ClusterPlan) -> InputError:
+    return InputError(
+        f"the configuration of {framework} cannot express {what}, and the best plan is {plan}: "
+        f"add --fix {name}={_OTHER[name]}, or choose another framework"
+    )
+
+
+_WRITERS: dict[str, Callable[[ClusterPlan, TrainingJob], Emitted]] = {
+    "megatron": _megatron,
+    "deepspeed": _deepspeed,
+    "fsdp": _fsdp,
+    "torchtitan": _torchtitan,
+}
