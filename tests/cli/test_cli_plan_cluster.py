@@ -68,6 +68,15 @@ def test_fixed_values_and_no_reasons(run_json: Run) -> None:
     assert found["gains"] == found["sensitivity"] == []
 
 
+def test_fronts_are_plotted_and_listed(run_text: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "front.png"
+    fixed = ("--fix", "tensor=1,recompute=none,flash=yes", "--top", "1")
+    text = run_text(*GPT, "--cluster", "4 x l4, 2 a node, net-100, $0.7", *fixed, "--plot", str(path))
+    assert "Pareto front of step time and cost" in text
+    assert path.stat().st_size > 1000
+
+
 def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
     small = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "1 x l4, 6GB", "--batch", "8")
     found = run_json(*small)

@@ -63,6 +63,7 @@ class ClusterReport:
             "best": _plan_json(of.best) if of.best else None,
             "plans": [_plan_json(each) for each in of.result.best],
             "front": [_plan_json(each) for each in of.result.front],
+            "cost_front": [_plan_json(each) for each in of.cost_front],
             "proof": of.result.proof,
             "shares": of.shares,
             "gains": [
@@ -123,6 +124,9 @@ class ClusterReport:
                 title="Pareto front of step time and memory",
             )
         )
+        if of.cost_front:
+            title = "Pareto front of step time and cost"
+            to.print(table(">nodes", ">step", ">cost", "plan", rows=self._cost_front(), title=title))
         for path in self.written:
             to.print(f"wrote {path}", soft_wrap=True)
 
@@ -221,6 +225,12 @@ class ClusterReport:
 
         for each in self.answer.result.front_outline:
             yield duration(each.step.time_us), size_text(each.memory.total), each.plan
+
+    def _cost_front(self) -> Iterator[tuple[object, ...]]:
+        for each in self.answer.cost_front:
+            assert each.cost is not None
+            cost = f"${significant(each.cost)}"
+            yield each.plan.nodes, duration(each.step.time_us), cost, each.plan
 
 
 def _stored(plan: ClusterPlan) -> str:

@@ -104,6 +104,15 @@ def cluster(
             show_default=False,
         ),
     ] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Plot the fronts of time, memory and cost to this file (.svg, .png, .pdf). Needs the extra "
+            "plot.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the best way to train a transformer on a cluster: parallelism, recomputation, sharding.
@@ -111,10 +120,11 @@ def cluster(
     Times are predicted for the kernels of Megatron-LM on devices that need not be present. The best plan is
     optimal for the model of time and memory. Nothing is run.
     """
-    from tunebench.plan.cluster import Framework, TrainingCluster, plan_training, write_plan
+    from tunebench.plan.cluster import Framework, TrainingCluster, draw_fronts, plan_training, write_plan
     from tunebench.plan.cluster.search import Objective
 
-    require_folder(out)
+    for path in (out, plot):
+        require_folder(path)
     if framework and framework not in get_args(Framework):
         raise UnknownName("framework", framework, get_args(Framework))
     if objective not in get_args(Objective):
@@ -136,6 +146,9 @@ def cluster(
     if out is not None and answer.best is not None:
         write_plan(out, answer.best, job)
         report.written.append(out)
+    if plot is not None:
+        draw_fronts(answer, plot)
+        report.written.append(plot)
     if framework:
         _print_emitted(framework, answer, as_json)
     else:

@@ -8,6 +8,7 @@ print(answer.best.plan, answer.best.step.time_us)
 from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, ResourceGain, plan_training
 from tunebench.plan.cluster.device_memory import DeviceMemory
 from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_arguments
+from tunebench.plan.cluster.front import cost_front, draw_fronts
 from tunebench.plan.cluster.layer_time import LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.plan_file import write_plan
@@ -35,6 +36,8 @@ __all__ = [
     "StepTime",
     "TrainingCluster",
     "TrainingJob",
+    "cost_front",
+    "draw_fronts",
     "emit",
     "megatron_arguments",
     "plan_space",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from tunebench.plan.cluster.front import cost_front
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PricedPlan, SearchResult
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
@@ -57,6 +58,8 @@ class ClusterAnswer:
         result: The plans and the proof.
         gains: Best plan with twice as much of each resource.
         sensitivity: Best plan if predictions are wrong.
+        cost_front: Plans on some of the nodes for which no other has both a shorter step and fewer device
+            hours, fastest first; none for a cluster without a price.
     """
 
     job: TrainingJob
@@ -64,6 +67,7 @@ class ClusterAnswer:
     result: SearchResult
     gains: tuple[ResourceGain, ...] = ()
     sensitivity: tuple[PlanSensitivity, ...] = ()
+    cost_front: tuple[PricedPlan, ...] = ()
 
     @property
     def best(self) -> PricedPlan | None:
@@ -123,7 +127,8 @@ def plan_training(
         objective: What to minimise.
         fixed: Value of each fixed parameter as text.
         top: Number of plans.
-        reasons: Whether to also plan with twice the memory, links and batch, and with slower predictions.
+        reasons: Whether to also plan with twice the memory, links and batch, with slower predictions, and, if
+            the cluster has a price, on fewer nodes.
         watcher: Receives the phase.
 
     Raises:
@@ -163,6 +168,14 @@ def plan_training(
         then = other.run(1, front=False).best[0]
         regret = other.pricer.step_us(best.plan) / then.step.time_us - 1
         sensitivity.append(PlanSensitivity(slower=name, plan=then.plan, regret=regret))
+    costs: tuple[PricedPlan, ...] = ()
+    if machine.price_per_hour is not None and machine.links.nodes > 1:
+        costs = cost_front(job, machine, fixed=fixed, layers=search.layers, watcher=watcher)
     return ClusterAnswer(
-        job=job, machine=machine, result=result, gains=tuple(gains), sensitivity=tuple(sensitivity)
+        job=job,
+        machine=machine,
+        result=result,
+        gains=tuple(gains),
+        sensitivity=tuple(sensitivity),
+        cost_front=costs,
     )
