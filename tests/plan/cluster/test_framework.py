@@ -94,6 +94,25 @@ def test_batch_of_deepspeed_is_that_of_the_plan() -> None:
     assert found["tensor_parallel"] == {"autotp_size": 2}
 
 
+def test_deepspeed_places_states_parameters_and_activations() -> None:
+    stored = plan(
+        tensor=1,
+        data=16,
+        sharding="full",
+        states="nvme",
+        parameters="host",
+        activations="host",
+        recompute="full",
+    )
+    found = json.loads(emit("deepspeed", stored, JOB).text)
+    zero = found["zero_optimization"]
+    assert zero["stage"] == 3
+    assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == ("nvme", "cpu")
+    assert found["activation_checkpointing"]["cpu_checkpointing"]
+    two = plan(sharding="gradients", states="host")
+    assert json.loads(emit("deepspeed", two, JOB).text)["zero_optimization"]["stage"] == 2
+
+
 def test_configuration_of_deepspeed_is_read_by_its_parser() -> None:
     zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
     found = json.loads(emit("deepspeed", plan(tensor=1, data=16, sharding="full"), JOB).text)
@@ -122,6 +141,10 @@ def test_configuration_of_fsdp_is_read_by_accelerate(tmp_path: Path, sharding: s
         ("deepspeed", plan(sharding="full"), "--fix tensor=1"),
         ("fsdp", plan(sharding="none"), "--fix sharding=optimizer"),
         ("fsdp", plan(states="host"), "--fix states=device"),
+        ("fsdp", plan(sharding="full", states="host", parameters="host"), "--fix parameters=device"),
+        ("megatron", plan(states="nvme"), "--fix states=device"),
+        ("megatron", plan(sharding="gradients", states="host"), "--fix sharding=optimizer"),
+        ("deepspeed", plan(states="nvme"), "--fix states=device"),
         ("torchtitan", plan(sharding="none"), "--fix sharding=optimizer"),
     ],
 )

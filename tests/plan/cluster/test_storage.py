@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tunebench.errors import InputError
-from tunebench.plan.cluster import ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
+from tunebench.plan.cluster import (
+    ClusterSearch,
+    PricedPlan,
+    TrainingCluster,
+    TrainingJob,
+    plan_training,
+    write_plan,
+)
 from tunebench.workloads.networks import network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=8, seq=1024)
@@ -120,6 +128,31 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
     )
     with pytest.raises(InputError, match=expected):
         TrainingCluster.read(path)
+
+
+def test_faster_storage_is_a_gain() -> None:
+    answer = plan_training(JOB, MACHINE, fixed={"states": "nvme", "tensor": "1", "pipeline": "1"}, top=1)
+    assert answer.best is not None
+    assert sum(answer.shares.values()) == pytest.approx(1)
+    speedups = {each.resource: each.speedup for each in answer.gains}
+    assert speedups["bandwidth of host memory and NVMe"] is not None
+    assert speedups["bandwidth of host memory and NVMe"] > 1.2
+
+
+def test_file_of_a_plan_has_no_arguments_that_megatron_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    write_plan(path, priced(), JOB)
+    found = tomllib.loads(path.read_text())
+    assert found["plan"]["states"] == "nvme"
+    assert "megatron" not in found
+
+
+def test_what_a_node_lacks_is_named() -> None:
+    machine = TrainingCluster.parse("4 x l4, 6GB, host 4GB 100, nvme 10GB 5/2")
+    answer = plan_training(JOB, machine, fixed={"parameters": "nvme"})
+    assert answer.best is None
+    held = answer.result.least_memory.memory
+    assert answer.missing_nvme_bytes == 4 * held.nvme - 10 * 10**9 > 0
 
 
 def test_file_and_text_describe_the_same_storage(tmp_path: Path) -> None:

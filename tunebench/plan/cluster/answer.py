@@ -22,7 +22,7 @@ class ResourceGain:
     """The best plan with twice as much of a resource.
 
     Attributes:
-        resource: What is doubled: memory, links or batch.
+        resource: What is doubled: memory, links, bandwidth of storage, or batch.
         plan: The best plan then; None if nothing fits.
         speedup: Sequences per second relative to the best plan as it is (higher is better); None without one.
     """
@@ -147,11 +147,15 @@ def plan_training(
         return found[0] if found else None
 
     gains = []
-    for resource, changed_job, changed_machine in (
+    resources = [
         ("memory of each device", job, replace(machine, memory_bytes=2 * machine.memory_bytes)),
         ("bandwidth of all links", job, machine.with_faster_links(2.0)),
         ("batch", replace(job, batch=2 * job.batch), machine),
-    ):
+    ]
+    if machine.host_bytes:
+        faster = machine.with_faster_storage(2.0)
+        resources.insert(2, ("bandwidth of host memory and NVMe", job, faster))
+    for resource, changed_job, changed_machine in resources:
         watcher(f"plan with twice the {resource}")
         found = best_of(changed_job, changed_machine)
         speedup = found.samples_per_s / best.samples_per_s if found is not None else None

@@ -11,7 +11,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import architecture_of
 
-__all__ = ["Emitted", "Framework", "emit", "megatron_arguments"]
+__all__ = ["Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
 
 Framework = Literal["megatron", "deepspeed", "fsdp", "torchtitan"]
 """Frameworks: Megatron-LM, DeepSpeed, PyTorch's FSDP2 by Accelerate, and torchtitan."""
@@ -88,7 +88,24 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     return found
 
 
+_MEGATRON = {
+    "parameters": ("device",),
+    "activations": ("device",),
+    "states": ("device", "host"),
+    "sharding": ("none", "optimizer", "full"),
+}
+"""Values that Megatron-LM can run, of parameters of a plan that have others."""
+
+
+def runs_in_megatron(plan: ClusterPlan) -> bool:
+    """Return whether Megatron-LM can run a plan."""
+    return all(getattr(plan, name) in possible for name, possible in _MEGATRON.items())
+
+
 def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
+    for name, possible in _MEGATRON.items():
+        if getattr(plan, name) not in possible:
+            raise _impossible("megatron", f"{name}={getattr(plan, name)}", name, plan)
     arguments = [*_megatron_model(job), *megatron_arguments(plan, job)]
     notes = ("add the data, the tokenizer, the optimizer's settings and the dropout",)
     return Emitted(framework="megatron", text=_script(arguments, "pretrain_gpt.py", plan), notes=notes)
@@ -164,10 +181,9 @@ def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         raise _impossible("deepspeed", "Megatron's sequence parallelism", "sequence_parallel", plan)
     if plan.tensor > 1 and plan.sharding == "full":
         raise _impossible("deepspeed", "tensor parallelism with ZeRO-3", "tensor", plan)
-    stage = {"none": 0, "optimizer": 1, "full": 3}[plan.sharding]
+    stage = _zero_stage(plan)
     zero: dict[str, object] = {"stage": stage, "overlap_comm": job.gradient_overlap}
-    if plan.states == "host":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    zero |= _deepspeed_storage(plan)
     config: dict[str, object] = {
         "train_batch_size": job.batch,
         "train_micro_batch_size_per_gpu": plan.microbatch,
@@ -175,11 +191,36 @@ def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         "fp16" if job.dtype == "f16" else "bf16": {"enabled": True},
         "zero_optimization": zero,
     }
+    if plan.activations == "host":
+        config["activation_checkpointing"] = {"cpu_checkpointing": True}
     if plan.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": plan.tensor}
     text = json.dumps(config, indent=2) + "\n"
     start = f"start with deepspeed --num_nodes {plan.nodes} --num_gpus {plan.devices // plan.nodes}"
     return Emitted(framework="deepspeed", text=text, notes=(start, *_model_notes(plan)))
+
+
+def _zero_stage(plan: ClusterPlan) -> int:
+    if plan.parameters != "device":
+        return 3
+    stage = {"none": 0, "optimizer": 1, "gradients": 2, "full": 3}[plan.sharding]
+    return 2 if plan.states != "device" and plan.data == 1 else stage
+
+
+def _deepspeed_storage(plan: ClusterPlan) -> dict[str, object]:
+    """Return where states and parameters are, in terms of `zero_optimization`."""
+    if plan.states == "nvme" and plan.parameters == "device":
+        raise _impossible("deepspeed", "states in NVMe without ZeRO-3", "states", plan)
+    places = {"offload_optimizer": plan.states, "offload_param": plan.parameters}
+    return {
+        name: {
+            "device": "cpu" if place == "host" else "nvme",
+            "pin_memory": True,
+            **({"nvme_path": "/nvme"} if place == "nvme" else {}),
+        }
+        for name, place in places.items()
+        if place != "device"
+    }
 
 
 def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
@@ -263,8 +304,9 @@ def _refuse_pipeline(framework: str, plan: ClusterPlan) -> None:
 
 
 def _refuse_host(framework: str, plan: ClusterPlan) -> None:
-    if plan.states == "host":
-        raise _impossible(framework, "states alone in host memory", "states", plan)
+    for name in ("parameters", "activations", "states"):
+        if getattr(plan, name) != "device":
+            raise _impossible(framework, f"{name} in host memory or NVMe alone", name, plan)
 
 
 def _refuse_f16(framework: str, job: TrainingJob) -> None:
@@ -278,6 +320,8 @@ _OTHER = {
     "sequence_parallel": "no",
     "sharding": "optimizer",
     "states": "device",
+    "parameters": "device",
+    "activations": "device",
 }
 """A value of each parameter that all frameworks with a limit can run."""
 

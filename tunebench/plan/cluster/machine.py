@@ -148,6 +148,21 @@ class TrainingCluster:
             ),
         )
 
+    def with_faster_storage(self, times: float) -> TrainingCluster:
+        """Return the cluster with this multiple of the bandwidth of host memory, its links and NVMe."""
+        link = self.host_link
+        if link is not None:
+            link = replace(
+                link, to_host_gb_s=link.to_host_gb_s * times, to_device_gb_s=link.to_device_gb_s * times
+            )
+        return replace(
+            self,
+            host_link=link,
+            host_gb_s=self.host_gb_s * times,
+            nvme_read_gb_s=self.nvme_read_gb_s * times,
+            nvme_write_gb_s=self.nvme_write_gb_s * times,
+        )
+
     @classmethod
     def of(cls, text: str) -> TrainingCluster:
         """Return a cluster from the name of a TOML file, or from text.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tunebench.errors import InputError
-from tunebench.plan.cluster.framework import megatron_arguments
+from tunebench.plan.cluster.framework import megatron_arguments, runs_in_megatron
 from tunebench.plan.cluster.search import PricedPlan
 from tunebench.plan.cluster.space import TrainingJob
 
@@ -15,7 +15,7 @@ __all__ = ["write_plan"]
 
 
 def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
-    """Write a plan, its predictions and its arguments for Megatron-LM.
+    """Write a plan, its predictions and its arguments for Megatron-LM, if that can run it.
 
     Raises:
         InputError: if the file cannot be written.
@@ -23,10 +23,12 @@ def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
     values = {"network": job.network.name, "batch": job.batch, "seq": job.seq, "dtype": job.dtype}
     lines = ["[job]", *_assigned(values), "", "[plan]", *_assigned(asdict(found.plan))]
     predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.total}
-    lines += ["", "[predicted]", *_assigned(predicted), "", "[megatron]", "arguments = ["]
-    lines += [f'    "{each}",' for each in megatron_arguments(found.plan, job)]
+    lines += ["", "[predicted]", *_assigned(predicted)]
+    if runs_in_megatron(found.plan):
+        arguments = [f'    "{each}",' for each in megatron_arguments(found.plan, job)]
+        lines += ["", "[megatron]", "arguments = [", *arguments, "]"]
     try:
-        path.write_text("\n".join([*lines, "]", ""]), encoding="utf-8")
+        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write the plan to {path}: {error.strerror or error}") from None
 

@@ -1,0 +1,299 @@
+"""Cluster plans with host memory and NVMe, and times of sharded copies next to published ones.
+
+    python -m benchmarks.plan_storage [--data FOLDER] > benchmarks/results/plan_storage.md
+
+No constant of the predictions is fitted to any of the published figures. Seconds of the search are those of
+the process on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.plan_cluster import DATA, gpt
+from tunebench.forecast.parallel.collective import collective_us
+from tunebench.plan.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
+from tunebench.plan.pipeline.activation import architecture_of
+from tunebench.workloads.networks import Network, from_config, network
+
+H100 = "16 x h100-sxm"
+STORED = "host 2TB 400, nvme 30TB 25/12"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageCase:
+    """A model to train with storage."""
+
+    name: str
+    network: Network
+    cluster: str
+    batch: int
+    seq: int = 2048
+
+
+def cases() -> tuple[StorageCase, ...]:
+    """Return the models and their clusters."""
+    large = gpt("gpt-1t", 128, 25600, 160)
+    small = network("llama-2-7b")
+    return (
+        StorageCase(name="1T", network=large, cluster=f"{H100}, {STORED}", batch=512),
+        StorageCase(name="1T", network=large, cluster=f"{H100}, {STORED}", batch=4096),
+        StorageCase(name="1T", network=large, cluster=f"{H100}, host 2TB 400, nvme 30TB 50/40", batch=512),
+        StorageCase(name="1T", network=large, cluster=f"{H100}, host 10TB 400", batch=512),
+        StorageCase(name="1T", network=large, cluster=f"{H100}, host 2TB 400", batch=512),
+        StorageCase(name="1T", network=large, cluster=f"{H100}, host 2TB 400, nvme 6TB 25/12", batch=512),
+        StorageCase(name="1T", network=large, cluster=H100, batch=512),
+        StorageCase(name="175B", network=network("gpt3-175b"), cluster=f"8 x h100-sxm, {STORED}", batch=512),
+        StorageCase(name="7B", network=small, cluster="1 x l4, 24GB, host 256GB 150", batch=64),
+        StorageCase(name="7B", network=small, cluster="1 x l4, 24GB, host 32GB 80, nvme 2TB 6/4", batch=64),
+        StorageCase(name="7B", network=small, cluster="1 x l4, 24GB", batch=64),
+        StorageCase(name="1T", network=large, cluster=f"512 x h100-sxm, {STORED}", batch=1536),
+        StorageCase(name="1T", network=large, cluster=f"10000 x h100-sxm, {STORED}", batch=10000),
+    )
+
+
+def main() -> None:
+    """Print the tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of measured steps")
+    options = parser.parse_args()
+    print("# Cluster plans with host memory and NVMe, and sharded copies\n")
+    print(
+        "By `python -m benchmarks.plan_storage`. Everything but the published figures is "
+        "predicted; no plan was run.\n"
+    )
+    _print_cases()
+    _print_offloading()
+    _print_fsdp()
+    if options.data.is_dir():
+        _print_zero3(options.data)
+
+
+def _print_cases() -> None:
+    print("## Plans\n")
+    print(
+        "`host` and `nvme` of a cluster are sizes and GB/s of each node (NVMe: read/write). Memory: of a "
+        "device, then host memory and NVMe of a node. 1T is a GPT with 128 layers of width 25600, whose "
+        "parameters, "
+        "gradients and states are 16 TB.\n"
+    )
+    print(
+        "| model | cluster | batch, seq | best plan | step, s | MFU | kernels | optimizer | exposed "
+        "storage | "
+        "exposed comm. | GB of device, host, NVMe | plans | too large | simulated | search, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for case in cases():
+        job = TrainingJob(network=case.network, batch=case.batch, seq=case.seq)
+        machine = TrainingCluster.parse(case.cluster)
+        start = time.process_time()
+        result = ClusterSearch(job, machine).run(1, front=False)
+        seconds = time.process_time() - start
+        best = result.best[0] if result.best else result.least_memory
+        shown = _figures(best) if best.fits else "| | | | | |"
+        print(
+            f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {_plan_text(best)}"
+            f"{'' if best.fits else _missing(best, machine)} | {shown} | {_memory(best, machine)} | "
+            f"{result.proof.plans} | {result.proof.too_large} | {result.proof.simulated} | {seconds:.1f} |",
+            flush=True,
+        )
+
+
+def _figures(found: PricedPlan) -> str:
+    step = found.step
+    parts = (step.compute_us, step.optimizer_us, step.storage_us, step.communication_us)
+    shares = " | ".join(f"{us / step.time_us:.1%}" for us in parts)
+    return f"{step.time_us / 1e6:.1f} | {found.mfu:.1%} | {shares}"
+
+
+def _memory(found: PricedPlan, machine: TrainingCluster) -> str:
+    count = machine.links.devices_per_node
+    sizes = (found.memory.total, count * found.memory.host, count * found.memory.nvme)
+    return ", ".join(f"{size / 1e9:.0f}" for size in sizes)
+
+
+def _missing(found: PricedPlan, machine: TrainingCluster) -> str:
+    count, size = machine.links.devices_per_node, found.memory
+    lacks = {
+        "GB of each device": size.total - machine.memory_bytes,
+        "GB of host memory of each node": count * size.host - machine.host_bytes,
+        "GB of NVMe of each node": count * size.nvme - machine.nvme_bytes,
+    }
+    texts = [f"{size / 1e9:.0f} {what}" for what, size in lacks.items() if size > 0]
+    return f": **nothing fits; the least that is missing: {', '.join(texts)}**"
+
+
+def _plan_text(found: PricedPlan) -> str:
+    plan = found.plan
+    text = f"t{plan.tensor} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
+    stored = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
+    places = [f"{what} on {place}" for what, place in stored.items() if place != "device"]
+    sharding = [f"{plan.sharding} sharding"] if plan.sharding != "none" else []
+    return ", ".join([text, f"recompute {plan.recompute}", *sharding, *places])
+
+
+# -------------------------------------------------------------------------------------- published figures
+
+
+def _print_offloading() -> None:
+    """Print the two figures that the abstracts of ZeRO-Offload and ZeRO-Infinity state."""
+    print("\n## Published TFLOPS with offloading on V100\n")
+    print(
+        "Published: abstracts of arXiv 2101.06840 (ZeRO-Offload) and arXiv 2104.07857 (ZeRO-Infinity: "
+        "over 25 "
+        "petaflops on 512 V100). Batch, sequences of 1024 tokens, and the host (one GPU: 1.5 TB at 100 "
+        "GB/s; DGX-2: "
+        "1.5 TB at 200 GB/s, NVMe 28 TB at 25/25 GB/s, 4 GPUs on a link) are assumed. Whether published "
+        "FLOPs count "
+        "recomputation is not stated, so both are shown.\n"
+    )
+    print("| model | GPUs | plan | published TFLOPS per GPU | predicted | predicted, with recomputation |")
+    print("|---|---|---|---|---|---|")
+    small = gpt("gpt-10b", 50, 4096, 32, 1024)
+    large = gpt("gpt-1t", 128, 25600, 160, 1024)
+    one = TrainingCluster.parse("1 x v100-sxm2, 32GB, host 1.5TB 100")
+    many = TrainingCluster.parse(
+        "512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-100, host 1.5TB 200, nvme 28TB 25/25"
+    )
+    many = replace(many, devices_per_host_link=4)
+    offload = {"states": "host", "parameters": "device", "recompute": "full"}
+    infinity = {"sharding": "full", "states": "nvme", "parameters": "host", "tensor": "4"}
+    for name, net, batch, machine, fixed, published in (
+        ("10B", small, 8, one, offload, "40"),
+        ("10B", small, 64, one, offload, "40"),
+        ("1T", large, 2560, many, infinity, "over 49"),
+    ):
+        job = TrainingJob(network=net, batch=batch, seq=1024, dtype="f16", flash=False)
+        found = ClusterSearch(job, machine, fixed=fixed).run(1, front=False)
+        best = found.best[0] if found.best else found.least_memory
+        tflops = job.model_flops / best.step.time_us / 1e6 / best.plan.devices
+        again = f"{tflops * 4 / 3:.0f}" if best.plan.recompute == "full" else "-"
+        verdict = "" if best.fits else _missing(best, machine)
+        print(
+            f"| {name} | {machine.devices} | batch {batch}, {_plan_text(best)}{verdict} | {published} | "
+            f"{tflops:.0f} | {again} |",
+            flush=True,
+        )
+
+
+def _llama(name: str, layers: int, ffn: int, heads_k: int) -> Network:
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": heads_k,
+        "intermediate_size": ffn,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    return from_config(name, {"model_type": "llama", **sizes})
+
+
+def _print_fsdp() -> None:
+    """Print published throughputs of PyTorch FSDP beside predictions."""
+    print("\n## Published throughput of PyTorch FSDP on A100 (2024)\n")
+    print(
+        "Sources: `docs/performance.md` of pytorch/torchtitan (64 GPUs; the network is not stated, 25 "
+        "GB/s per GPU "
+        "is assumed) and the README of foundation-model-stack/fms-fsdp (128 GPUs; 400 Gb/s a node). The "
+        "sizes of 34B "
+        "are those of Code Llama, assumed. Its kernels are PyTorch's, those of the prediction "
+        "Megatron-LM's.\n"
+    )
+    print("| model | GPUs | batch per GPU, seq | recompute | tokens/s per GPU | predicted | time ratio |")
+    print("|---|---|---|---|---|---|---|")
+    titan, ibm = "64 x a100-80-sxm", "128 x a100-80-sxm, nvlink3, 6.25"
+    large = _llama("llama-2-70b", 80, 28672, 8)
+    for name, net, seq, batch, recompute, cluster, published in (
+        ("Llama 2 13B", network("llama-2-13b"), 4096, 2, "none", titan, 2162),
+        ("Llama 2 70B", large, 4096, 2, "full", titan, 353),
+        ("Llama 3 70B", network("llama-3-70b"), 8192, 1, "full", titan, 331),
+        ("34B", _llama("llama-34b", 48, 22016, 8), 4096, 8, "full", ibm, 772),
+        ("Llama 2 70B", large, 4096, 6, "full", ibm, 380),
+    ):
+        machine = TrainingCluster.parse(cluster)
+        job = TrainingJob(network=net, batch=batch * machine.devices, seq=seq)
+        found = ClusterSearch(job, machine).priced(_sharded(machine, batch, recompute, True))
+        predicted = batch * seq / (found.step.time_us / 1e6)
+        print(
+            f"| {name} | {machine.devices} | {batch}, {seq} | {recompute} | {published} | {predicted:.0f} | "
+            f"{published / predicted:.2f} |",
+            flush=True,
+        )
+
+
+def _sharded(machine: TrainingCluster, batch: int, recompute: str, flash: bool) -> ClusterPlan:
+    return ClusterPlan(
+        nodes=machine.links.nodes,
+        tensor=1,
+        pipeline=1,
+        data=machine.devices,
+        chunks=1,
+        microbatch=batch,
+        recompute=recompute,  # type: ignore[arg-type]
+        sequence_parallel=False,
+        flash=flash,
+        sharding="full",
+    )
+
+
+def _print_zero3(folder: Path) -> None:
+    """Print measured steps of DeepSpeed's first ZeRO-3, with prefetch and without any overlap."""
+    print("\n## Measured steps of DeepSpeed's ZeRO-3 in 2021 (175B on A100)\n")
+    print(
+        "`one layer ahead` is the prediction of plans. `no overlap`: each matrix of a layer is gathered "
+        "on its own, "
+        "for the forward pass, for recomputation and for the backward pass, and its gradient is "
+        "reduce-scattered, "
+        "while no kernel runs. `one adapter`: the same, if a node reached the bandwidth of one of its "
+        "eight network "
+        "adapters.\n"
+    )
+    print(
+        "| GPUs | measured, s | one layer ahead, s | ratio | no overlap, s | ratio | one adapter, s | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    with (folder / "sc21_table2.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["schedule"] == "zero3"]
+    for row in rows:
+        sizes = [int(row[name]) for name in ("layers", "hidden", "heads", "seq", "vocab")]
+        job = TrainingJob(
+            network=gpt(row["model"], *sizes),
+            batch=int(row["global_batch"]),
+            seq=sizes[3],
+            dtype="f16",
+            flash=False,
+            gradient_overlap=False,
+            tensor_overlap=False,
+        )
+        machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, net-200")
+        plan = _sharded(machine, int(row["micro_batch"]), "full", False)
+        step = ClusterSearch(job, machine).priced(plan).step
+        between = machine.links.between
+        single = replace(
+            machine, links=replace(machine.links, between=replace(between, gb_s=between.gb_s / 8))
+        )
+        silent_s = (step.compute_us + step.optimizer_us) / 1e6
+        found = [step.time_us / 1e6, *(silent_s + _serial_s(job, each) for each in (machine, single))]
+        measured = float(row["step_s_from_tflops"])
+        cells = " | ".join(f"{each:.1f} | {each / measured:.2f}" for each in found)
+        print(f"| {row['gpus']} | {measured:.1f} | {cells} |")
+
+
+def _serial_s(job: TrainingJob, machine: TrainingCluster) -> float:
+    """Return the time of all collectives of a step with one micro-batch, one after the other."""
+    of, group = architecture_of(job.network), machine.links.group(machine.devices)
+    square = 2 * of.hidden * of.hidden
+    us = 0.0
+    for nbytes in (3 * square, square, 4 * square, 4 * square):
+        us += 3 * float(collective_us("all-gather", nbytes, group))
+        us += float(collective_us("reduce-scatter", nbytes, group))
+    return of.layers * us / 1e6
+
+
+if __name__ == "__main__":
+    main()
