@@ -616,3 +616,34 @@ def test_fused_is_an_alias_of_the_compiled_stack() -> None:
     assert run == NetworkRun(seq=32, stack="compiled")
     assert run.compiled
     assert not dataclasses.replace(run, stack="eager").compiled
+
+
+def test_devices_of_a_ring_have_equal_shares_of_attention() -> None:
+    llama = network("llama-3-8b")
+    run = NetworkRun(batch=2, seq=8192, mode="train", dtype="bf16", stack="megatron", flash=True)
+
+    def attention(of: NetworkRun) -> list[Operation]:
+        return [each for each in llama.operations(of) if isinstance(each.workload, Attention)]
+
+    def flops(of: NetworkRun) -> int:
+        return sum(each.count * each.workload.flops() for each in attention(of))
+
+    for context in (2, 4, 8):
+        share = dataclasses.replace(run, seq=8192 // context, context=context)
+        assert flops(share) == pytest.approx(flops(run) / context, rel=0.001)
+        assert sum(each.count for each in attention(share)) == 2 * 32 * context
+        forward, backward = llama.exchanges(share)
+        assert forward.count == backward.count == 32 * (context - 1)
+        assert forward.nbytes == 2 * 2 * (8192 // context) * 8 * 128 * 2  # keys and values of 8 heads
+        assert backward.nbytes == 2 * forward.nbytes  # and their gradients
+        again = llama.exchanges(dataclasses.replace(share, recompute="full"))
+        assert [(each.phase, each.behind) for each in again][-1] == ("backward", "forward")
+    assert llama.exchanges(run) == ()
+
+
+def test_context_parallelism_needs_flash_and_positions() -> None:
+    with pytest.raises(InputError, match="flash"):
+        NetworkRun(seq=1024, stack="megatron", context=2)
+    run = NetworkRun(seq=8192, stack="megatron", flash=True, context=2)
+    with pytest.raises(InputError, match="8192 positions; seq=16384"):
+        network("llama-3-8b").operations(run)

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from tunebench.dtype import itemsize
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import NetworkRun, Operation, TensorCollective
+from tunebench.workloads.networks._network import ContextExchange, NetworkRun, Operation, TensorCollective
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["add_megatron_layer", "megatron_collectives", "tokens_outside"]
+__all__ = ["add_megatron_layer", "context_exchanges", "megatron_collectives", "tokens_outside"]
 
 
 def tokens_outside(run: NetworkRun) -> int:
@@ -76,9 +76,7 @@ def _add_core(core: Tape, of: Architecture) -> None:
     run = core.run
     heads, heads_k = of.heads // run.tensor, of.heads_k // run.tensor
     if run.flash:
-        sizes = {"batch": run.batch, "heads": heads, "heads_k": heads_k, "seq_q": run.seq, "seq_k": run.seq}
-        work = {**sizes, "head_dim": of.head_dim, "causal": True, "dtype": run.dtype}
-        core.attention("attention", Attention.from_dimensions(work))
+        _add_flash(core, of, heads, heads_k)
         return
     pairs = (run.batch * heads * run.seq, run.seq)
     core.product("attention scores", run.batch * heads, run.seq, run.seq, of.head_dim, "nt")
@@ -90,6 +88,63 @@ def _add_core(core: Tape, of: Architecture) -> None:
     core.product("attention values", run.batch * heads, run.seq, of.head_dim, run.seq, "nn")
     core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim))  # heads behind tokens
     core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim), "backward")
+
+
+def _add_flash(core: Tape, of: Architecture, heads: int, heads_k: int) -> None:
+    """Add flash attention: with context parallelism, a kernel for the keys of each device of the ring.
+
+    A device has two parts of a sequence, one from each end, so that all devices have equal work: half of the
+    pairs of its tokens, and half of those with each other device's.
+    """
+    run = core.run
+    given = {
+        "batch": run.batch,
+        "heads": heads,
+        "heads_k": heads_k,
+        "head_dim": of.head_dim,
+        "dtype": run.dtype,
+    }
+
+    def add(seq_q: int, seq_k: int, times: int, *, causal: bool = False) -> None:
+        kernel = Tape(run)
+        work = {**given, "seq_q": seq_q, "seq_k": seq_k, "causal": causal}
+        kernel.attention("attention", Attention.from_dimensions(work))
+        core.extend(kernel.operations, times)
+
+    add(run.seq, run.seq, 1, causal=True)
+    others = run.context - 1
+    if not others:
+        return
+    add(run.seq, run.seq // 2, (others + 1) // 2)  # keys of devices before, in the sequence
+    if others > 1:
+        add(run.seq // 2, run.seq, others // 2)  # keys of devices behind
+    merged = Tape(run)
+    elements = run.batch * run.seq * heads * of.head_dim
+    merged.moved("attention merge", 3 * elements * itemsize(run.dtype))  # partial sums by their maxima
+    core.extend(merged.operations, others)
+
+
+def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[ContextExchange, ...]:
+    """Return the sends of keys and values round the ring, and of their gradients in the backward pass.
+
+    Args:
+        run: How the network runs.
+        of: Sizes of the network.
+        layers: Layers of the stage.
+
+    Source: Liu et al., "Ring attention with blockwise transformers for near-infinite context", 2023; NVIDIA
+    Transformer Engine, `attention` with `cp_comm_type="p2p"`.
+    """
+    if run.context == 1:
+        return ()
+    keys = 2 * run.batch * run.seq * of.inner_k // run.tensor * itemsize(run.dtype)
+    count = layers * (run.context - 1)
+    found = [ContextExchange(nbytes=keys, count=count)]
+    if run.trains:
+        found.append(ContextExchange(nbytes=2 * keys, count=count, phase="backward", behind="backward"))
+        if run.recompute != "none":
+            found.append(ContextExchange(nbytes=keys, count=count, phase="backward"))
+    return tuple(found)
 
 
 def _softmax_is_fused(run: NetworkRun, heads: int) -> bool:

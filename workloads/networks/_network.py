@@ -12,6 +12,7 @@ from tunebench.errors import InputError
 from tunebench.workload import Workload
 
 __all__ = [
+    "ContextExchange",
     "DType",
     "Mode",
     "Network",
@@ -81,12 +82,31 @@ class TensorCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContextExchange:
+    """A send of context parallelism: each device passes keys and values on to the next of a ring.
+
+    It runs during a kernel of attention, which computes with the keys and values before.
+
+    Attributes:
+        nbytes: Bytes that each device sends.
+        count: How often it runs.
+        phase: Phase of the step.
+        behind: Pass of attention whose kernels run at the same time.
+    """
+
+    nbytes: int
+    count: int
+    phase: Phase = "forward"
+    behind: Phase = "forward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRun:
     """One way to run a network on one device: a forward pass, or a training step.
 
     Attributes:
         batch: Batch size of this device: sequences or images.
-        seq: Tokens per sequence; 0 for images.
+        seq: Tokens per sequence on this device; 0 for images.
         mode: ``"infer"`` for a forward pass of whole sequences (a prompt); ``"train"`` for forward pass,
             backward pass and optimizer step.
         dtype: Dtype of weights and activations.
@@ -105,6 +125,8 @@ class NetworkRun:
         sequence_parallel: Whether devices that share layers also divide the tokens of normalisations, dropout
             and residual sums. Needs the stack megatron.
         flash: Whether attention is one kernel that stores no scores, with the stack megatron.
+        context: Devices that share each sequence: attention sees `context` times `seq` tokens, whose keys and
+            values come round a ring. Needs the stack megatron and flash.
     """
 
     batch: int = 1
@@ -120,6 +142,7 @@ class NetworkRun:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     flash: bool = False
+    context: int = 1
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
@@ -132,6 +155,11 @@ class NetworkRun:
         if self.stack != "megatron" and (self.recompute != "none" or self.sequence_parallel or self.flash):
             raise InputError(
                 f"recompute, sequence_parallel and flash need stack=megatron, got stack={self.stack}"
+            )
+        if self.context != 1 and (self.context < 1 or not self.flash or self.seq % 2):
+            raise InputError(
+                "context parallelism needs a degree of at least 1, flash, and an even number of tokens on "
+                f"each device, got {self}"
             )
         if self.batch < 1 or self.seq < 0 or self.tensor < 1:
             raise InputError(f"batch and tensor must be 1 or more and seq 0 or more; got {self}")
@@ -191,6 +219,10 @@ class Network(ABC):
 
     def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
         """Return the collectives of tensor parallelism; none if `run.tensor` is 1."""
+        return ()
+
+    def exchanges(self, run: NetworkRun) -> tuple[ContextExchange, ...]:
+        """Return the sends of context parallelism; none if `run.context` is 1."""
         return ()
 
     def boundary_bytes(self, run: NetworkRun) -> int:

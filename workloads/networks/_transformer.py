@@ -10,8 +10,15 @@ from typing import ClassVar, Literal
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._megatron import megatron_collectives
-from tunebench.workloads.networks._network import Network, NetworkRun, Operation, TensorCollective, merged
+from tunebench.workloads.networks._megatron import context_exchanges, megatron_collectives
+from tunebench.workloads.networks._network import (
+    ContextExchange,
+    Network,
+    NetworkRun,
+    Operation,
+    TensorCollective,
+    merged,
+)
 from tunebench.workloads.networks._tape import Prologue, Tape, Weight
 from tunebench.workloads.operators.attention import Attention
 
@@ -319,6 +326,11 @@ class Transformer(Network):
             found.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
         return tuple(found)
 
+    def exchanges(self, run: NetworkRun) -> tuple[ContextExchange, ...]:
+        """Return the sends of context parallelism of each layer (see `Network.exchanges`)."""
+        first, last = self.stage(run)
+        return context_exchanges(run, self.architecture, last - first)
+
     def _output(self) -> int:
         return self.architecture.vocabulary * self.architecture.embedding
 
@@ -327,8 +339,9 @@ class Transformer(Network):
         of = self.architecture
         if run.seq < 1:
             raise InputError(f"{self.name} needs seq, the tokens of a sequence")
-        if of.positions and run.seq > of.positions:
-            raise InputError(f"{self.name} has {of.positions} positions; seq={run.seq} must not exceed them")
+        if of.positions and run.seq * run.context > of.positions:
+            seq = run.seq * run.context
+            raise InputError(f"{self.name} has {of.positions} positions; seq={seq} must not exceed them")
         if of.heads % run.tensor or of.heads_k % run.tensor or of.ffn % run.tensor:
             raise InputError(
                 f"{self.name}: tensor={run.tensor} must divide {of.heads} heads, {of.heads_k} of keys, and "

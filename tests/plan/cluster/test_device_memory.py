@@ -9,8 +9,10 @@ import pytest
 from tests.plan.cluster.test_stage_time import JOB, PLAN
 from tunebench.forecast.parallel.pipeline import PipelineCosts, StageCosts, simulate_pipeline
 from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
+from tunebench.plan.cluster import TrainingJob
 from tunebench.plan.cluster.device_memory import FRAGMENTATION, RESERVED_BYTES, MemoryPricer
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
+from tunebench.workloads.networks import network
 
 ACTIVATION = ActivationMemory(
     architecture=architecture_of(JOB.network),
@@ -65,3 +67,13 @@ def test_activations_are_those_of_the_simulated_schedule(pipeline: int, chunks: 
     schedule = interleaved_1f1b(pipeline, count, chunks) if chunks > 1 else one_f_one_b(pipeline, count)
     peak = simulate_pipeline(schedule, PipelineCosts(stages=tuple(costs))).peak_bytes[memory.rank]
     assert peak <= memory.activations <= 1.02 * peak
+
+
+def test_devices_that_share_sequences_divide_activations_and_states() -> None:
+    job = TrainingJob(network=network("llama-3-8b"), batch=8, seq=8192)
+    plan = replace(PLAN, tensor=1, pipeline=1, data=1, microbatch=1, flash=True, sequence_parallel=False)
+    whole = MemoryPricer(job).of(plan)
+    shared = MemoryPricer(job).of(replace(plan, context=4, sharding="optimizer"))
+    assert shared.activations == pytest.approx(whole.activations / 4)
+    assert shared.parameters == whole.parameters
+    assert shared.optimizer == pytest.approx(whole.optimizer / 4)

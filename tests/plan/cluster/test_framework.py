@@ -130,7 +130,10 @@ def test_configuration_of_fsdp_is_read_by_accelerate(tmp_path: Path, sharding: s
     assert (read.distributed_type.value, read.mixed_precision) == ("FSDP", "bf16")
     assert (read.num_machines, read.num_processes) == (2, 16)
     assert read.fsdp_config["fsdp_reshard_after_forward"] is reshard
-    assert read.parallelism_config == {"parallelism_config_dp_shard_size": 8, "parallelism_config_tp_size": 2}
+    degrees = {
+        name.removeprefix("parallelism_config_"): size for name, size in read.parallelism_config.items()
+    }
+    assert degrees == {"dp_shard_size": 8, "tp_size": 2, "cp_size": 1}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +142,7 @@ def test_configuration_of_fsdp_is_read_by_accelerate(tmp_path: Path, sharding: s
         ("deepspeed", PIPELINE, "--fix pipeline=1"),
         ("deepspeed", plan(sequence_parallel=True), "--fix sequence_parallel=no"),
         ("deepspeed", plan(sharding="full"), "--fix tensor=1"),
+        ("deepspeed", plan(context=2), "--fix context=1"),
         ("fsdp", plan(sharding="none"), "--fix sharding=optimizer"),
         ("fsdp", plan(states="host"), "--fix states=device"),
         ("fsdp", plan(sharding="full", states="host", parameters="host"), "--fix parameters=device"),

@@ -70,6 +70,45 @@ def test_step_equals_that_of_predict_step(overlap: bool) -> None:
         assert found.compute_us + found.optimizer_us == pytest.approx(expected.compute.us, rel=1e-9), plan
 
 
+LONG = TrainingJob(network=network("llama-3-8b"), batch=8, seq=8192)
+LONG_LAYERS = LayerTimes(network=LONG.network, device=MACHINE.device, seq=LONG.seq, dtype=LONG.dtype)
+RING = replace(PLAN, tensor=2, context=4, pipeline=1, data=2, microbatch=1, flash=True)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        RING,
+        replace(RING, recompute="full", sequence_parallel=False),
+        replace(RING, tensor=1, context=8, pipeline=2, data=1, sequence_parallel=False),
+    ],
+)
+def test_step_with_context_parallelism_equals_that_of_predict_step(plan: ClusterPlan) -> None:
+    LONG_LAYERS.predict([LayerRun.of(plan)])
+    for job in (LONG, replace(LONG, gradient_overlap=False)):
+        expected = predict_step(
+            job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
+        )
+        found = pricer(job, layers=LONG_LAYERS).step(plan)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+
+
+def test_slow_links_expose_keys_and_values() -> None:
+    LONG_LAYERS.predict([LayerRun.of(RING)])
+    slow = TrainingCluster.parse("16 x a100-80-sxm, 1.5")
+    fast = pricer(LONG, layers=LONG_LAYERS).step(RING)
+    assert pricer(LONG, layers=LONG_LAYERS, machine=slow).step(RING).waits_us > 10 * fast.waits_us
+
+
+def test_gradients_are_summed_over_the_devices_that_share_sequences() -> None:
+    LONG_LAYERS.predict([LayerRun.of(RING)])
+    alone = replace(RING, data=1, context=4, pipeline=2)
+    LONG_LAYERS.predict([LayerRun.of(alone)])
+    stages = pricer(replace(LONG, gradient_overlap=False), layers=LONG_LAYERS).stages(alone)
+    assert all(stage.gradients_us > 0 for stage in stages)
+
+
 def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
     prices = pricer()
     for plan in predicted(PLANS):

@@ -1,17 +1,19 @@
 """Predicted time of one training step or one forward pass on several devices: `predict_step`.
 
-Three kinds of parallelism and all their combinations (`Parallelism`):
+Four kinds of parallelism and all their combinations (`Parallelism`):
 
 - data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets
   during the backward pass of the last micro-batch, as in PyTorch's DistributedDataParallel;
 - tensor: each device has a part of every layer (heads, inner widths, vocabulary). The devices wait for two
   all-reduces per layer forward and two backward (Megatron-LM), unless these hide behind products or behind
   the host;
+- context: each device has a part of every sequence. Keys and values go round a ring of the devices, each
+  behind the attention to those before; gradients are summed as for copies of the network;
 - pipeline: each device has some of the layers and sends activations on
   (`tunebench.forecast.parallel.pipeline`).
 
-Neighbouring ranks share tensors, then data, then stages: the group that communicates most is closest, in the
-order of Megatron-LM.
+Neighbouring ranks share tensors, then sequences, then data, then stages: the group that communicates most is
+closest, in the order of Megatron-LM.
 
 Not modelled: collectives that take SMs and bandwidth from concurrent kernels; sharded optimizers.
 
@@ -33,7 +35,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction, predict_network
-from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
+from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
 from tunebench.forecast.parallel.gradient import BUCKET_BYTES, exposed_gradients_us, gradient_bytes
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
@@ -42,6 +44,7 @@ from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import Phase
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
@@ -102,6 +105,7 @@ class Parallelism:
         stage_layers: Number of layers of each stage; None for an even division. If it is uneven, the first
             stages have one more, because the last stage also has the head.
         overlap: Whether gradients are all-reduced during the backward pass.
+        context: Devices that share every sequence.
     """
 
     data: int = 1
@@ -113,11 +117,13 @@ class Parallelism:
     tensor_overlap: bool = True
     stage_layers: tuple[int, ...] | None = None
     overlap: bool = True
+    context: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.data, self.tensor, self.pipeline, self.microbatches, self.chunks) < 1:
+        degrees = (self.data, self.tensor, self.context, self.pipeline, self.microbatches, self.chunks)
+        if min(degrees) < 1:
             raise InputError(
-                f"data, tensor, pipeline, microbatches and chunks must be at least 1, got {self}"
+                f"data, tensor, context, pipeline, microbatches and chunks must be at least 1, got {self}"
             )
         if self.schedule not in _SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(_SCHEDULES)}, got {self.schedule}")
@@ -134,7 +140,7 @@ class Parallelism:
     @property
     def devices(self) -> int:
         """Number of devices in use."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.context * self.tensor * self.pipeline
 
     def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
         """Return the layers of each stage as a half-open range.
@@ -180,8 +186,9 @@ class PipelineStage:
         forward: Kernels of a forward pass.
         backward: Kernels of a backward pass.
         optimizer: Kernels of the optimizer step.
-        sums_forward: All-reduces of tensor parallelism in a forward pass; not overlapped.
-        sums_backward: All-reduces of tensor parallelism in a backward pass; not overlapped.
+        sums_forward: Exposed collectives of tensor parallelism and sends of context parallelism in a forward
+            pass.
+        sums_backward: The same in a backward pass.
         gradients: Part of the gradient all-reduce that is not hidden behind the last backward pass.
         send: Time to send a micro-batch's activations to the next stage, or their gradients back; 0 in the
             last stage.
@@ -283,17 +290,23 @@ def predict_step(
     Args:
         network: The network.
         device: One of the devices; it does not have to be present.
-        run: How the network runs. Its batch is that of all devices together; `tensor` and `layers` must not
-            be set.
+        run: How the network runs. Its batch and tokens are those of all devices together; `tensor`, `context`
+            and `layers` must not be set.
         cluster: Devices and links; it may have more devices than are used.
         parallelism: Division of the step among the devices.
 
     Raises:
         InputError: if the network, the batch or the cluster does not allow this division.
     """
-    if run.tensor != 1 or run.layers is not None:
+    if run.tensor != 1 or run.context != 1 or run.layers is not None:
         raise InputError(
-            "set tensor and pipeline parallelism by `parallelism`, not by `tensor` or `layers` of the run"
+            "set tensor, context and pipeline parallelism by `parallelism`, not by `tensor`, `context` or "
+            "`layers` of the run"
+        )
+    if run.seq % (2 * parallelism.context) and parallelism.context > 1:
+        raise InputError(
+            f"seq={run.seq} cannot be divided among {parallelism.context} devices: expected a multiple of "
+            f"{2 * parallelism.context}, because each has two parts of a sequence"
         )
     if parallelism.devices > cluster.devices:
         raise InputError(f"{parallelism.devices} devices are needed, but the cluster has {cluster.devices}")
@@ -363,14 +376,17 @@ def _stages(
 ) -> Iterator[PipelineStage]:
     """Yield the work of each stage."""
     whole = parallelism.pipeline == 1
-    width = parallelism.tensor * parallelism.data
+    width = parallelism.tensor * parallelism.context * parallelism.data
     sharing = cluster.group(parallelism.tensor)
-    copies = cluster.group(parallelism.data, stride=parallelism.tensor)
+    copies = cluster.group(parallelism.context * parallelism.data, stride=parallelism.tensor)
+    ring = cluster.link_between(0, parallelism.tensor, width=parallelism.tensor * (parallelism.context - 1))
     for index, layers in enumerate(parallelism.stages(network.layers)):
         part = dataclasses.replace(
             run,
             batch=parallelism.microbatch(run.batch),
+            seq=run.seq // parallelism.context,
             tensor=parallelism.tensor,
+            context=parallelism.context,
             layers=None if whole else layers,
             accumulate=run.accumulate or parallelism.microbatches > 1,
         )
@@ -386,8 +402,8 @@ def _stages(
             forward=_phase(kernels, "forward"),
             backward=backward,
             optimizer=_phase(kernels, "optimizer"),
-            sums_forward=_sums(network, part, sharing, kernels, "forward", parallelism),
-            sums_backward=_sums(network, part, sharing, kernels, "backward", parallelism),
+            sums_forward=_sums(network, part, sharing, ring, kernels, "forward", parallelism),
+            sums_backward=_sums(network, part, sharing, ring, kernels, "backward", parallelism),
             gradients=_gradients(network, part, layers, backward, copies, parallelism),
             send=TimeRange() if last else TimeRange.of_communication(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
@@ -415,19 +431,37 @@ def _sums(
     network: Network,
     run: NetworkRun,
     group: ProcessGroup,
+    ring: Link,
     kernels: NetworkPrediction,
     phase: Phase,
     parallelism: Parallelism,
 ) -> TimeRange:
-    """Return the time for which a device waits for collectives of tensor parallelism in one phase."""
+    """Return the time for which a device waits for tensor and context parallelism in one phase."""
     collectives = [each for each in network.collectives(run) if each.phase == phase]
     exposed = TimeRange()
     for each in collectives:
         takes = TimeRange.of_communication(float(collective_us(each.collective, each.nbytes, group)))
         hidden = _product_us(kernels, *each.behind) if each.behind and parallelism.tensor_overlap else 0.0
         exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * each.count  # type: ignore[misc]
+    for sent in network.exchanges(run):
+        if sent.phase == phase:
+            takes = TimeRange.of_communication(float(send_us(sent.nbytes, ring)))
+            hidden = _attention_us(kernels, sent.behind)
+            exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * sent.count  # type: ignore[misc]
     slack_us = _host_slack_us(kernels, phase)
     return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
+
+
+def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:
+    """Return the mean time of a kernel of attention in one phase."""
+    found = [
+        each
+        for each in kernels.operations
+        if isinstance(each.operation.workload, Attention)
+        and (each.operation.phase, each.operation.part) == (phase, "attention")
+    ]
+    count = sum(each.operation.count for each in found)
+    return sum(each.time_us for each in found) / count if count else 0.0
 
 
 def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
@@ -479,7 +513,7 @@ def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Para
         return TimeRange()
     held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))
     shared = (held - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
-    width = parallelism.tensor * parallelism.data
+    width = parallelism.tensor * parallelism.context * parallelism.data
     link = cluster.link_between(0, (parallelism.pipeline - 1) * width, width=width)
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))

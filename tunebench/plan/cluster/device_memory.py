@@ -93,7 +93,7 @@ class MemoryPricer:
         if rank == plan.pipeline - 1:
             working = max(working, memory.head_gradient_bytes)
         held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
-        shards = 1 if plan.sharding == "none" else plan.data
+        shards = 1 if plan.sharding == "none" else plan.copies
         states = -(-held // shards)
         placed = Placement.of(plan)
         parameters, gradients = PARAMETER_BYTES * held, GRADIENT_BYTES * held
@@ -149,7 +149,7 @@ class MemoryPricer:
         return ActivationMemory(
             architecture=architecture_of(self.job.network),
             batch=run.microbatch,
-            seq=self.job.seq,
+            seq=self.job.seq // run.context,
             dtype=self.job.dtype,
             tensor=run.tensor,
             sequence_parallel=run.sequence_parallel,

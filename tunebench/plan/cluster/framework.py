@@ -62,6 +62,7 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     """
     found = [
         f"--tensor-model-parallel-size {plan.tensor}",
+        f"--context-parallel-size {plan.context}",
         f"--pipeline-model-parallel-size {plan.pipeline}",
         f"--micro-batch-size {plan.microbatch}",
         f"--global-batch-size {job.batch}",
@@ -83,7 +84,7 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
     if plan.sharding == "full":
         found.append("--use-torch-fsdp2")
-    if job.gradient_overlap and plan.sharding != "full" and plan.data > 1:
+    if job.gradient_overlap and plan.sharding != "full" and plan.copies > 1:
         found.append("--overlap-grad-reduce")
     return found
 
@@ -138,7 +139,7 @@ def _megatron_model(job: TrainingJob) -> list[str]:
 
 def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_f16("torchtitan", job)
-    if plan.sharding == "none" and plan.data > 1 and plan.tensor * plan.pipeline > 1:
+    if plan.sharding == "none" and plan.copies > 1 and plan.devices > plan.data:
         what = "copies that share nothing, beside other parallelism"
         raise _impossible("torchtitan", what, "sharding", plan)
     _refuse_host("torchtitan", plan)
@@ -150,6 +151,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         f"--parallelism.data-parallel-replicate-degree {plan.data // shard}",
         f"--parallelism.data-parallel-shard-degree {shard}",
         f"--parallelism.tensor-parallel-degree {plan.tensor}",
+        f"--parallelism.context-parallel-degree {plan.context}",
         f"--parallelism.pipeline-parallel-degree {plan.pipeline}",
     ]
     if shard > 1:
@@ -177,6 +179,8 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
 
 def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_pipeline("deepspeed", plan)
+    if plan.context > 1:
+        raise _impossible("deepspeed", "a ring of context parallelism", "context", plan)
     if plan.sequence_parallel:
         raise _impossible("deepspeed", "Megatron's sequence parallelism", "sequence_parallel", plan)
     if plan.tensor > 1 and plan.sharding == "full":
@@ -226,7 +230,7 @@ def _deepspeed_storage(plan: ClusterPlan) -> dict[str, object]:
 def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_pipeline("fsdp", plan)
     _refuse_host("fsdp", plan)
-    if plan.sharding == "none" and plan.data > 1:
+    if plan.sharding == "none" and plan.copies > 1:
         raise _impossible("fsdp", "copies that share nothing", "sharding", plan)
     sharded: dict[str, object] = {
         "fsdp_version": 2,
@@ -247,10 +251,11 @@ def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         "use_cpu": False,
         "fsdp_config": sharded,
     }
-    if plan.tensor > 1:
+    if plan.tensor * plan.context > 1:
         config["parallelism_config"] = {
             "parallelism_config_dp_shard_size": plan.data,
             "parallelism_config_tp_size": plan.tensor,
+            "parallelism_config_cp_size": plan.context,
         }
     steps = plan.microbatches(job.batch)
     notes = [
@@ -317,6 +322,7 @@ def _refuse_f16(framework: str, job: TrainingJob) -> None:
 _OTHER = {
     "pipeline": "1",
     "tensor": "1",
+    "context": "1",
     "sequence_parallel": "no",
     "sharding": "optimizer",
     "states": "device",

@@ -18,6 +18,7 @@ from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.workloads.networks import Network, NetworkRun, Operation
 from tunebench.workloads.networks._network import DType, Recompute
 from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["HOST_US", "LayerRun", "LayerTimes", "PassTime", "UpdateTime"]
@@ -36,6 +37,7 @@ class LayerRun:
         recompute: What the backward pass computes again.
         sequence_parallel: Whether tokens are divided too.
         flash: Whether attention is one kernel.
+        context: Devices that share each sequence.
     """
 
     tensor: int
@@ -43,21 +45,25 @@ class LayerRun:
     recompute: Recompute
     sequence_parallel: bool
     flash: bool
+    context: int = 1
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> LayerRun:
         """Return how the layers of a plan run."""
-        return cls(plan.tensor, plan.microbatch, plan.recompute, plan.sequence_parallel, plan.flash)
+        return cls(
+            plan.tensor, plan.microbatch, plan.recompute, plan.sequence_parallel, plan.flash, plan.context
+        )
 
     def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
         """Return the run of a micro-batch through some layers, without accumulation and updates."""
         return NetworkRun(
             batch=self.microbatch,
-            seq=job.seq,
+            seq=job.seq // self.context,
             mode="train",
             dtype=job.dtype,
             stack="megatron",
             tensor=self.tensor,
+            context=self.context,
             layers=layers,
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,
@@ -150,7 +156,8 @@ class LayerTimes:
         passes: dict[LayerRun, list[PassTime]] = defaultdict(list)
         for run, start, end in parts:
             passes[run].append(_pass_time(times[start:end]))
-            self._products.setdefault(run, {}).update(_product_us(times[start:end]))
+            products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
+            self._products.setdefault(run, {}).update(products)
         for run, found in passes.items():
             self._kinds[run] = _Kinds(found[0], found[len(found) // 2], found[-1])
 
@@ -178,7 +185,13 @@ class LayerTimes:
         return total.plus(kinds.middle, last - first - begins - ends)
 
     def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
-        """Return the time of one product in the backward pass of a part of the network."""
+        """Return the time of one product in the backward pass, or of a kernel of attention.
+
+        Args:
+            run: How the layers run; known by `predict`.
+            part: Part of the network.
+            gradient: Gradient that the product computes, or the pass of the attention.
+        """
         return self._products[run].get((part, gradient), 0.0)
 
     def update(self, tensor: int, layers: tuple[int, int], shards: int) -> UpdateTime:
@@ -256,6 +269,17 @@ def _pass_time(times: Iterable[OperationTime]) -> PassTime:
 
 def _launches(times: Iterable[OperationTime]) -> int:
     return sum(each.operation.count for each in times)
+
+
+def _attention_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
+    """Return the mean time of the kernels of attention in each pass."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in times:
+        if isinstance(each.operation.workload, Attention) and each.operation.part == "attention":
+            total = totals["attention", each.operation.phase]
+            total[0] += each.time_us
+            total[1] += each.operation.count
+    return {key: us / count for key, (us, count) in totals.items()}
 
 
 def _product_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:

@@ -26,6 +26,9 @@ Place = Literal["device", "host", "nvme"]
 MOST_CHUNKS = 8
 """Most stages of a device."""
 
+LEAST_TOKENS = 1024
+"""Fewest tokens of a sequence on each device of context parallelism."""
+
 MOST_MICROBATCH = 64
 """Most sequences in a micro-batch."""
 
@@ -104,6 +107,7 @@ class ClusterPlan:
         states: Where the states of the optimizer are. Unless on the device, its update runs in host memory.
         parameters: Where parameters are between passes, and gradients.
         activations: Where the inputs of layers are, if full recomputation keeps nothing else.
+        context: Devices that share each sequence, next to those that share layers.
     """
 
     nodes: int
@@ -119,11 +123,17 @@ class ClusterPlan:
     states: Place = "device"
     parameters: Place = "device"
     activations: Literal["device", "host"] = "device"
+    context: int = 1
 
     @property
     def devices(self) -> int:
         """Number of devices in use."""
-        return self.data * self.tensor * self.pipeline
+        return self.copies * self.tensor * self.pipeline
+
+    @property
+    def copies(self) -> int:
+        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
+        return self.data * self.context
 
     def microbatches(self, batch: int) -> int:
         """Return the micro-batches of each copy in a step."""
@@ -134,6 +144,7 @@ class ClusterPlan:
         return Parallelism(
             data=self.data,
             tensor=self.tensor,
+            context=self.context,
             pipeline=self.pipeline,
             microbatches=self.microbatches(job.batch),
             schedule="interleaved-1f1b" if self.chunks > 1 else "1f1b",
@@ -169,6 +180,7 @@ class ClusterPlan:
 _ABOUT = {
     "nodes": "nodes in use",
     "tensor": "devices that share every layer",
+    "context": "devices that share each sequence",
     "pipeline": "stages that share the layers",
     "data": "copies of the network",
     "chunks": "stages of each device",
@@ -186,7 +198,8 @@ _ABOUT = {
 def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False) -> Space:
     """Return the space of plans.
 
-    Tensor parallelism stays within a node. Every device is used. Interleaving needs layers that the stages
+    Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
+    1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
     divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded parameters are not combined
     with a pipeline, and selective recomputation not with flash attention, which already does it.
 
@@ -208,6 +221,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     values: dict[str, tuple[Value, ...]] = {
         "nodes": nodes,
         "tensor": tensors,
+        "context": _contexts(job, links.nodes * links.devices_per_node),
         "pipeline": tuple(count for count in counts if count <= of.layers),
         "data": tuple(count for count in counts if batch % count == 0) or (1,),
         "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
@@ -221,26 +235,27 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         "activations": places[:2],
     }
 
-    def uses_all_devices(nodes: Any, tensor: Any, pipeline: Any, data: Any) -> Any:
-        return data * tensor * pipeline == nodes * links.devices_per_node
+    def uses_all_devices(nodes: Any, tensor: Any, context: Any, pipeline: Any, data: Any) -> Any:
+        return data * context * tensor * pipeline == nodes * links.devices_per_node
+
+    def divides_sequences(context: Any, flash: Any) -> Any:
+        return (context == 1) | (flash == "yes")
 
     def divides_layers(pipeline: Any, chunks: Any) -> Any:
         return (chunks == 1) | ((pipeline > 1) & (of.layers % (pipeline * chunks) == 0))
 
-    def divides_batch(data: Any, microbatch: Any) -> Any:
-        return batch % (data * microbatch) == 0
+    def divides_batch(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
+        interleaved = (chunks == 1) | (batch // (data * microbatch) % pipeline == 0)
+        return (batch % (data * microbatch) == 0) & interleaved
 
-    def divides_microbatches(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
-        return (chunks == 1) | (batch // (data * microbatch) % pipeline == 0)
-
-    def divides_tokens(tensor: Any, sequence_parallel: Any) -> Any:
-        return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % tensor == 0))
+    def divides_tokens(tensor: Any, context: Any, sequence_parallel: Any) -> Any:
+        return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % (tensor * context) == 0))
 
     def recomputes_scores(recompute: Any, flash: Any) -> Any:
         return (recompute != "selective") | (flash == "no")
 
-    def shards_copies(data: Any, pipeline: Any, sharding: Any) -> Any:
-        return (sharding == "none") | ((data > 1) & ((sharding == "optimizer") | (pipeline == 1)))
+    def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any) -> Any:
+        return (sharding == "none") | ((data * context > 1) & ((sharding == "optimizer") | (pipeline == 1)))
 
     def shards_gradients_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
         if job.full_sharding:
@@ -252,8 +267,10 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             | (parameters != "device")
         )
 
-    def stores_parameters(data: Any, pipeline: Any, sharding: Any, states: Any, parameters: Any) -> Any:
-        alone = (pipeline == 1) & ((sharding == "full") | (data == 1))
+    def stores_parameters(
+        data: Any, context: Any, pipeline: Any, sharding: Any, states: Any, parameters: Any
+    ) -> Any:
+        alone = (pipeline == 1) & ((sharding == "full") | (data * context == 1))
         below = (states == "nvme") | ((states == "host") & (parameters == "host"))
         return (parameters == "device") | (alone & below)
 
@@ -264,9 +281,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
             uses_all_devices,
+            divides_sequences,
             divides_layers,
             divides_batch,
-            divides_microbatches,
             divides_tokens,
             recomputes_scores,
             shards_copies,
@@ -274,6 +291,14 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             stores_parameters,
             stores_activations,
         ),
+    )
+
+
+def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
+    """Return the degrees of context parallelism: each device has two parts of a sequence."""
+    most = job.seq // LEAST_TOKENS if job.flash else 1
+    return tuple(
+        size for size in _divisors(devices) if size == 1 or (size <= most and job.seq % (2 * size) == 0)
     )
 
 

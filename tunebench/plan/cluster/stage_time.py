@@ -201,7 +201,7 @@ class StepPricer:
             passes = self._passes(run, layers, plan.nodes, placed, count > 1, shards)
             backward_us = passes.backward_us
             gradients_us, gather_us = self._ends(
-                plan.tensor, layers, plan.nodes, plan.data, plan.sharding, backward_us
+                plan.tensor, layers, plan.nodes, plan.copies, plan.sharding, backward_us
             )
             found.append(
                 replace(
@@ -307,7 +307,7 @@ class StepPricer:
         )
 
     def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
-        """Return the collectives of tensor parallelism that no product hides, by pass."""
+        """Return the communication of tensor and context parallelism that no kernel hides, by pass."""
         exposed = {"forward": 0.0, "backward": 0.0}
         for each in self.job.network.collectives(run.network_run(self.job, layers)):
             takes_us = self._collective(each.collective, each.nbytes, nodes, run.tensor, 1)
@@ -315,6 +315,10 @@ class StepPricer:
             if each.behind and self.job.tensor_overlap:
                 hidden_us = self.layers.product_us(run, *each.behind) * self.slowdown.kernels
             exposed[each.phase] += each.count * max(0.0, takes_us - hidden_us)
+        for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
+            us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
+            hidden_us = self.layers.product_us(run, "attention", sent.behind) * self.slowdown.kernels
+            exposed[sent.phase] += sent.count * max(0.0, us - hidden_us)
         return exposed["forward"], exposed["backward"]
 
     def _streamed_layers(
@@ -330,7 +334,7 @@ class StepPricer:
             kept = ActivationMemory(
                 architecture=architecture_of(self.job.network),
                 batch=run.microbatch,
-                seq=self.job.seq,
+                seq=self.job.seq // run.context,
                 dtype=self.job.dtype,
                 tensor=run.tensor,
                 sequence_parallel=run.sequence_parallel,
@@ -386,7 +390,7 @@ class StepPricer:
 
     def _sends(self, plan: ClusterPlan) -> list[float]:
         """Return the time to send the output of each stage to the next one; 0 for the last."""
-        width, stages = plan.tensor * plan.data, plan.pipeline * plan.chunks
+        width, stages = plan.tensor * plan.copies, plan.pipeline * plan.chunks
         nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
         return [
             self._send(
@@ -407,7 +411,7 @@ class StepPricer:
         ranges = self._ranges(plan.pipeline, plan.chunks)
         held = sum(network.parameters(plan.tensor, self.layers.alike(each)) for each in ranges)
         shared = (held - network.parameters(plan.tensor)) * itemsize(self.job.dtype)
-        width = plan.tensor * plan.data
+        width = plan.tensor * plan.copies
         link = self.machine.with_nodes(plan.nodes).link_between(0, (plan.pipeline - 1) * width, width=width)
         pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
         return float(collective_us("all-reduce", shared, pair)) * self.slowdown.communication

@@ -63,7 +63,7 @@ class Placement:
     @classmethod
     def of(cls, plan: ClusterPlan) -> Placement:
         """Return the placement of a plan."""
-        return cls(plan.pipeline, plan.data, plan.sharding, plan.states, plan.parameters, plan.activations)
+        return cls(plan.pipeline, plan.copies, plan.sharding, plan.states, plan.parameters, plan.activations)
 
     @property
     def streams(self) -> bool:
