@@ -7,6 +7,7 @@ print(answer.best.plan, answer.best.step.time_us)
 
 from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, ResourceGain, plan_training
 from tunebench.plan.cluster.device_memory import DeviceMemory
+from tunebench.plan.cluster.eager_memory import EagerMemory
 from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_arguments
 from tunebench.plan.cluster.front import cost_front, draw_fronts
 from tunebench.plan.cluster.layer_time import LayerTimes
@@ -21,6 +22,7 @@ __all__ = [
     "ClusterPlan",
     "ClusterSearch",
     "DeviceMemory",
+    "EagerMemory",
     "Emitted",
     "Framework",
     "LayerTimes",

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import ClassVar
 
+from tunebench.errors import InputError
 from tunebench.plan.cluster.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerRun
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
+from tunebench.workloads.networks._network import DType
 
 __all__ = ["FRAGMENTATION", "RESERVED_BYTES", "DeviceMemory", "MemoryPricer"]
 
@@ -72,9 +75,18 @@ class DeviceMemory:
 
 
 class MemoryPricer:
-    """Memory of the plans of a job."""
+    """Memory of the plans of a job.
+
+    Raises:
+        InputError: if parameters are not of a supported dtype.
+    """
+
+    dtypes: ClassVar[tuple[DType, ...]] = ("f16", "bf16")
+    """Supported dtypes of parameters."""
 
     def __init__(self, job: TrainingJob) -> None:
+        if job.dtype not in self.dtypes:
+            raise InputError(f"dtype must be {' or '.join(self.dtypes)}, got {job.dtype}")
         self.job = job
         self._activation = lru_cache(maxsize=None)(self._activation_memory)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
@@ -83,11 +95,12 @@ class MemoryPricer:
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
         ranks = (0,) if plan.pipeline == 1 else (0, plan.pipeline - 1)
-        sizes = [self._rank(plan, rank) for rank in ranks]
+        sizes = [self.of_rank(plan, rank) for rank in ranks]
         fullest = max(sizes, key=lambda each: each.total)
         return replace(fullest, host=max(each.host for each in sizes), nvme=max(each.nvme for each in sizes))
 
-    def _rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
+    def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
+        """Return the memory of the devices of a rank of the pipeline."""
         memory = self._activation(LayerRun.of(plan))
         activations, working = self._activations(plan, rank, memory), memory.recomputed_bytes
         if rank == plan.pipeline - 1:

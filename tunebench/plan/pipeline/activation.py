@@ -27,9 +27,12 @@ from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._network import DType, Recompute
 from tunebench.workloads.networks._transformer import Transformer
 
-__all__ = ["ActivationMemory", "architecture_of"]
+__all__ = ["LOGIT_BYTES", "ActivationMemory", "architecture_of"]
 
-MASK_BYTES, LOGIT_BYTES = 1, 4
+MASK_BYTES = 1
+
+LOGIT_BYTES = 4
+"""Bytes of a logit in the loss, which is computed in f32."""
 
 
 def architecture_of(network: Network) -> Architecture:

@@ -1,0 +1,614 @@
+"""A GPT that is trained as a `ClusterPlan` says, by processes of this machine that connect by Gloo.
+
+`run_plan` starts a process for each device of a plan and returns what each of them measured: losses, the peak
+of MemTracker, and times of steps. `one_process_losses` trains the same GPT in one process, without any
+parallelism.
+
+| part of the plan | by |
+|---|---|
+| tensor | `parallelize_module` of torch (DTensor); the loss of divided logits by `loss_parallel` |
+| pipeline, chunks | `tunebench.torch.pipeline` |
+| data | an all-reduce of the gradients, which lie in one buffer |
+| sharding=optimizer | a reduce-scatter of this buffer, AdamW of a share, an all-gather of the parameters |
+| sharding=full | `fully_shard` of torch (FSDP2) |
+| recompute | `torch.utils.checkpoint` of layers (full) or of attention's core (selective) |
+| states=host | AdamW of copies in memory that is not counted as the device's |
+| states=nvme | AdamW of copies in a mapped file of a temporary folder |
+
+All tensors are f32, and there is no dropout, so that steps can be compared. Nothing runs on a GPU. Processes
+end with the one that started them; the files of states have no name once they are mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tunebench.errors import InputError, TunebenchError
+from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b
+from tunebench.plan.cluster import ClusterPlan, TrainingJob
+from tunebench.plan.pipeline.activation import architecture_of
+from tunebench.torch import pipeline
+from tunebench.workloads.networks._architecture import Architecture
+
+__all__ = ["RankResult", "RunFailed", "one_process_losses", "run_plan"]
+
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
+TIMEOUT_S = 60.0
+
+
+class RunFailed(TunebenchError):
+    """A process of a run ended without a result."""
+
+
+# ------------------------------------------------------------------------------------------------ model
+
+
+class Attention(nn.Module):
+    """Causal attention with the heads that this process has.
+
+    The matrix of queries, keys and values has them head by head, so that a part of its rows is a part of the
+    heads.
+    """
+
+    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
+        super().__init__()
+        self.head_dim, self.plan = of.head_dim, plan
+        self.inputs, self.output = nn.Linear(of.hidden, 3 * of.inner), nn.Linear(of.inner, of.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, seq, width)."""
+        batch, seq, _ = x.shape
+        q, k, v = self.inputs(x).view(batch, seq, -1, 3, self.head_dim).unbind(3)
+        if self.plan.recompute == "selective":
+            y = checkpoint(self._core, q, k, v, use_reentrant=False)
+        else:
+            y = self._core(q, k, v)
+        return self.output(y.transpose(1, 2).reshape(batch, seq, -1))
+
+    def _core(self, *parts: Tensor) -> Tensor:
+        """Return (batch, heads, seq, head) of queries, keys and values (batch, seq, heads, head)."""
+        q, k, v = (part.transpose(1, 2).contiguous() for part in parts)
+        if self.plan.flash:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = (q * self.head_dim**-0.5) @ k.transpose(2, 3)
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)
+        return scores.masked_fill_(later, -torch.inf).softmax(-1) @ v
+
+
+class Layer(nn.Module):
+    """A layer of GPT-2."""
+
+    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.norm1, self.norm2 = nn.LayerNorm(of.hidden), nn.LayerNorm(of.hidden)
+        self.attention = Attention(of, plan)
+        self.up, self.down = nn.Linear(of.hidden, of.ffn), nn.Linear(of.ffn, of.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, seq, width)."""
+        if self.plan.recompute == "full":
+            return checkpoint(self._computed, x, use_reentrant=False)
+        return self._computed(x)
+
+    def _computed(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Embedding(nn.Module):
+    """Words and their positions."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.words, self.positions = (nn.Embedding(n, of.hidden) for n in (of.vocabulary, of.positions))
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return (batch, seq, width)."""
+        return self.words(words) + self.positions(torch.arange(words.shape[1]))
+
+
+class Head(nn.Module):
+    """The last normalisation and the logits."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.norm, self.logits = nn.LayerNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (batch, seq, words of this process)."""
+        return self.logits(self.norm(x))
+
+
+DIVISION: dict[str, Any] = {
+    "attention.inputs": ColwiseParallel,
+    "attention.output": RowwiseParallel,
+    "up": ColwiseParallel,
+    "down": RowwiseParallel,
+    "words": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "positions": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "logits": ColwiseParallel,
+}
+"""How tensor parallelism divides each matrix."""
+
+
+def stages_of(job: TrainingJob, plan: ClusterPlan, stages: int) -> list[nn.Sequential]:
+    """Return the model in stages, with the same weights for each plan."""
+    of = architecture_of(job.network)
+    if of.family != "gpt2" or of.tied or of.dropout or of.attention_dropout or job.dtype != "f32":
+        raise InputError(
+            f"{job.network.name} cannot be run: expected a GPT-2 with a head of its own "
+            "(tie_word_embeddings = false), no dropout, and dtype f32"
+        )
+    streams = (plan.parameters, plan.activations) != ("device", "device")
+    if plan.sequence_parallel or plan.context > 1 or plan.sharding == "gradients" or streams:
+        raise InputError(
+            f"plan {plan} cannot be run: expected no sequence or context parallelism, sharding of none, "
+            "optimizer or full, and parameters and activations on the device"
+        )
+    torch.manual_seed(0)
+    layers = [Layer(of, plan) for _ in range(of.layers)]
+    each, more = divmod(of.layers, stages)
+    ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
+    parts = [nn.Sequential(*layers[first:last]) for first, last in itertools.pairwise(ends)]
+    parts[0].insert(0, Embedding(of))
+    parts[-1].append(Head(of))
+    return parts
+
+
+def batch_of(job: TrainingJob, step: int) -> tuple[Tensor, Tensor]:
+    """Return words (batch, seq) of a step, and the word that follows each."""
+    words = architecture_of(job.network).vocabulary
+    drawn = torch.randint(0, words, (job.batch, job.seq + 1), generator=torch.Generator().manual_seed(step))
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def loss_of(logits: Tensor, words: Tensor) -> Tensor:
+    """Return the mean loss of logits (batch, seq, words)."""
+    return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+
+
+def one_process_losses(job: TrainingJob, plan: ClusterPlan, steps: int) -> list[float]:
+    """Return the loss of each step of one process that runs the whole batch at once.
+
+    Args:
+        job: The network and its batch.
+        plan: Only its kind of attention counts.
+        steps: Number of steps.
+    """
+    model = stages_of(job, plan, 1)[0]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    losses = []
+    for step in range(steps):
+        words, target = batch_of(job, step)
+        optimizer.zero_grad()
+        loss = loss_of(model(words), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# -------------------------------------------------------------------------------------------- optimizer
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Update:
+    """AdamW of some tensors, with its states beside them or elsewhere.
+
+    Outside the device are also a copy of the parameters, which is the one that is updated, and the gradients.
+
+    Args:
+        owned: Parameters of this process.
+        place: Where the states are.
+        folder: Folder of files.
+    """
+
+    def __init__(self, owned: list[Tensor], place: str, folder: Path) -> None:
+        self.owned, self.place, self.folder = owned, place, folder
+        self.offloaded = place != "device"
+        self.bytes = {"host": 0, "nvme": 0}
+        self.copies = [
+            nn.Parameter(self._stored(one).copy_(one) if self.offloaded else one.detach()) for one in owned
+        ]
+        self.adam = torch.optim.AdamW(self.copies, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+        self.states: list[Tensor] = []
+        for copy in self.copies:
+            first, second = self._stored(copy).zero_(), self._stored(copy).zero_()
+            self.adam.state[copy] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
+            self.states += [first, second]
+        self.gradients = [torch.empty_like(one) for one in owned] if self.offloaded else []
+        self.bytes["host"] += sum(one.nbytes for one in self.gradients)
+
+    def _stored(self, like: Tensor) -> Tensor:
+        """Return memory where the states are; a file loses its name once it is mapped."""
+        if self.offloaded:
+            self.bytes[self.place] += like.nbytes
+        if self.place != "nvme":
+            return torch.empty_like(like, requires_grad=False)
+        descriptor, name = tempfile.mkstemp(dir=self.folder)
+        os.truncate(descriptor, like.nbytes)
+        os.close(descriptor)
+        mapped = torch.from_file(name, shared=True, size=like.numel(), dtype=like.dtype)
+        Path(name).unlink()
+        return mapped.view(like.shape)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Update the parameters by their gradients."""
+        for kept, gradient in zip(self.gradients, gradients, strict=False):
+            kept.copy_(gradient)
+        for copy, gradient in zip(self.copies, self.gradients or gradients, strict=True):
+            copy.grad = gradient
+        self.adam.step()
+        for copy in self.copies:
+            copy.grad = None
+        if self.offloaded:
+            for one, copy in zip(self.owned, self.copies, strict=True):
+                one.copy_(copy.detach())
+
+
+class Flat:
+    """Parameters and gradients of some modules in one buffer each, padded to equal shares."""
+
+    def __init__(self, modules: Sequence[nn.Module], shares: int) -> None:
+        parameters = [one for module in modules for one in module.parameters()]
+        total = sum(_local(one.detach()).numel() for one in parameters)
+        size = -(-total // shares) * shares
+        self.values, self.gradients = torch.zeros(size), torch.zeros(size)
+        start = 0
+        for one in parameters:
+            local = _local(one.detach())
+            value = self.values[start : start + local.numel()].view(local.shape)
+            gradient = self.gradients[start : start + local.numel()].view(local.shape)
+            value.copy_(local)
+            if isinstance(one, DTensor):
+                one._local_tensor = value
+                one.grad = DTensor.from_local(gradient, one.device_mesh, one.placements, run_check=False)
+            else:
+                one.data = value
+                one.grad = gradient
+            start += local.numel()
+
+
+# ------------------------------------------------------------------------------------------------ a rank
+
+
+class Tracker(MemTracker):
+    """MemTracker without its records of modules, which allow no second call before the backward pass."""
+
+    def _pre_fw_hook(self, *_: Any) -> None: ...
+    def _post_fw_hook(self, *_: Any) -> None: ...
+    def _pre_bw_hook(self, *_: Any) -> None: ...
+    def _post_bw_hook(self, *_: Any) -> None: ...
+
+
+class Rank:
+    """The share of a plan that this process runs.
+
+    Args:
+        job: The network and its batch.
+        plan: The plan.
+        folder: Folder of files of states.
+    """
+
+    def __init__(self, job: TrainingJob, plan: ClusterPlan, folder: Path) -> None:
+        self.job, self.plan = job, plan
+        shape = (plan.pipeline, plan.data, plan.tensor)
+        self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pipeline", "data", "tensor"))
+        self.stage, self.copy, _ = self.mesh.get_coordinate()
+        self.data = self.mesh["data"].get_group()
+        self.count = plan.microbatches(job.batch)
+        self.schedule = (
+            interleaved_1f1b(plan.pipeline, self.count, plan.chunks)
+            if plan.chunks > 1
+            else one_f_one_b(plan.pipeline, self.count)
+        )
+        parts = stages_of(job, plan, self.schedule.stages)
+        own = [index for index, rank in enumerate(self.schedule.placement) if rank == self.stage]
+        self.modules = {index: self._divided(parts[index]) for index in own}
+        self.first, self.last = 0 in own, self.schedule.stages - 1 in own
+        self.flat = None
+        if plan.sharding == "full":
+            owned = [_local(one.detach()) for one in self.modules[0].parameters()]
+        else:
+            shares = plan.data if plan.sharding == "optimizer" else 1
+            self.flat = Flat(list(self.modules.values()), shares)
+            owned = [self._share(self.flat.values)]
+        self.update = Update(owned, plan.states, folder)
+        self.run = None
+        if plan.pipeline > 1:
+            group = self.mesh["pipeline"].get_group()
+            self.run = pipeline(
+                self.modules, self.schedule, loss_fn=self._loss, group=group, timeout_s=TIMEOUT_S
+            )
+
+    def _divided(self, module: nn.Sequential) -> nn.Sequential:
+        if self.plan.tensor > 1:
+            for part in module:
+                names = dict(part.named_modules())
+                chosen = {name: make() for name, make in DIVISION.items() if name in names}
+                parallelize_module(part, self.mesh["tensor"], chosen)
+        if self.plan.sharding == "full":
+            for part in module:
+                fully_shard(part, mesh=self.mesh["data"])
+            fully_shard(module, mesh=self.mesh["data"])
+        return module
+
+    def _share(self, buffer: Tensor) -> Tensor:
+        """Return the part of a buffer that this process updates."""
+        if self.plan.sharding == "none":
+            return buffer
+        return buffer.chunk(self.plan.data)[self.copy]
+
+    def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.plan.tensor > 1:
+            logits = DTensor.from_local(logits, self.mesh["tensor"], [Shard(-1)], run_check=False)
+            return _local(loss_of(logits, target))
+        return loss_of(logits, target)
+
+    def step(self, words: Tensor, target: Tensor) -> float:
+        """Run a step with the sequences of this copy; return their loss, 0 on ranks without it."""
+        losses, gradients = self._summed(words, target)
+        self._updated(gradients)
+        return sum(loss.item() for loss in losses) / self.count if losses else 0.0
+
+    def _summed(self, words: Tensor, target: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return losses of the micro-batches, and the gradients of what this process updates."""
+        with loss_parallel() if self.plan.tensor > 1 else contextlib.nullcontext():
+            losses = self._passes(words, target)
+        if self.flat is None:
+            return losses, [_local(one.grad) for one in self.modules[0].parameters()]
+        gradients = self.flat.gradients
+        own = self._share(gradients)
+        if self.plan.sharding == "optimizer":
+            own = torch.empty_like(own)
+            dist.reduce_scatter(own, list(gradients.chunk(self.plan.data)), group=self.data)
+        elif self.plan.data > 1:
+            dist.all_reduce(gradients, group=self.data)
+        own.div_(self.plan.data)
+        return losses, [own]
+
+    def _passes(self, words: Tensor, target: Tensor) -> list[Tensor]:
+        losses: list[Tensor] = []
+        if self.run is not None:
+            self.run.step(
+                *[words] * self.first,
+                target=target if self.last else None,
+                losses=losses if self.last else None,
+                return_outputs=False,
+            )
+            return losses
+        for x, y in zip(words.chunk(self.count), target.chunk(self.count), strict=True):
+            loss = self._loss(self.modules[0](x), y)
+            (loss / self.count).backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _updated(self, gradients: list[Tensor]) -> None:
+        """Update the parameters of all copies, and clear the gradients."""
+        self.update.step(gradients)
+        if self.flat is None:
+            self.modules[0].zero_grad()
+            return
+        if self.plan.sharding == "optimizer":
+            values = self.flat.values
+            dist.all_gather(list(values.chunk(self.plan.data)), self._share(values).clone(), group=self.data)
+        self.flat.gradients.zero_()
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the sequences of this copy, and the word that follows each."""
+        words, target = (one.chunk(self.plan.data)[self.copy] for one in batch_of(self.job, step))
+        return words, target
+
+    def tracked_peak(self, step: int) -> int:
+        """Return the most bytes of tensors in a step by MemTracker, without those outside the device."""
+        tracker = Tracker()
+        offloaded = self.update.offloaded
+        tracker.track_external(*self.modules.values())
+        if self.flat is not None:
+            tracker.track_external(self.flat.values, self.flat.gradients)
+        if not offloaded:
+            tracker.track_external(*self.update.states)
+        given = self.batch(step)
+        with tracker:
+            _, gradients = self._summed(*given)
+            if not offloaded:
+                self._updated(gradients)
+        if offloaded:  # the host updates; MemTracker cannot tell its memory from that of a device
+            self._updated(gradients)
+        return int(sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What a process measured.
+
+    Attributes:
+        stage: Its rank in the pipeline.
+        losses: Loss of each step on its sequences; zeros on ranks without the last stage.
+        peak_bytes: Peak of a step by MemTracker; 0 if it was not measured.
+        host_bytes: Bytes in host memory.
+        nvme_bytes: Bytes in files.
+        spans: Start and end of each timed step, in seconds of the monotonic clock.
+    """
+
+    stage: int
+    losses: list[float]
+    peak_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+    spans: list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """What the processes of a plan measure.
+
+    Attributes:
+        steps: Steps whose losses are kept.
+        memory: Whether one further step runs under MemTracker.
+        timed: Further steps that are timed.
+    """
+
+    steps: int = 3
+    memory: bool = False
+    timed: int = 0
+
+
+def _measured(job: TrainingJob, plan: ClusterPlan, measuring: Measuring, folder: Path) -> RankResult:
+    rank = Rank(job, plan, folder)
+    losses = [rank.step(*rank.batch(step)) for step in range(measuring.steps)]
+    peak = rank.tracked_peak(measuring.steps) if measuring.memory else 0
+    spans = []
+    for step in range(measuring.timed):
+        given = rank.batch(step)
+        dist.barrier()
+        began = time.monotonic()
+        rank.step(*given)
+        spans.append((began, time.monotonic()))
+    return RankResult(
+        stage=rank.stage,
+        losses=losses,
+        peak_bytes=peak,
+        host_bytes=rank.update.bytes["host"],
+        nvme_bytes=rank.update.bytes["nvme"],
+        spans=spans,
+    )
+
+
+# --------------------------------------------------------------------------------------------- processes
+
+PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent(parent: int) -> None:
+    """Kill this process when the one that started it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _run_rank(parent: int, folder: Path, rank: int, ranks: int, case: Callable[[Path], RankResult]) -> None:
+    _end_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    (folder / f"{rank}.json").write_text(json.dumps(asdict(case(folder))))
+    dist.barrier()  # nobody leaves while others still connect
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def _ending_on_signal() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM, so that processes and files are removed."""
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_ranks(ranks: int, case: Callable[[Path], RankResult]) -> list[RankResult]:
+    """Return the result of a case in each process of a group.
+
+    Args:
+        ranks: Number of processes.
+        case: Runs in each process, with a temporary folder that is removed at the end.
+
+    Raises:
+        RunFailed: if a process ends without a result; the others are killed then.
+    """
+    with _ending_on_signal(), tempfile.TemporaryDirectory(prefix="tunebench-plan-") as name:
+        folder = Path(name)
+        fork = get_context("fork")
+        processes = [
+            fork.Process(target=_run_rank, args=(os.getpid(), folder, rank, ranks, case))
+            for rank in range(ranks)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            while any(process.is_alive() for process in processes):
+                failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+                if failed:
+                    code = processes[failed[0]].exitcode
+                    raise RunFailed(f"process {failed[0]} of {ranks} ended with {code}: see its error above")
+                time.sleep(0.02)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+            for process in processes:
+                if process.pid is not None:
+                    process.join()
+        found = [folder / f"{rank}.json" for rank in range(ranks)]
+        if not all(path.exists() for path in found):
+            raise RunFailed("a process ended without a result: see its error above")
+        return [RankResult(**json.loads(path.read_text())) for path in found]
+
+
+def run_plan(job: TrainingJob, plan: ClusterPlan, measuring: Measuring) -> list[RankResult]:
+    """Run steps of a plan in a process for each of its devices.
+
+    Args:
+        job: A GPT-2 without dropout, in f32.
+        plan: A plan without sequence parallelism.
+        measuring: What to measure.
+
+    Raises:
+        InputError: if the network or the plan cannot be run.
+        RunFailed: if a process ends without a result.
+    """
+    stages_of(job, plan, 1)  # refuses what cannot be run before processes start
+    return run_ranks(plan.devices, lambda folder: _measured(job, plan, measuring, folder))
+
+
+def losses_of(results: Sequence[RankResult], plan: ClusterPlan) -> list[float]:
+    """Return the loss of each step: the mean over the copies."""
+    last = [each.losses for each in results if each.stage == plan.pipeline - 1]
+    return [sum(each) / len(each) for each in zip(*last, strict=True)]
