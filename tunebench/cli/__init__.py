@@ -29,6 +29,7 @@ COMMANDS = {
     "tune": "Find the fastest kernel and parameters for a workload, and record them.",
     "lookup": "Look up the best known kernel and parameters for a workload.",
     "show": "Show the records of a workload: the fastest configurations, and failures by class.",
+    "report": "Write an HTML page of search histories, or of the best times of two databases.",
     "predict": "Predict the time of a workload or a model on GPUs, present or not.",
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",

@@ -19,7 +19,7 @@ from tunebench.outcome import Predicted, first_error, time_us
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.record import Record, TrialKey
+    from tunebench.db.record import Record
 
 __all__ = ["command"]
 
@@ -59,12 +59,13 @@ def command(
 def _show_records(workload: str, key: str | None, limit: int, db: str | None, as_json: bool) -> None:
     from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
+    from tunebench.report import best_records
     from tunebench.workloads import parse
 
     text = workload if workload.startswith(RECORDED) else str(parse(workload))
     with open_store(db, read_only=True) as store:
         entries = store.history(text, key)
-    best = _best(entries)[:limit]
+    best = best_records(entries)[:limit]
     outcomes = Counter(entry.result.outcome.kind for entry in entries)
     reasons: Counter[tuple[str, str]] = Counter()
     for entry in entries:
@@ -128,21 +129,6 @@ def _how(described: Mapping[str, Any]) -> str:
         "not faster": ", not faster than default",
     }
     return f"{described['kind']}{said.get(described['versus_default'], '')}"
-
-
-def _best(entries: list[Record]) -> list[Record]:
-    """Return one record with a time per trial, fastest first; finalist measurements replace search ones."""
-    chosen: dict[TrialKey, Record] = {}
-    for entry in entries:
-        if time_us(entry.result.outcome) is not None:
-            before = chosen.get(entry.key)
-            if before is None or _weight(entry) >= _weight(before):
-                chosen[entry.key] = entry
-    return sorted(chosen.values(), key=lambda e: (e.result.outcome.kind, time_us(e.result.outcome)))
-
-
-def _weight(entry: Record) -> tuple[bool, int]:
-    return entry.purpose == "finalist", entry.id
 
 
 def _describe(entry: Record) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Pages of search histories and comparisons."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, run_json, run_refused, run_text  # noqa: F401 (fixtures)
+from tests.support import measured
+from tunebench import device
+from tunebench.db import RunStart, TrialKey, open_store
+from tunebench.db.record import MeasurementBatch, NewMeasurement, Verdict
+from tunebench.outcome import CompileFailed, Result
+from tunebench.report import best_records, compare_databases, history_page, search_histories
+from tunebench.space import Config
+
+WORKLOAD = "softmax:rows=16,cols=16,dtype=f32"
+HOSTILE = "<script>alert('x')</script>\"&"
+VOID = {"meta", "link", "br", "path", "rect", "circle", "input"}
+
+
+def database(path: Path, times: dict[int, float], gpu: str = "rtx-3090", workload: str = WORKLOAD) -> Path:
+    """Write a database with one trial per block size, its time and a failure with a hostile reason."""
+    place = device.described()[gpu]
+
+    def new(block: int, result: Result, verdict: Verdict) -> NewMeasurement:
+        config = Config({"block": block, "vector": block % 3})
+        key = TrialKey(device=place.key, workload=workload, variant="softmax/a", revision="r", config=config)
+        return NewMeasurement(key=key, result=result, bound_us=0.5, verdict=verdict)
+
+    default = Verdict(versus_default="itself")
+    found = [
+        new(block, Result(outcome=measured(us)), default if block == 32 else Verdict())
+        for block, us in times.items()
+    ]
+    found.append(new(999, Result(outcome=CompileFailed(reason=HOSTILE)), Verdict()))
+    start = RunStart(device=place, workload=workload, sampler="random", seed=0)
+    with open_store(path) as store:
+        store.add([MeasurementBatch(start=start, measurements=tuple(found))])
+    return path
+
+
+class Outline(HTMLParser):
+    """Open tags, which must match, and the scripts of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_history_has_best_default_failures_and_effects(tmp_path: Path) -> None:
+    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0, 128: 4.0})
+    with open_store(path, read_only=True) as store:
+        (history,) = search_histories(store)
+    assert history.best is not None
+    assert history.default is not None
+    assert history.best.key.config["block"] == 64
+    assert history.default.key.config["block"] == 32
+    assert history.bound_us == 0.5
+    assert [count for _, _, count in history.failures] == [1]
+    first = history.effects[0]
+    assert (first.name, round(first.importance, 6)) == ("block", 1.0)
+    assert first.medians_us == pytest.approx({"32": 8.0, "64": 2.0, "128": 4.0})
+    assert [r.key.config["block"] for r in best_records(history.records)] == [64, 128, 32]
+
+
+def test_page_is_well_formed_self_contained_and_escaped(tmp_path: Path) -> None:
+    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0}, workload="recorded:kernel=<img src=x>")
+    with open_store(path, read_only=True) as store:
+        text = history_page(search_histories(store), database=str(path))
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == []
+    assert outline.scripts == 1  # that of the page; the reason of the failure is text
+    assert "&lt;script&gt;" in text
+    assert "<img" not in text
+    assert not re.search(r"(src|href)=\"?(https?:)?//", text)
+    assert "4.00x" in text
+
+
+def test_comparison_marks_regressions(tmp_path: Path) -> None:
+    before = database(tmp_path / "a.db", {32: 9.0, 64: 2.0})
+    after = database(tmp_path / "b.db", {32: 9.0, 64: 3.0})
+    with open_store(before, read_only=True) as a, open_store(after, read_only=True) as b:
+        forth, back = compare_databases(a, b), compare_databases(b, a)
+        tolerant = compare_databases(a, b, tolerance=0.6)
+    assert [(t.workload, t.verdict, t.speedup) for t in forth.regressions] == [
+        (WORKLOAD, "regression", pytest.approx(2 / 3))
+    ]
+    assert [t.verdict for t in back.times] == ["improvement"]
+    assert [t.verdict for t in tolerant.times] == ["same"]
+
+
+def test_comparison_of_two_devices_and_of_missing_workloads(tmp_path: Path) -> None:
+    before = database(tmp_path / "a.db", {32: 2.0})
+    other = "softmax:rows=32,cols=16,dtype=f32"
+    after = database(tmp_path / "b.db", {32: 1.0}, gpu="a100-80-sxm")
+    database(tmp_path / "b.db", {32: 1.0}, gpu="a100-80-sxm", workload=other)
+    with open_store(before, read_only=True) as a, open_store(after, read_only=True) as b:
+        found = compare_databases(a, b)
+    assert [(t.before_device != t.after_device, t.speedup) for t in found.times] == [(True, 2.0)]
+    assert (found.missing, found.new) == ((), (other,))
+
+
+def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: Run) -> None:  # noqa: F811
+    path = str(database(tmp_path / "a.db", {32: 8.0, 64: 2.0}))
+    out = tmp_path / "report.html"
+    written = run_json("report", "--db", path, "--workload", WORKLOAD, "--out", str(out))
+    assert written == {"file": str(out), "histories": 1, "records": 3}
+    assert "Search history" in out.read_text()
+    compared = run_json("report", "--compare", path, path, "--out", str(out))
+    assert compared == {"file": str(out), "compared": 1, "regressions": 0}
+    assert "no record" in run_refused("report", "--db", path, "--arch", "sm_80", "--out", str(out))
+    refused = run_refused("report", "--compare", path, path, "--db", path, "--out", str(out))
+    assert "--compare A B excludes" in refused
