@@ -1,0 +1,17 @@
+"""Formulas of activation memory against what torch keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks.activation_memory import formula_bytes, layer_bytes  # noqa: E402 - needs torch
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layer_keeps_what_the_formulas_say(family: str, recompute: bool) -> None:
+    how = {"dropout": 0.0, "flash": False, "recompute": recompute}
+    measured = layer_bytes(family, torch.bfloat16, **how)
+    assert formula_bytes(family, "bf16", **how) == pytest.approx(measured, rel=0.003)
