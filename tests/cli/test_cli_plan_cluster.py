@@ -77,6 +77,27 @@ def test_fronts_are_plotted_and_listed(run_text: Run, tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run_refused: Run) -> None:
+    asked = (
+        "plan",
+        "cluster",
+        "--model",
+        "gpt2",
+        "--batch",
+        "16",
+        "--fix",
+        "flash=yes,tensor=1,sharding=none",
+    )
+    mixed = (*asked, "--cluster", "2 x l4 + 2 x a100-80-sxm, 2 a node, net-200")
+    found = run_json(*mixed)["best"]
+    assert sum(found["stage_layers"]) == 12
+    assert set(found["stage_products"]) == {"l4", "a100-80-sxm"}
+    text = run_text(*mixed)
+    for expected in ("optimal for the model", "layers of stages", "equal layers", "alone: "):
+        assert expected in text
+    assert "--emit is not possible" in run_refused(*mixed, "--emit", "megatron")
+
+
 def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
     small = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "1 x l4, 6GB", "--batch", "8")
     found = run_json(*small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -12,6 +13,7 @@ from tunebench.cli._option import Json
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._file import require_folder
+from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def cluster(
         str,
         typer.Option(
             metavar="TEXT|FILE.toml",
-            help="Cluster, such as '64 x h100-sxm, 8 a node, nvlink4, net-400', or a TOML file.",
+            help="Cluster, such as '64 x h100-sxm, 8 a node, nvlink4, net-400', '8 x a100-80-sxm + 8 x "
+            "h100-sxm', or a TOML file.",
             show_default=False,
         ),
     ],
@@ -120,7 +123,16 @@ def cluster(
     Times are predicted for the kernels of Megatron-LM on devices that need not be present. The best plan is
     optimal for the model of time and memory. Nothing is run.
     """
-    from tunebench.plan.cluster import Framework, TrainingCluster, draw_fronts, plan_training, write_plan
+    from tunebench.plan.cluster import (
+        Framework,
+        MixedCluster,
+        TrainingCluster,
+        draw_fronts,
+        is_mixed,
+        plan_mixed,
+        plan_training,
+        write_plan,
+    )
     from tunebench.plan.cluster.search import Objective
 
     for path in (out, plot):
@@ -129,9 +141,26 @@ def cluster(
         raise UnknownName("framework", framework, get_args(Framework))
     if objective not in get_args(Objective):
         raise UnknownName("objective", objective, get_args(Objective))
-    machine, fixed = TrainingCluster.of(cluster), _fixed(fix)
+    fixed = _fixed(fix)
     full_sharding = full_sharding or fixed.get("sharding") == "full"
     job = replace(_job(model, batch, seq, dtype), flash=flash_attention, full_sharding=full_sharding)
+    if is_mixed(cluster):
+        refused = {
+            "--objective": objective != "time",
+            "--full-sharding": full_sharding,
+            "--out": out is not None,
+            "--emit": bool(framework),
+            "--plot": plot is not None,
+        }
+        _refuse_for_mixed(name for name, given in refused.items() if given)
+        with phases(console(stderr=True)) as show:
+            mixed = plan_mixed(
+                job, MixedCluster.of(cluster), fixed=fixed, top=top, reasons=reasons, watcher=show
+            )
+        found = MixedReport(answer=mixed)
+        emit(as_json, found.to_json(), found.render)
+        return
+    machine = TrainingCluster.of(cluster)
     with phases(console(stderr=True)) as show:
         answer = plan_training(
             job,
@@ -153,6 +182,15 @@ def cluster(
         _print_emitted(framework, answer, as_json)
     else:
         emit(as_json, report.to_json(), report.render)
+
+
+def _refuse_for_mixed(given: Iterable[str]) -> None:
+    """Raise InputError for options that plans on different products do not have."""
+    for name in given:
+        raise InputError(
+            f"{name} is not possible on a cluster with different products: leave it out, or plan for the "
+            "nodes of one product"
+        )
 
 
 def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None:

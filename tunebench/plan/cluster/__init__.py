@@ -12,6 +12,8 @@ from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_
 from tunebench.plan.cluster.front import cost_front, draw_fronts
 from tunebench.plan.cluster.layer_time import LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.cluster.mixed import MixedAnswer, MixedPlan, MixedSearch, PricedMixedPlan, plan_mixed
+from tunebench.plan.cluster.mixed_machine import MixedCluster, is_mixed
 from tunebench.plan.cluster.plan_file import write_plan
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PlanProof, PricedPlan, SearchResult
 from tunebench.plan.cluster.space import ClusterPlan, Sharding, TrainingJob, plan_space
@@ -26,9 +28,14 @@ __all__ = [
     "Emitted",
     "Framework",
     "LayerTimes",
+    "MixedAnswer",
+    "MixedCluster",
+    "MixedPlan",
+    "MixedSearch",
     "Objective",
     "PlanProof",
     "PlanSensitivity",
+    "PricedMixedPlan",
     "PricedPlan",
     "ResourceGain",
     "SearchResult",
@@ -41,7 +48,9 @@ __all__ = [
     "cost_front",
     "draw_fronts",
     "emit",
+    "is_mixed",
     "megatron_arguments",
+    "plan_mixed",
     "plan_space",
     "plan_training",
     "write_plan",

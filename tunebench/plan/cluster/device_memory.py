@@ -91,6 +91,7 @@ class MemoryPricer:
         self._activation = lru_cache(maxsize=None)(self._activation_memory)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
         self._parameters = lru_cache(maxsize=None)(self._rank_parameters)
+        self._stage_parameters = lru_cache(maxsize=None)(job.network.parameters)
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
@@ -101,11 +102,25 @@ class MemoryPricer:
 
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
+        return self.of_stage(plan, rank, None)
+
+    def of_stage(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> DeviceMemory:
+        """Return the memory of the devices of a rank in mixed precision, whatever layers it has.
+
+        Args:
+            plan: The plan.
+            rank: The rank.
+            layers: Layers of its only stage as a half-open range; None for an even division.
+        """
         memory = self._activation(LayerRun.of(plan))
-        activations, working = self._activations(plan, rank, memory), memory.recomputed_bytes
+        activations, working = self._activations(plan, rank, memory, layers), memory.recomputed_bytes
         if rank == plan.pipeline - 1:
             working = max(working, memory.head_gradient_bytes)
-        held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
+        held = (
+            self._stage_parameters(plan.tensor, layers)
+            if layers
+            else self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
+        )
         shards = 1 if plan.sharding == "none" else plan.copies
         states = -(-held // shards)
         placed = Placement.of(plan)
@@ -135,7 +150,13 @@ class MemoryPricer:
             allowance=RESERVED_BYTES + round(FRAGMENTATION * (activations + working)),
         )
 
-    def _activations(self, plan: ClusterPlan, rank: int, memory: ActivationMemory) -> int:
+    def _activations(
+        self,
+        plan: ClusterPlan,
+        rank: int,
+        memory: ActivationMemory,
+        layers: tuple[int, int] | None = None,
+    ) -> int:
         """Return the bytes of the micro-batches in flight on a rank."""
         ranks, chunks, count = plan.pipeline, plan.chunks, plan.microbatches(self.job.batch)
         each, more = divmod(self.job.network.layers, ranks * chunks)
@@ -144,7 +165,8 @@ class MemoryPricer:
         else:
             stages = min(count * chunks, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
             embeddings = min(count, 2 * ranks)
-        total = stages * (each + (rank < more)) * memory.layer_bytes
+        held = layers[1] - layers[0] if layers else each + (rank < more)
+        total = stages * held * memory.layer_bytes
         if rank == 0:
             total += embeddings * memory.embedding_bytes
         return total + memory.head_bytes * (rank == ranks - 1)

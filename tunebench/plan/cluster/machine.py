@@ -202,7 +202,7 @@ class TrainingCluster:
                 f"cluster {text!r}: {count} devices cannot be divided into nodes of {per_node}: add the "
                 "number per node, such as '4 a node'"
             )
-        return cls._of_fields(
+        return cls.of_fields(
             {**given, "nodes": count // per_node, "devices_per_node": per_node}, f"cluster {text!r}"
         )
 
@@ -218,10 +218,19 @@ class TrainingCluster:
                 given = tomllib.load(file)
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"cluster file {path}: {error}") from error
-        return cls._of_fields(given, f"cluster file {path}")
+        return cls.of_fields(given, f"cluster file {path}")
 
     @classmethod
-    def _of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
+    def of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
+        """Return a cluster from the keys of a file.
+
+        Args:
+            given: Value of each key.
+            what: Name of the source, for errors.
+
+        Raises:
+            InputError: if a key is missing, unknown or invalid.
+        """
         unknown = sorted(set(given) - set(_KEYS))
         if unknown or "product" not in given:
             found = f"got the unknown key {unknown[0]}" if unknown else "product is missing"

@@ -161,20 +161,20 @@ class StepPricer:
             self._passes(LayerRun.of(plan), layers, plan.nodes, None, False, 1)
             for layers in self._ranges(plan.pipeline, plan.chunks)
         ]
-        return self._bound(plan, stages, [0.0] * len(stages))
+        return self.pipeline_bound_us(plan, stages, [0.0] * len(stages))
 
     def bound_us(self, plan: ClusterPlan) -> float:
         """Return a lower bound of the step, at least `floor_us`."""
-        return self._bound(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+        return self.pipeline_bound_us(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
 
     def _step_us(self, plan: ClusterPlan) -> float:
-        return self._simulated(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+        return self.pipeline_us(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
 
     def step(self, plan: ClusterPlan) -> StepTime:
         """Return the time of the step and its parts."""
         stages, count = self.stages(plan), plan.microbatches(self.job.batch)
         time_us = self.step_us(plan)
-        silent_us = self._simulated(plan, stages, [0.0] * len(stages))
+        silent_us = self.pipeline_us(plan, stages, [0.0] * len(stages))
 
         def mean(values: Sequence[float]) -> float:
             return sum(values) / plan.pipeline
@@ -193,25 +193,22 @@ class StepPricer:
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        run, count = LayerRun.of(plan), plan.microbatches(self.job.batch)
+        return [self.stage(plan, layers) for layers in self._ranges(plan.pipeline, plan.chunks)]
+
+    def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
+        """Return the times of a stage with these layers, a half-open range."""
         placed = Placement.of(plan)
-        shards = placed.shards
-        found = []
-        for layers in self._ranges(plan.pipeline, plan.chunks):
-            passes = self._passes(run, layers, plan.nodes, placed, count > 1, shards)
-            backward_us = passes.backward_us
-            gradients_us, gather_us = self._ends(
-                plan.tensor, layers, plan.nodes, plan.copies, plan.sharding, backward_us
-            )
-            found.append(
-                replace(
-                    passes,
-                    gradients_us=gradients_us,
-                    gather_us=gather_us,
-                    optimizer_us=self._optimizer_us(plan, layers, shards),
-                )
-            )
-        return found
+        accumulates = plan.microbatches(self.job.batch) > 1
+        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates, placed.shards)
+        gradients_us, gather_us = self._ends(
+            plan.tensor, layers, plan.nodes, plan.copies, plan.sharding, passes.backward_us
+        )
+        return replace(
+            passes,
+            gradients_us=gradients_us,
+            gather_us=gather_us,
+            optimizer_us=self._optimizer_us(plan, layers, placed.shards),
+        )
 
     def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int], shards: int) -> float:
         """Return the time of the update, by kernels or in host memory."""
@@ -224,7 +221,10 @@ class StepPricer:
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
-    def _bound(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+    def pipeline_bound_us(
+        self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]
+    ) -> float:
+        """Return a lower bound of `pipeline_us`."""
         ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
         passes = [each.pass_us for each in stages]
         before_us, ends = 0.0, []
@@ -240,7 +240,14 @@ class StepPricer:
             bound_us = max(bound_us, latest_us + sum(each.end_us for each in stages[rank::ranks]))
         return bound_us
 
-    def _simulated(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+    def pipeline_us(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+        """Return the time of a step with these stages, by simulation of its schedule.
+
+        Args:
+            plan: The plan.
+            stages: Times of each stage.
+            sends: Time to send the output of each stage to the next one; 0 for the last.
+        """
         count = plan.microbatches(self.job.batch)
         if plan.pipeline == 1:
             return count * sum(stages[0].pass_us) + stages[0].end_us

@@ -1,0 +1,414 @@
+"""Plans on nodes of different products: stages of unequal speed get unequal numbers of layers.
+
+Each stage of a pipeline has devices of one product: tensor parallelism and the copies of the network never
+join different products, so all micro-batches are equal. The stages of a group follow each other and have
+equal numbers of layers; if these do not divide, its first stages have one more. The search chooses the order
+of the groups, the layers of each group, and all that a plan for equal devices has, except interleaved stages.
+
+Branch and bound: a stage takes at least the time of its layers' kernels, so the slowest stage takes at least
+the number of layers over the layers that all stages together run in a unit of time, in each micro-batch. This
+bound holds for every division of the layers. The plan with the lowest bound is divided in every way, with
+`StepPricer.pipeline_bound_us` for each division that fits, and the division with the lowest bound is
+simulated. A simulated step that is below all other bounds is optimal.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.forecast.parallel.cluster import ProcessGroup
+from tunebench.forecast.parallel.collective import collective_us, send_us
+from tunebench.plan.cluster.device_memory import MemoryPricer
+from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes
+from tunebench.plan.cluster.mixed_machine import MixedCluster
+from tunebench.plan.cluster.search import ClusterSearch, PricedPlan, peak_flops
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated, fixed_values, plan_space
+from tunebench.plan.cluster.stage_time import StageTime, StepPricer
+
+__all__ = ["MixedAnswer", "MixedPlan", "MixedProof", "MixedSearch", "PricedMixedPlan", "plan_mixed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPlan:
+    """One way to train a network on groups of different devices.
+
+    Attributes:
+        plan: Parallelism and recomputation; `pipeline` counts the stages of all groups.
+        order: Groups in the order of the stages.
+        stages: Stages of each group, in that order.
+        layers: Layers of each group, in that order.
+    """
+
+    plan: ClusterPlan
+    order: tuple[int, ...]
+    stages: tuple[int, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of each stage, the first stage first."""
+        found: list[int] = []
+        for stages, layers in zip(self.stages, self.layers, strict=True):
+            each, more = divmod(layers, stages)
+            found += [each + (stage < more) for stage in range(stages)]
+        return tuple(found)
+
+    @property
+    def stage_groups(self) -> tuple[int, ...]:
+        """Group of each stage."""
+        return tuple(
+            group for group, count in zip(self.order, self.stages, strict=True) for _ in range(count)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedMixedPlan:
+    """A plan with its predicted step and memory.
+
+    Attributes:
+        mixed: The plan.
+        step_us: Time of the step.
+        memory_bytes: Memory of the fullest device of each group of the cluster.
+        mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of all devices.
+        samples_per_s: Sequences per second.
+        cost: Price of the step; None if a price of a device hour is not known.
+    """
+
+    mixed: MixedPlan
+    step_us: float
+    memory_bytes: tuple[int, ...]
+    mfu: float
+    samples_per_s: float
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedProof:
+    """How plans and their divisions of the layers were closed.
+
+    Attributes:
+        plans: Plans, each with one order of the groups.
+        bounded: Plans closed with all their divisions by the bound of the layers.
+        divisions: Divisions of the layers of the other plans.
+        too_large: Divisions that do not fit.
+        bounded_by_step: Divisions closed by the bound of the step.
+        simulated: Divisions with a simulated step.
+    """
+
+    plans: int
+    bounded: int
+    divisions: int
+    too_large: int
+    bounded_by_step: int
+    simulated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedAnswer:
+    """The best plans on all groups, and what each group can do alone.
+
+    Attributes:
+        job: The network and its batch.
+        machine: The cluster.
+        best: The best plans, best first; none if nothing fits.
+        proof: How all plans were closed.
+        missing_bytes: Memory that a device lacks in the plan that lacks least; 0 if a plan fits.
+        equal_layers: The best plan whose stages have equal numbers of layers, within one; None if none fits.
+        alone: The best plan on each group alone; None where nothing fits.
+    """
+
+    job: TrainingJob
+    machine: MixedCluster
+    best: tuple[PricedMixedPlan, ...]
+    proof: MixedProof
+    missing_bytes: int
+    equal_layers: PricedMixedPlan | None = None
+    alone: tuple[PricedPlan | None, ...] = ()
+
+
+class MixedSearch:
+    """Search of the plans of a job on groups of different devices.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        fixed: Value of each fixed parameter as text; `pipeline` counts the stages of the first group.
+
+    Raises:
+        UnknownName: if there is no such parameter.
+        InputError: if no plan is possible.
+    """
+
+    def __init__(
+        self, job: TrainingJob, machine: MixedCluster, *, fixed: Mapping[str, str] | None = None
+    ) -> None:
+        self.job, self.machine = replace(job, full_sharding=False), machine
+        self.layers = [
+            LayerTimes(network=job.network, device=group.device, seq=job.seq, dtype=job.dtype)
+            for group in machine.groups
+        ]
+        self.pricers = [
+            StepPricer(job=self.job, machine=group, layers=layers)
+            for group, layers in zip(machine.groups, self.layers, strict=True)
+        ]
+        self.memory = MemoryPricer(self.job)
+        self.plans = self._plans(dict(fixed or {}))
+        self._stage = functools.cache(self._stage_time)
+        self._stage_memory = functools.cache(self._stage_bytes)
+        self._links = functools.cache(self._sends)
+        self._tied = functools.cache(self._tied_us)
+
+    def _plans(self, fixed: Mapping[str, str]) -> list[MixedPlan]:
+        """Return the plans in each order of the groups, with no layers yet."""
+        first = replace(self.machine.groups[0], host_bytes=0, nvme_bytes=0)
+        space = fixed_values(plan_space(self.job, first), {"chunks": "1", **fixed})
+        found = []
+        for plan in enumerated(space):
+            width = plan.tensor * plan.copies
+            if plan.chunks > 1 or any(
+                group.devices % width or group.links.devices_per_node % plan.tensor
+                for group in self.machine.groups
+            ):
+                continue
+            stages = [group.devices // width for group in self.machine.groups]
+            if sum(stages) > self.job.network.layers:
+                continue
+            whole = replace(
+                plan,
+                pipeline=sum(stages),
+                nodes=sum(group.links.nodes for group in self.machine.groups),
+            )
+            for order in itertools.permutations(range(len(stages))):
+                found.append(
+                    MixedPlan(
+                        plan=whole, order=order, stages=tuple(stages[each] for each in order), layers=()
+                    )
+                )
+        if not found:
+            raise InputError(
+                "no plan divides this batch and network among the groups: expected groups whose devices the "
+                "same tensor and data parallelism divide; change the batch, the devices or --fix"
+            )
+        return found
+
+    def run(
+        self,
+        top: int = 10,
+        *,
+        equal: bool = False,
+        watcher: Callable[[str], None] = lambda what: None,
+    ) -> MixedAnswer:
+        """Return the best plans, each with its best division of the layers.
+
+        Args:
+            top: Number of plans.
+            equal: Whether all stages must have equal numbers of layers, within one.
+            watcher: Receives the phase of the search.
+        """
+        watcher("predicting the layers")
+        for layers in self.layers:
+            layers.predict({LayerRun.of(each.plan) for each in self.plans})
+        heap = [(self.floor_us(each), index, 0, each) for index, each in enumerate(self.plans)]
+        heapq.heapify(heap)
+        number = itertools.count(len(heap))
+        best: list[MixedPlan] = []
+        listed: set[tuple[ClusterPlan, tuple[int, ...]]] = set()
+        opened = divisions = too_large = simulated = 0
+        missing: float = float("inf")
+        while heap and len(best) < top:
+            bound_us, _, level, each = heapq.heappop(heap)
+            if level == 2:
+                if (each.plan, each.order) not in listed:
+                    listed.add((each.plan, each.order))
+                    best.append(each)
+            elif level == 1:
+                simulated += 1
+                heapq.heappush(heap, (self.step_us(each), next(number), 2, each))
+            else:
+                watcher(f"dividing the layers of {each.plan}")
+                opened += 1
+                for division in self.divisions(each, equal=equal):
+                    divisions += 1
+                    excess = self.excess_bytes(division)
+                    missing = min(missing, excess)
+                    if excess:
+                        too_large += 1
+                        continue
+                    heapq.heappush(heap, (max(bound_us, self.bound_us(division)), next(number), 1, division))
+        return MixedAnswer(
+            job=self.job,
+            machine=self.machine,
+            best=tuple(map(self.priced, best)),
+            proof=MixedProof(
+                plans=len(self.plans),
+                bounded=len(self.plans) - opened,
+                divisions=divisions,
+                too_large=too_large,
+                bounded_by_step=divisions - too_large - simulated,
+                simulated=simulated,
+            ),
+            missing_bytes=int(missing) if missing < float("inf") else 0,
+        )
+
+    def divisions(self, each: MixedPlan, *, equal: bool = False) -> Iterator[MixedPlan]:
+        """Yield the plan with each number of layers of the groups; at least one layer for each stage."""
+        layers, stages = self.job.network.layers, each.stages
+        if equal:
+            share, more = divmod(layers, sum(stages))
+            starts = itertools.accumulate(stages, initial=0)
+            parts = [
+                count * share + max(0, min(count, more - start))
+                for start, count in zip(starts, stages, strict=False)
+            ]
+            yield replace(each, layers=tuple(parts))
+            return
+        ranges = [range(count, layers + 1) for count in stages[:-1]]
+        for first in itertools.product(*ranges):
+            rest = layers - sum(first)
+            if rest >= stages[-1]:
+                yield replace(each, layers=(*first, rest))
+
+    # -- times ---------------------------------------------------------------------------------------------
+
+    def floor_us(self, each: MixedPlan) -> float:
+        """Return a lower bound of the step for every division of the layers."""
+        run, count = LayerRun.of(each.plan), each.plan.microbatches(self.job.batch)
+        last = self.job.network.layers - 1
+        speed = 0.0
+        for group, stages in zip(each.order, each.stages, strict=True):
+            kinds = [
+                self.layers[group].passes(run, (layer, layer + 1)) for layer in {0, (last + 1) // 2, last}
+            ]
+            kernels_us = min(kind.forward_us + kind.backward_us for kind in kinds)
+            host_us = HOST_US * min(kind.launches for kind in kinds)
+            speed += stages / max(kernels_us, host_us)
+        return count * self.job.network.layers / speed
+
+    def bound_us(self, each: MixedPlan) -> float:
+        """Return a lower bound of the step of a division."""
+        return self.pricers[0].pipeline_bound_us(each.plan, *self._pipeline(each)) + self._tied(
+            each.plan.tensor
+        )
+
+    def step_us(self, each: MixedPlan) -> float:
+        """Return the time of the step of a division, by simulation of its schedule."""
+        return self.pricers[0].pipeline_us(each.plan, *self._pipeline(each)) + self._tied(each.plan.tensor)
+
+    def priced(self, each: MixedPlan) -> PricedMixedPlan:
+        """Return a division with its step and memory."""
+        for layers in self.layers:
+            layers.predict([LayerRun.of(each.plan)])
+        step_us, groups = self.step_us(each), self.machine.groups
+        fullest = [0] * len(groups)
+        for group, size in self._sizes(each):
+            fullest[group] = max(fullest[group], size)
+        peak = sum(peak_flops(group, self.job.dtype) * group.devices for group in groups)
+        prices = [group.price_per_hour for group in groups]
+        hourly = sum(
+            price * group.devices for price, group in zip(prices, groups, strict=True) if price is not None
+        )
+        return PricedMixedPlan(
+            mixed=each,
+            step_us=step_us,
+            memory_bytes=tuple(fullest),
+            mfu=self.job.model_flops / (step_us / 1e6 * peak),
+            samples_per_s=self.job.batch / (step_us / 1e6),
+            cost=None if None in prices else hourly * step_us / 3.6e9,
+        )
+
+    def excess_bytes(self, each: MixedPlan) -> int:
+        """Return the memory that the device lacks that lacks most; 0 if all fit."""
+        limits = [group.memory_bytes for group in self.machine.groups]
+        return max(max(0, size - limits[group]) for group, size in self._sizes(each))
+
+    def _sizes(self, each: MixedPlan) -> Iterator[tuple[int, int]]:
+        """Yield the group and the memory of a device of each stage."""
+        for rank, (group, layers) in enumerate(zip(each.stage_groups, self._ranges(each), strict=True)):
+            yield group, self._stage_memory(each.plan, rank, self.layers[group].alike(layers))
+
+    def _stage_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int]) -> int:
+        return self.memory.of_stage(plan, rank, layers).total
+
+    def _pipeline(self, each: MixedPlan) -> tuple[list[StageTime], tuple[float, ...]]:
+        """Return the times of the stages, and of the sends between them."""
+        stages = [
+            self._stage(each.plan, group, self.layers[group].alike(layers))
+            for group, layers in zip(each.stage_groups, self._ranges(each), strict=True)
+        ]
+        return stages, self._links(each.plan, each.order, each.stages)
+
+    def _stage_time(self, plan: ClusterPlan, group: int, layers: tuple[int, int]) -> StageTime:
+        nodes = self.machine.groups[group].links.nodes
+        return self.pricers[group].stage(replace(plan, nodes=nodes), layers)
+
+    def _sends(self, plan: ClusterPlan, order: tuple[int, ...], stages: tuple[int, ...]) -> tuple[float, ...]:
+        """Return the time to send the output of each stage to the next one; 0 for the last."""
+        width = plan.tensor * plan.copies
+        run = LayerRun.of(plan).network_run(self.job, (0, 1))
+        nbytes = self.job.network.boundary_bytes(run)
+        found: list[float] = []
+        for group, count in zip(order, stages, strict=True):
+            of = self.machine.groups[group].links
+            inside = [
+                of.link_between(stage * width, (stage + 1) * width, width=width) for stage in range(count - 1)
+            ]
+            found += [float(send_us(nbytes, link)) for link in (*inside, self.machine.between)]
+        return (*found[:-1], 0.0)
+
+    def _tied_us(self, tensor: int) -> float:
+        """Return the sum of gradients of a matrix that the first and the last stage share."""
+        network = self.job.network
+        parts = network.parameters(tensor, (0, 1)) + network.parameters(tensor, (1, network.layers))
+        shared = (parts - network.parameters(tensor)) * itemsize(self.job.dtype)
+        link = self.machine.between
+        pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
+        return float(collective_us("all-reduce", shared, pair))
+
+    @staticmethod
+    def _ranges(each: MixedPlan) -> list[tuple[int, int]]:
+        return list(itertools.pairwise(itertools.accumulate(each.stage_layers, initial=0)))
+
+
+def plan_mixed(
+    job: TrainingJob,
+    machine: MixedCluster,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    top: int = 10,
+    reasons: bool = True,
+    watcher: Callable[[str], None] = lambda what: None,
+) -> MixedAnswer:
+    """Return the fastest plans to train a network on groups of different devices.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        fixed: Value of each fixed parameter as text.
+        top: Number of plans.
+        reasons: Whether to also plan with equal layers, and on each group alone.
+        watcher: Receives the phase.
+
+    Raises:
+        UnknownName: if there is no such parameter.
+        InputError: if no plan is possible.
+    """
+    search = MixedSearch(job, machine, fixed=fixed)
+    answer = search.run(top, watcher=watcher)
+    if not reasons:
+        return answer
+    equal = search.run(1, equal=True, watcher=watcher).best
+    alone: list[PricedPlan | None] = []
+    for group, layers in zip(machine.groups, search.layers, strict=True):
+        watcher(f"planning on {group.name} alone")
+        try:
+            found = ClusterSearch(job, group, fixed=fixed, layers=layers).run(1, front=False).best
+        except InputError:  # the batch, or a fixed value, does not divide among its devices
+            found = ()
+        alone.append(found[0] if found else None)
+    return replace(answer, equal_layers=equal[0] if equal else None, alone=tuple(alone))
