@@ -78,8 +78,8 @@ def cluster(
         bool,
         typer.Option(
             "--full-sharding/--no-full-sharding",
-            help="Allow plans whose copies also divide parameters and gradients (ZeRO-3, FSDP); their "
-            "times are optimistic.",
+            help="Allow plans whose copies also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP); "
+            "their times are optimistic.",
         ),
     ] = False,
     reasons: Annotated[
@@ -142,7 +142,7 @@ def cluster(
     if objective not in get_args(Objective):
         raise UnknownName("objective", objective, get_args(Objective))
     fixed = _fixed(fix)
-    full_sharding = full_sharding or fixed.get("sharding") == "full"
+    full_sharding = full_sharding or fixed.get("sharding") in ("gradients", "full")
     job = replace(_job(model, batch, seq, dtype), flash=flash_attention, full_sharding=full_sharding)
     if is_mixed(cluster):
         refused = {

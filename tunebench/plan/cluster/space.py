@@ -47,9 +47,9 @@ class TrainingJob:
         gradient_overlap: Whether gradients are summed during the backward pass.
         tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
         pass.
-        full_sharding: Whether copies may also divide parameters and gradients (ZeRO-3, FSDP). Its predicted
-        times
-            are those of perfect prefetching: three measured steps took 1.5 to 4.9 times as long.
+        full_sharding: Whether copies may also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
+            are on the device. Predicted times are optimistic: published runs of FSDP took 1.1 to 1.3 times as
+            long, the first version of ZeRO-3 1.5 to 4.9 times.
     """
 
     network: Network
@@ -199,8 +199,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
 
     Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
     1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
-    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded parameters are not combined
-    with a pipeline, and selective recomputation not with flash attention, which already does it.
+    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients and parameters, and
+    parameters or activations off the device, are not combined with a pipeline, and selective recomputation
+    not with flash attention, which already does it.
 
     Args:
         job: The network and its batch.
@@ -256,15 +257,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any) -> Any:
         return (sharding == "none") | ((data * context > 1) & ((sharding == "optimizer") | (pipeline == 1)))
 
-    def shards_gradients_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
-        if job.full_sharding:
-            return (sharding == sharding) & (states == states)
-        return (
-            (sharding == "none")
-            | (sharding == "optimizer")
-            | ((sharding == "gradients") & (states != "device"))
-            | (parameters != "device")
-        )
+    def shards_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
+        alone = (sharding == "none") | (sharding == "optimizer")
+        return alone | ((sharding == "gradients") & (states != "device")) | (parameters != "device")
 
     def stores_parameters(
         data: Any, context: Any, pipeline: Any, sharding: Any, states: Any, parameters: Any
@@ -286,9 +281,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             divides_tokens,
             recomputes_scores,
             shards_copies,
-            shards_gradients_for_storage,
             stores_parameters,
             stores_activations,
+            *(() if job.full_sharding else (shards_for_storage,)),
         ),
     )
 
