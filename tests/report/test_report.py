@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import optuna
 import pytest
 
 from tests.cli.conftest import Run, run_json, run_refused, run_text  # noqa: F401 (fixtures)
@@ -126,3 +127,16 @@ def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: R
     assert "no record" in run_refused("report", "--db", path, "--arch", "sm_80", "--out", str(out))
     refused = run_refused("report", "--compare", path, path, "--db", path, "--out", str(out))
     assert "--compare A B excludes" in refused
+
+
+def test_export_to_an_optuna_storage(tmp_path: Path, run_json: Run, run_refused: Run) -> None:  # noqa: F811
+    path = str(database(tmp_path / "a.db", {32: 8.0, 64: 2.0}))
+    command = ("db", "export-optuna", "--db", path, "--storage", f"sqlite:///{tmp_path / 'studies.db'}")
+    (name,) = run_json(*command)["studies"]
+    study = optuna.load_study(study_name=name, storage=command[-1])
+    assert (study.best_value, study.best_params["block"]) == (2.0, 64)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert study.trials[0].user_attrs["bound_us"] == 0.5
+    assert study.trials[2].user_attrs["reason"] == HOSTILE
+    assert "already exists" in run_refused(*command)
+    assert "expected a URL" in run_refused(*command[:-1], "nonsense")

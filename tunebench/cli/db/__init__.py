@@ -11,6 +11,7 @@ from tunebench.cli._output import emit, plain, table
 from tunebench.cli.db.bundled import export_bundled, ship
 from tunebench.cli.db.exchange import export, import_
 from tunebench.cli.db.merge import merge
+from tunebench.cli.db.optuna_export import export_optuna
 from tunebench.cli.db.schema import downgrade, upgrade
 from tunebench.cli.db.verify import verify
 
@@ -66,6 +67,7 @@ def _render(console: Console, found: Stats) -> None:
 
 app.command()(verify)
 app.command("import")(import_)
+app.command()(export_optuna)
 app.command()(export)
 app.command()(merge)
 app.command()(export_bundled)
