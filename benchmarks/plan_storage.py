@@ -77,9 +77,10 @@ def _print_cases() -> None:
     print("## Plans\n")
     print(
         "`host` and `nvme` of a cluster are sizes and GB/s of each node (NVMe: read/write). Memory: of a "
-        "device, then host memory and NVMe of a node. 1T is a GPT with 128 layers of width 25600, whose "
-        "parameters, "
-        "gradients and states are 16 TB.\n"
+        "device, then host memory and NVMe of a node. t, c, p, d: tensor, context, pipeline and data "
+        "parallelism; b: sequences in a micro-batch. 1T is a GPT with 128 layers of width 25600, whose "
+        "parameters, gradients and states are 16 TB. Times with full sharding are optimistic, see below: "
+        "a plan without it may be faster than the 1T plan on 512 GPUs.\n"
     )
     print(
         "| model | cluster | batch, seq | best plan | step, s | MFU | kernels | optimizer | exposed "
@@ -129,7 +130,8 @@ def _missing(found: PricedPlan, machine: TrainingCluster) -> str:
 
 def _plan_text(found: PricedPlan) -> str:
     plan = found.plan
-    text = f"t{plan.tensor} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
+    ring = f" c{plan.context}" if plan.context > 1 else ""
+    text = f"t{plan.tensor}{ring} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
     stored = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
     places = [f"{what} on {place}" for what, place in stored.items() if place != "device"]
     sharding = [f"{plan.sharding} sharding"] if plan.sharding != "none" else []
