@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench._notebook import html_table
 from tunebench.errors import ConfigError, InputError, TunebenchError, VariantError, describe_error
 
 if TYPE_CHECKING:
@@ -222,6 +223,11 @@ class Space:
             raise InputError(
                 f"a space must have fewer than 2**63 points before its constraints, got {self.size}"
             )
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = ((parameter.name, ", ".join(map(str, parameter.values))) for parameter in self.parameters)
+        return html_table(f"{self.size} points before {len(self.constraints)} constraints", rows)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench._deprecation import warn_renamed
+from tunebench._notebook import html_table
 from tunebench.space import Config
 
 if TYPE_CHECKING:
@@ -103,6 +104,19 @@ class Answer:
         """Deprecated name of `baselines`."""
         warn_renamed("Answer.libraries", "Answer.baselines")
         return self.baselines
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        from tunebench._figure import significant
+
+        rows = (
+            ("variant", self.variant),
+            ("configuration", self.config),
+            ("time", f"{significant(self.expected_us)} us ({self.how})"),
+            ("lower bound", None if self.bound_us is None else f"{significant(self.bound_us)} us"),
+            ("because", self.because),
+        )
+        return html_table(f"{self.workload} on {self.device}", rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""

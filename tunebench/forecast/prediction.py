@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tunebench._figure import significant
+from tunebench._notebook import html_table
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.workload import Workload
@@ -58,6 +60,18 @@ class Prediction:
     binding: Binding
     basis: Basis
     because: str
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        low_us, high_us = significant(self.low_us), significant(self.high_us)
+        rows = (
+            ("time", f"{significant(self.time_us)} us, 90 % prediction interval {low_us} to {high_us} us"),
+            ("lower bound", f"{significant(self.bound_us)} us"),
+            ("limiting resource", self.binding),
+            ("basis", self.basis),
+            ("because", self.because or None),
+        )
+        return html_table(f"{self.workload} on {self.device.name}", rows)
 
     def __post_init__(self) -> None:
         if not 0 <= self.bound_us <= self.low_us <= self.time_us <= self.high_us:
