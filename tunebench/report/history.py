@@ -76,8 +76,8 @@ class SearchHistory:
         return next(found, None)
 
     @property
-    def baselines(self) -> Mapping[str, Mapping[str, float]]:
-        """Ratio of the time of the default and of each library to the best time, with `low` and `high`."""
+    def baselines(self) -> Mapping[str, Mapping[str, Any]]:
+        """Ratios of the times of the default and of libraries to the best: `ratio`, `low`, `high` or None."""
         best = self.best
         comparison = best.verdict.comparison if best is not None else {}
         default = {"default": comparison["default"]} if "default" in comparison else {}

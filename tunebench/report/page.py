@@ -234,7 +234,7 @@ def _baselines(history: SearchHistory) -> str:
     if not history.baselines:
         return ""
     rows = (
-        (_safe(name), f"{found['ratio']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}")
+        (_safe(name), f"{found['ratio']:.2f}", _interval(found["low"], found["high"]))
         for name, found in history.baselines.items()
     )
     columns = ("baseline", ">speedup of best over this (higher is better)", ">95 % interval")
@@ -319,6 +319,10 @@ def _figure(svg: str) -> str:
 
 def _safe(text: str) -> str:
     return html.escape(text)
+
+
+def _interval(low: float, high: float | None) -> str:
+    return f"at least {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _best_us(best: Record | None) -> str:
