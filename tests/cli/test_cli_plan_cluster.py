@@ -98,6 +98,20 @@ def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run
     assert "--emit is not possible" in run_refused(*mixed, "--emit", "megatron")
 
 
+def test_residual_networks_are_trained_by_copies(run_json: Run, run_text: Run, run_refused: Run) -> None:
+    asked = ("plan", "cluster", "--model", "resnet50", "--cluster", "4 x l4, $0.7", "--batch", "256")
+    found = run_json(*asked, "--top", "2", "--stack", "compiled")
+    assert len(found["plans"]) == 2
+    assert found["plans"][0]["microbatch"] * found["plans"][0]["microbatches"] == 64
+    assert found["best"]["step_us"] < run_json(*asked)["best"]["step_us"]
+    text = run_text(*asked)
+    for expected in ("4 copies", "micro-batch", "images/s", "all plans are predicted"):
+        assert expected in text
+    assert "nothing fits" in run_text(*asked, "--cluster", "4 x l4, 1GB")
+    assert "--seq is not possible" in run_refused(*asked, "--seq", "8")
+    assert "residual networks" in run_refused(*GPT, "--stack", "eager")
+
+
 def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
     small = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "1 x l4, 6GB", "--batch", "8")
     found = run_json(*small)

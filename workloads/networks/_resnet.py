@@ -124,6 +124,25 @@ class ResNet(Network):
         last = self.blocks()[self.stage(run)[1] - 1].convolutions[-1]
         return run.batch * last.k * last.out**2
 
+    def saved_elements(self) -> tuple[int, int]:
+        """Return what the forward pass of an image keeps for the backward pass.
+
+        Kept are the image, the output of each convolution (the input of its normalisation), and the output of
+        each ReLU (the input of the convolutions after it); normalisations and ReLUs in place keep no more.
+
+        Returns:
+            Elements of activations, and positions of the largest elements of the pooling.
+        """
+        first = self._first()
+        elements = 3 * self.size**2 + 2 * first.k * first.out**2
+        pooled = self.stem * (self.size // 4) ** 2
+        elements += pooled  # input of the first block
+        for block in self.blocks():
+            elements += sum(each.k * each.out**2 * (2 if each.relu else 1) for each in block.all)
+            last = block.convolutions[-1]
+            elements += last.k * last.out**2  # output of the block
+        return elements + self.widths[-1] + self.classes, pooled
+
     def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return the operations of one device in one run (see `Network.operations`)."""
         if run.seq or run.tensor != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -12,6 +11,7 @@ import typer
 from tunebench.cli._option import Json
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._cluster_report import ClusterReport
+from tunebench.cli.plan._copies_report import CopiesReport
 from tunebench.cli.plan._file import require_folder
 from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
@@ -27,7 +27,8 @@ def cluster(
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help="Model: a transformer by name (`tunebench workloads` lists them) or a config.json.",
+            help="Model: a transformer or a residual network by name (`tunebench workloads` lists them) or a "
+            "config.json.",
             show_default=False,
         ),
     ],
@@ -67,6 +68,14 @@ def cluster(
     dtype: Annotated[
         str, typer.Option(help="Dtype of parameters and activations: f16 or bf16. AdamW's states are f32.")
     ] = "bf16",
+    stack: Annotated[
+        str,
+        typer.Option(
+            help="Kernels of a residual network: eager or compiled PyTorch. Default: eager; those of a "
+            "transformer are Megatron-LM's.",
+            show_default=False,
+        ),
+    ] = "",
     flash_attention: Annotated[
         bool,
         typer.Option(
@@ -124,16 +133,19 @@ def cluster(
     optimal for the model of time and memory. Nothing is run.
     """
     from tunebench.plan.cluster import (
+        CopiesJob,
         Framework,
         MixedCluster,
         TrainingCluster,
         draw_fronts,
         is_mixed,
+        plan_copies,
         plan_mixed,
         plan_training,
         write_plan,
     )
     from tunebench.plan.cluster.search import Objective
+    from tunebench.workloads.networks import network
 
     for path in (out, plot):
         require_folder(path)
@@ -143,16 +155,33 @@ def cluster(
         raise UnknownName("objective", objective, get_args(Objective))
     fixed = _fixed(fix)
     full_sharding = full_sharding or fixed.get("sharding") in ("gradients", "full")
+    whole = {
+        "--objective": objective != "time",
+        "--full-sharding": full_sharding,
+        "--out": out is not None,
+        "--emit": bool(framework),
+        "--plot": plot is not None,
+    }
+    if _is_residual(model):
+        _refuse({"--seq": bool(seq), "--fix": bool(fixed), **whole}, f"for {model}")
+        residual = CopiesJob(
+            network=network(model),
+            batch=batch,
+            dtype=dtype,  # type: ignore[arg-type]
+            stack=stack or "eager",  # type: ignore[arg-type]
+        )
+        copies = plan_copies(residual, TrainingCluster.of(cluster))
+        listed = CopiesReport(answer=copies, top=top)
+        emit(as_json, listed.to_json(), listed.render)
+        return
+    if stack not in ("", "megatron"):
+        raise InputError(
+            f"--stack {stack} is for residual networks such as resnet50: plans of transformers are for the "
+            "kernels of Megatron-LM"
+        )
     job = replace(_job(model, batch, seq, dtype), flash=flash_attention, full_sharding=full_sharding)
     if is_mixed(cluster):
-        refused = {
-            "--objective": objective != "time",
-            "--full-sharding": full_sharding,
-            "--out": out is not None,
-            "--emit": bool(framework),
-            "--plot": plot is not None,
-        }
-        _refuse_for_mixed(name for name, given in refused.items() if given)
+        _refuse(whole, "on a cluster with different products")
         with phases(console(stderr=True)) as show:
             mixed = plan_mixed(
                 job, MixedCluster.of(cluster), fixed=fixed, top=top, reasons=reasons, watcher=show
@@ -184,13 +213,21 @@ def cluster(
         emit(as_json, report.to_json(), report.render)
 
 
-def _refuse_for_mixed(given: Iterable[str]) -> None:
-    """Raise InputError for options that plans on different products do not have."""
-    for name in given:
-        raise InputError(
-            f"{name} is not possible on a cluster with different products: leave it out, or plan for the "
-            "nodes of one product"
-        )
+def _is_residual(model: str) -> bool:
+    from tunebench.workloads.networks import network
+    from tunebench.workloads.networks._resnet import ResNet
+
+    return isinstance(network(model), ResNet)
+
+
+def _refuse(options: dict[str, bool], where: str) -> None:
+    """Raise InputError for an option that is given and that some plans do not have."""
+    for name, given in options.items():
+        if given:
+            raise InputError(
+                f"{name} is not possible {where}: leave it out; it is for transformers on nodes of one "
+                "product"
+            )
 
 
 def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None:

@@ -6,6 +6,7 @@ print(answer.best.plan, answer.best.step.time_us)
 """
 
 from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, ResourceGain, plan_training
+from tunebench.plan.cluster.copies import CopiesAnswer, CopiesJob, PricedCopies, plan_copies
 from tunebench.plan.cluster.device_memory import DeviceMemory
 from tunebench.plan.cluster.eager_memory import EagerMemory
 from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_arguments
@@ -23,6 +24,8 @@ __all__ = [
     "ClusterAnswer",
     "ClusterPlan",
     "ClusterSearch",
+    "CopiesAnswer",
+    "CopiesJob",
     "DeviceMemory",
     "EagerMemory",
     "Emitted",
@@ -35,6 +38,7 @@ __all__ = [
     "Objective",
     "PlanProof",
     "PlanSensitivity",
+    "PricedCopies",
     "PricedMixedPlan",
     "PricedPlan",
     "ResourceGain",
@@ -50,6 +54,7 @@ __all__ = [
     "emit",
     "is_mixed",
     "megatron_arguments",
+    "plan_copies",
     "plan_mixed",
     "plan_space",
     "plan_training",

@@ -1,0 +1,100 @@
+"""Report of data parallelism of a residual network: micro-batches with their step and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._figure import significant
+from tunebench.cli._output import duration, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.plan.cluster import CopiesAnswer, PricedCopies
+
+__all__ = ["CopiesReport"]
+
+_COLUMNS = (">micro-batch", ">micro-batches", ">step", ">images/s", ">memory", ">exposed comm.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesReport:
+    """The answer of the planner as text and as data.
+
+    Attributes:
+        answer: The answer.
+        top: Most plans to list.
+    """
+
+    answer: CopiesAnswer
+    top: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as data."""
+        of = self.answer
+        plans = [_plan_json(each) for each in of.plans[: self.top]]
+        return {
+            "model": of.job.network.name,
+            "batch": of.job.batch,
+            "stack": of.job.stack,
+            "device": of.machine.device.key,
+            "devices": of.machine.devices,
+            "memory_bytes": of.machine.memory_bytes,
+            "best": plans[0] if plans else None,
+            "plans": plans,
+            "too_large": of.too_large,
+            "missing_bytes": of.missing_bytes,
+        }
+
+    def render(self, to: Console) -> None:
+        """Print the answer as text."""
+        from tunebench.plan.memory import size_text
+
+        of = self.answer
+        to.print(
+            f"{of.job.network.name} ({of.job.stack}, {of.job.dtype}) on {of.machine.name}: batch "
+            f"{of.job.batch}, {of.machine.devices} copies, {size_text(of.machine.memory_bytes)} per device",
+            soft_wrap=True,
+        )
+        if not of.plans:
+            lacks = size_text(of.missing_bytes)
+            to.print(f"nothing fits: a micro-batch of 1 lacks {lacks} per device", soft_wrap=True)
+            return
+        to.print(
+            f"all plans are predicted: {len(of.plans)} fit, {of.too_large} do not; the first one is optimal "
+            "for the model of time and memory",
+            soft_wrap=True,
+        )
+        costs = (">cost",) if of.plans[0].cost is not None else ()
+        rows = (
+            (
+                each.microbatch,
+                each.step.parallelism.microbatches,
+                duration(each.step.time_us),
+                significant(each.step.samples_per_s),
+                size_text(each.memory_bytes),
+                f"{each.step.communication.us / each.step.time_us:.1%}",
+                *((f"${significant(each.cost)}",) if each.cost is not None else ()),
+            )
+            for each in of.plans[: self.top]
+        )
+        to.print(table(*_COLUMNS, *costs, rows=rows))
+        kinds = ", ".join(f"{name} {size_text(size)}" for name, size in of.plans[0].memory.items() if size)
+        to.print(f"memory of a device: {kinds}", soft_wrap=True)
+
+
+def _plan_json(found: PricedCopies) -> dict[str, Any]:
+    """Return a plan with its predictions as data."""
+    return {
+        "data": found.step.parallelism.data,
+        "microbatch": found.microbatch,
+        "microbatches": found.step.parallelism.microbatches,
+        "step_us": found.step.time_us,
+        "low_us": found.step.low_us,
+        "high_us": found.step.high_us,
+        "samples_per_s": found.step.samples_per_s,
+        "communication_us": found.step.communication.us,
+        "memory": {"total": found.memory_bytes, **found.memory},
+        "cost": found.cost,
+    }

@@ -1,0 +1,161 @@
+"""Data parallelism of residual networks, in eager or compiled PyTorch: `plan_copies`.
+
+Each device has a copy of the network (DistributedDataParallel), and the choice is the size of micro-batches.
+There are few plans, so that all are predicted by `predict_step`, and the best one is optimal for the model of
+time and memory.
+
+Memory under autocast: four bytes per parameter, per gradient, per element of a gradient bucket, and per state
+of the optimizer; two bytes per parameter for the copy that autocast makes; and the activations that autograd
+saves (`ResNet.saved_elements`). In f32 there is no copy. Compiled networks save less than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.plan.cluster.device_memory import FRAGMENTATION, RESERVED_BYTES
+from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.workloads.networks import Network, NetworkRun
+from tunebench.workloads.networks._network import DType, Optimizer, Stack
+from tunebench.workloads.networks._resnet import ResNet
+
+__all__ = ["CopiesAnswer", "CopiesJob", "PricedCopies", "plan_copies"]
+
+STATES = {"none": 0, "sgd": 0, "adamw": 2}
+"""Numbers that an optimizer stores per parameter, as in `tunebench.forecast.footprint`."""
+
+POSITION_BYTES = 8
+"""Bytes of the position of a largest element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesJob:
+    """A residual network to train by data parallelism.
+
+    Attributes:
+        network: The network.
+        batch: Images in a step, of all devices together.
+        dtype: Dtype of activations: f16 or bf16 under autocast, or f32.
+        stack: Kernels: eager or compiled PyTorch.
+        optimizer: Optimizer.
+    """
+
+    network: Network
+    batch: int
+    dtype: DType = "bf16"
+    stack: Stack = "eager"
+    optimizer: Optimizer = "adamw"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, ResNet):
+            raise InputError(
+                f"activations of {self.network.name} are not known: expected a transformer with the layers "
+                "of gpt2 or llama, or a residual network such as resnet50"
+            )
+        if self.batch < 1:
+            raise InputError(f"batch must be at least 1, got {self.batch}")
+        if self.stack not in ("eager", "compiled"):
+            raise InputError(
+                f"{self.network.name} runs in eager or compiled PyTorch, got the stack {self.stack}"
+            )
+
+    def memory_bytes(self, microbatch: int) -> dict[str, int]:
+        """Return the memory of each device by kind, in bytes."""
+        assert isinstance(self.network, ResNet)
+        held, size = self.network.parameters(), itemsize(self.dtype)
+        elements, positions = self.network.saved_elements()
+        activations = microbatch * (elements * size + positions * POSITION_BYTES)
+        return {
+            "parameters": held * (4 + (size if size < 4 else 0)),
+            "gradients": 2 * 4 * held,
+            "optimizer": 4 * STATES[self.optimizer] * held,
+            "activations": activations,
+            "allowance": RESERVED_BYTES + round(FRAGMENTATION * activations),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedCopies:
+    """A plan with its predicted step and memory.
+
+    Attributes:
+        microbatch: Images in a micro-batch of a device.
+        step: The step.
+        memory: Memory of each device by kind, in bytes.
+        cost: Price of the step; None if the price of a device hour is not known.
+    """
+
+    microbatch: int
+    step: StepPrediction
+    memory: dict[str, int]
+    cost: float | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """All kinds of memory together."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesAnswer:
+    """The plans of a job, fastest first.
+
+    Attributes:
+        job: The network and its batch.
+        machine: The cluster.
+        plans: All plans that fit.
+        too_large: Number of plans that do not fit.
+        missing_bytes: Memory that each device lacks for the smallest micro-batch; 0 if it fits.
+    """
+
+    job: CopiesJob
+    machine: TrainingCluster
+    plans: tuple[PricedCopies, ...]
+    too_large: int
+    missing_bytes: int
+
+
+def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
+    """Return the plans to train a residual network by data parallelism on all devices, fastest first.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+
+    Raises:
+        InputError: if the devices do not divide the batch.
+    """
+    each, rest = divmod(job.batch, machine.devices)
+    if rest or not each:
+        raise InputError(
+            f"a batch of {job.batch} cannot be divided among {machine.devices} devices: expected a multiple"
+        )
+    sizes = [size for size in range(1, each + 1) if each % size == 0]
+    fitting = [size for size in sizes if sum(job.memory_bytes(size).values()) <= machine.memory_bytes]
+    plans = sorted((_priced(job, machine, size) for size in fitting), key=lambda plan: plan.step.time_us)
+    least = sum(job.memory_bytes(1).values())
+    return CopiesAnswer(
+        job=job,
+        machine=machine,
+        plans=tuple(plans),
+        too_large=len(sizes) - len(fitting),
+        missing_bytes=max(0, least - machine.memory_bytes),
+    )
+
+
+def _priced(job: CopiesJob, machine: TrainingCluster, microbatch: int) -> PricedCopies:
+    """Return the plan with a micro-batch."""
+    run = NetworkRun(batch=job.batch, mode="train", dtype=job.dtype, stack=job.stack, optimizer=job.optimizer)
+    count = job.batch // machine.devices // microbatch
+    division = Parallelism(data=machine.devices, microbatches=count)
+    step = predict_step(job.network, machine.device, run, machine.links, division)
+    price = machine.price_per_hour
+    return PricedCopies(
+        microbatch=microbatch,
+        step=step,
+        memory=job.memory_bytes(microbatch),
+        cost=None if price is None else price * machine.devices * step.time_us / 3.6e9,
+    )
