@@ -125,6 +125,11 @@ def database() -> str | None:
     return os.environ.get("TUNEBENCH_DB") or None
 
 
+def completing() -> bool:
+    """Return whether a shell asks for completions ($_TUNEBENCH_COMPLETE; see `tunebench completion`)."""
+    return bool(os.environ.get("_TUNEBENCH_COMPLETE"))
+
+
 def debug() -> bool:
     """Return whether errors on the command line include a traceback."""
     return _text("TUNEBENCH_DEBUG") not in (None, "0")

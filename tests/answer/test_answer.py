@@ -190,6 +190,17 @@ def test_every_way_to_ask_gives_the_same_answer(
     assert lookup_workload(WORKLOAD, device=SXM) == answer
 
 
+def test_text_of_a_workload_is_looked_up_with_changes(db: str, remember: Remember) -> None:
+    remember(10.0)
+    found = lookup(WORKLOAD, device="h100-sxm", db=db)
+    assert found == lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
+    assert lookup("softmax:rows=8,cols=128,dtype=f32", rows=64, device="h100-sxm", db=db) == found
+    with pytest.raises(InputError, match="expected dimension=value"):
+        lookup("softmax:rows", device="h100-sxm", db=db)
+    with pytest.raises(InputError, match="depth"):
+        lookup(WORKLOAD, depth=1, device="h100-sxm", db=db)
+
+
 def test_lookup_returns_the_fastest_correct_configuration(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(3.0))
     remember(SXM, 2, measured(2.0))

@@ -55,7 +55,8 @@ def lookup(
     An answer without a measurement of this workload raises the warning `Unmeasured`, once per process.
 
     Args:
-        operator: Name of the operator.
+        operator: Name of the operator, or the text of a workload (`"gemm:m=64,n=64,k=64,dtype=f16"`) or of a layer
+            of a suite (`"resnet50/conv2_1"`), whose dimensions may be changed by `dimensions`.
         device: A device, its name (see `tunebench.device.find`), its stored key, or None: the first GPU, or
             the CPU if there is none.
         db: Path, URL, or None: `TUNEBENCH_DB`, or else the user's database. A server is read through a local
@@ -76,10 +77,10 @@ def lookup(
         _cache.refresh()
         found = _cache.asked.get(asked)
     except TypeError:  # an unhashable dimension is invalid: raise the error that names it
-        make_workload(operator, **dimensions)
+        _made(operator, dimensions)
         raise
     if found is None:
-        found = _lookup(str(make_workload(operator, **dimensions)), device, db, strict=strict)
+        found = _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
         _cache.keep(_cache.asked, asked, found)
     return found
 
@@ -153,6 +154,14 @@ def generation() -> int:
     """
     _cache.refresh()
     return _cache.generation
+
+
+def _made(operator: str, dimensions: dict[str, Any]) -> Workload:
+    """Return a workload from an operator and its dimensions, or from a text and changes."""
+    if ":" not in operator and "/" not in operator:
+        return make_workload(operator, **dimensions)
+    named = parse(operator)
+    return named.changed(**dimensions) if dimensions else named
 
 
 def _text(workload: Workload | str) -> str:

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +44,7 @@ COMMANDS = {
     "devices": "List the devices of this machine and the described ones.",
     "bound": "Compare the lower bound with the times of a recorded tuning space.",
     "replay": "Search a recorded tuning space instead of a device, to compare samplers.",
+    "completion": "Print a script that completes commands, options, workloads and devices in a shell.",
     "doctor": "Check the installation and this machine, and name the remedy for what is missing.",
     "db": "Manage the database of tuning results.",
 }
@@ -87,12 +88,49 @@ class _Commands(TyperGroup):
         return name, _load(name), rest
 
 
+class _WorkloadCommand(TyperCommand):
+    """A command that takes workloads with or without `--workload` in front of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        option = self._workload_option()
+        if option is not None:
+            args = list(self._with_option(args, repeatable=option.multiple))
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        option = self._workload_option()
+        found = super().shell_complete(ctx, incomplete)
+        if option is not None and not incomplete.startswith("-"):
+            found = [*found, *option.shell_complete(ctx, incomplete)]
+        return found
+
+    def _workload_option(self) -> Any:
+        """Return the option `--workload`; None without it, or if other arguments need no option."""
+        if any(param.param_type_name == "argument" for param in self.params):
+            return None
+        return next((param for param in self.params if "--workload" in param.opts), None)
+
+    def _with_option(self, args: list[str], *, repeatable: bool) -> Iterator[str]:
+        """Yield the arguments with `--workload` before those that are no option and no value of one."""
+        valued = {
+            name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts
+        }
+        is_value = given = False
+        for arg in args:
+            if not is_value and not arg.startswith("-") and (repeatable or not given):
+                yield "--workload"
+                given = True
+            yield arg
+            is_value = not is_value and arg in valued
+
+
 def _load(name: str) -> Any:
     module = importlib.import_module(f"{__name__}.{name}")
     if hasattr(module, "app"):
         return get_command(module.app)
     single = typer.Typer(add_completion=False)
-    single.command(name)(module.command)
+    single.command(name, cls=_WorkloadCommand)(module.command)
     return get_command(single)
 
 
@@ -137,6 +175,10 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, one of `EXIT_CODES`.
     """
+    if _environment.completing():
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         command = get_command(app)
         exit_code = command.main(list(arguments) or ["--help"], prog_name="tunebench", standalone_mode=False)

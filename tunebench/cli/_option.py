@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from tunebench.cli import _completion
 from tunebench.cli._output import json_stdout
 from tunebench.errors import InputError
 
@@ -95,7 +96,8 @@ WorkloadText = Annotated[
         "--workload",
         "-w",
         metavar="TEXT",
-        help="Workload: operator:dimension=value,… or suite/layer,dimension=value.",
+        help="Workload: operator:dimension=value,… or suite/layer,dimension=value; also without --workload.",
+        autocompletion=_completion.workloads,
     ),
 ]
 """Text of a workload."""
@@ -108,6 +110,7 @@ Workloads = Annotated[
         metavar="TEXT",
         help="Workload: operator:dimension=value,… or suite/layer,dimension=value; repeatable.",
         show_default=False,
+        autocompletion=_completion.workloads,
     ),
 ]
 """Texts of workloads; None without the option."""
@@ -120,6 +123,7 @@ OptionalWorkload = Annotated[
         metavar="TEXT",
         help="Workload: operator:dimension=value,… or suite/layer,dimension=value; a size may be a range.",
         show_default=False,
+        autocompletion=_completion.workloads,
         rich_help_panel="What to tune",
     ),
 ]
@@ -154,6 +158,7 @@ DeviceName = Annotated[
         metavar="NAME|FILE",
         help="Device: a name, or a file that describes one. Default: GPU, else CPU.",
         show_default=False,
+        autocompletion=_completion.devices,
     ),
 ]
 """Name of a device, present or absent, or a file that describes it; None without the option."""
@@ -165,6 +170,7 @@ Gpus = Annotated[
         metavar="NAME|FILE",
         help="Device: a GPU by name, or a file that describes one; repeatable. Default: the GPU here.",
         show_default=False,
+        autocompletion=_completion.devices,
     ),
 ]
 """Names of GPUs, present or absent, or files that describe them; None without the option."""
@@ -209,7 +215,13 @@ Training = Annotated[
 
 VariantName = Annotated[
     str | None,
-    typer.Option("--variant", metavar="NAME", help="Variant, by name or key.", show_default=False),
+    typer.Option(
+        "--variant",
+        metavar="NAME",
+        help="Variant, by name or key.",
+        show_default=False,
+        autocompletion=_completion.variants,
+    ),
 ]
 """Name or key of a variant; None without the option."""
 

@@ -1,0 +1,85 @@
+"""Completion of option values in a shell: workloads, devices, variants and models."""
+
+from __future__ import annotations
+
+__all__ = ["devices", "models", "variants", "workloads"]
+
+
+def workloads(incomplete: str) -> list[str]:
+    """Return operators, or the next dimensions of one, and suites, or the layers of one.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench import workloads as known
+    from tunebench.errors import TunebenchError
+
+    head, colon, rest = incomplete.partition(":")
+    try:
+        if colon:
+            return _dimensions(head, rest)
+        suite, slash, _ = incomplete.partition("/")
+        if slash:
+            found = [f"{suite}/{layer.name}" for layer in known.suite(suite)]
+        else:
+            found = [
+                *(f"{name}:" for name in known.all_operators()),
+                *(f"{name}/" for name in known.suites()),
+            ]
+    except TunebenchError:
+        return []
+    return _starting(found, incomplete)
+
+
+def _dimensions(operator: str, text: str) -> list[str]:
+    """Return the text of a workload with each dimension that may come next, or each value of the last one."""
+    from tunebench import workloads as known
+
+    cls = known.operator(operator)
+    before, comma, last = text.rpartition(",")
+    start = f"{operator}:{before}{comma}"
+    name, equals, _ = last.partition("=")
+    if equals:
+        values = cls.choices(name) if name in cls.dimensions() else ()
+        found = [f"{start}{name}={value}" for value in values]
+    else:
+        given = {item.partition("=")[0] for item in before.split(",")}
+        found = [f"{start}{each}=" for each in cls.dimensions() if each not in given]
+    return _starting(found, f"{operator}:{text}")
+
+
+def devices(incomplete: str) -> list[str]:
+    """Return the names of described devices, and `cpu` and `offline`.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.device import described
+
+    return _starting(["cpu", "offline", *sorted(described())], incomplete)
+
+
+def variants(incomplete: str) -> list[str]:
+    """Return the keys of variants.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench import kernels
+
+    return _starting([variant.key for variant in kernels.variants()], incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """Return the names of built-in networks.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.workloads.networks import networks
+
+    return _starting(list(networks()), incomplete)
+
+
+def _starting(names: list[str], text: str) -> list[str]:
+    return [name for name in names if name.startswith(text)]
