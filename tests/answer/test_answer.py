@@ -191,7 +191,7 @@ def test_every_way_to_ask_gives_the_same_answer(
 
 
 def test_text_of_a_workload_is_looked_up_with_changes(db: str, remember: Remember) -> None:
-    remember(10.0)
+    remember(SXM, 0, measured(10.0))
     found = lookup(WORKLOAD, device="h100-sxm", db=db)
     assert found == lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
     assert lookup("softmax:rows=8,cols=128,dtype=f32", rows=64, device="h100-sxm", db=db) == found
@@ -474,7 +474,7 @@ def test_missing_database_is_a_miss_and_is_not_created(db: str) -> None:
         ("softmax", {**DIMENSIONS, "rows": True}, "rows=True"),
         ("softmax", {**DIMENSIONS, "row": 1}, "rows"),
         ("softmax", {**DIMENSIONS, "dtype": "f64"}, "f32"),
-        ("softmax:rows=1", DIMENSIONS, "unknown operator"),
+        ("softmax:rows=1", DIMENSIONS, "missing"),
     ],
 )
 def test_malformed_dimensions_are_named(

@@ -55,8 +55,8 @@ def lookup(
     An answer without a measurement of this workload raises the warning `Unmeasured`, once per process.
 
     Args:
-        operator: Name of the operator, or the text of a workload (`"gemm:m=64,n=64,k=64,dtype=f16"`) or of a layer
-            of a suite (`"resnet50/conv2_1"`), whose dimensions may be changed by `dimensions`.
+        operator: Name of the operator, or the text of a workload (`"gemm:m=64,n=64,k=64,dtype=f16"`) or of a
+            layer of a suite (`"resnet50/conv2_1"`), whose dimensions may be changed by `dimensions`.
         device: A device, its name (see `tunebench.device.find`), its stored key, or None: the first GPU, or
             the CPU if there is none.
         db: Path, URL, or None: `TUNEBENCH_DB`, or else the user's database. A server is read through a local

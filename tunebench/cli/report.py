@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="HTML file to write.")],
     workload: Workloads = None,
     device: DeviceName = None,
     arch: Architecture = None,

@@ -119,9 +119,8 @@ def cluster(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Plot the fronts of time, memory and cost to this file (.svg, .png, .pdf). Needs the extra "
-            "plot.",
+            help="Also plot the fronts of time, memory and cost to this file (.png, .svg, .pdf). Needs the "
+            "extra plot.",
             show_default=False,
         ),
     ] = None,
