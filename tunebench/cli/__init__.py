@@ -176,7 +176,7 @@ def run(arguments: Sequence[str]) -> int:
         The exit code, one of `EXIT_CODES`.
     """
     if _environment.completing():
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     try:
