@@ -22,18 +22,12 @@ end with the one that started them; the files of states have no name once they a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
-import json
 import os
-import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +47,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tunebench.errors import InputError, TunebenchError
+from benchmarks.rank_processes import TIMEOUT_S, RunFailed, run_ranks
+from tunebench.errors import InputError
 from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b
 from tunebench.plan.cluster import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import architecture_of
@@ -63,11 +58,6 @@ from tunebench.workloads.networks._architecture import Architecture
 __all__ = ["RankResult", "RunFailed", "one_process_losses", "run_plan"]
 
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
-TIMEOUT_S = 60.0
-
-
-class RunFailed(TunebenchError):
-    """A process of a run ended without a result."""
 
 
 # ------------------------------------------------------------------------------------------------ model
@@ -509,89 +499,6 @@ def _measured(job: TrainingJob, plan: ClusterPlan, measuring: Measuring, folder:
     )
 
 
-# --------------------------------------------------------------------------------------------- processes
-
-PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent(parent: int) -> None:
-    """Kill this process when the one that started it ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _run_rank(parent: int, folder: Path, rank: int, ranks: int, case: Callable[[Path], RankResult]) -> None:
-    _end_with_parent(parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    (folder / f"{rank}.json").write_text(json.dumps(asdict(case(folder))))
-    dist.barrier()  # nobody leaves while others still connect
-    os._exit(0)
-
-
-@contextlib.contextmanager
-def _ending_on_signal() -> Iterator[None]:
-    """Raise `SystemExit` on SIGTERM, so that processes and files are removed."""
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def run_ranks(ranks: int, case: Callable[[Path], RankResult]) -> list[RankResult]:
-    """Return the result of a case in each process of a group.
-
-    Args:
-        ranks: Number of processes.
-        case: Runs in each process, with a temporary folder that is removed at the end.
-
-    Raises:
-        RunFailed: if a process ends without a result; the others are killed then.
-    """
-    with _ending_on_signal(), tempfile.TemporaryDirectory(prefix="tunebench-plan-") as name:
-        folder = Path(name)
-        fork = get_context("fork")
-        processes = [
-            fork.Process(target=_run_rank, args=(os.getpid(), folder, rank, ranks, case))
-            for rank in range(ranks)
-        ]
-        try:
-            for process in processes:
-                process.start()
-            while any(process.is_alive() for process in processes):
-                failed = [rank for rank, process in enumerate(processes) if process.exitcode]
-                if failed:
-                    code = processes[failed[0]].exitcode
-                    raise RunFailed(f"process {failed[0]} of {ranks} ended with {code}: see its error above")
-                time.sleep(0.02)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-            for process in processes:
-                if process.pid is not None:
-                    process.join()
-        found = [folder / f"{rank}.json" for rank in range(ranks)]
-        if not all(path.exists() for path in found):
-            raise RunFailed("a process ended without a result: see its error above")
-        return [RankResult(**json.loads(path.read_text())) for path in found]
-
-
 def run_plan(job: TrainingJob, plan: ClusterPlan, measuring: Measuring) -> list[RankResult]:
     """Run steps of a plan in a process for each of its devices.
 
@@ -605,7 +512,8 @@ def run_plan(job: TrainingJob, plan: ClusterPlan, measuring: Measuring) -> list[
         RunFailed: if a process ends without a result.
     """
     stages_of(job, plan, 1)  # refuses what cannot be run before processes start
-    return run_ranks(plan.devices, lambda folder: _measured(job, plan, measuring, folder))
+    found = run_ranks(plan.devices, lambda folder: asdict(_measured(job, plan, measuring, folder)))
+    return [RankResult(**each) for each in found]
 
 
 def losses_of(results: Sequence[RankResult], plan: ClusterPlan) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunebench.device import Device
@@ -129,12 +129,16 @@ class LayerTimes:
         device: The device.
         seq: Tokens per sequence.
         dtype: Dtype of parameters and activations.
+        predictor: Returns the times of operations on the device.
+        host_us: Host time per kernel launch, in microseconds.
     """
 
     network: Network
     device: Device
     seq: int
     dtype: DType
+    predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
+    host_us: float = HOST_US
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _updates: dict[tuple[int, tuple[int, int], int], UpdateTime] = field(default_factory=dict, repr=False)
@@ -152,7 +156,7 @@ class LayerTimes:
                 operations = self.network.operations(run.network_run(job, layers))
                 parts.append((run, len(listed), len(listed) + len(operations)))
                 listed += operations
-        times = predict_operations(listed, self.device)
+        times = self.predictor(listed, self.device)
         passes: dict[LayerRun, list[PassTime]] = defaultdict(list)
         for run, start, end in parts:
             passes[run].append(_pass_time(times[start:end]))
@@ -217,13 +221,13 @@ class LayerTimes:
         added, updated = Tape(self._updating), Tape(self._updating)
         added.accumulated(held, self._tensors(layers))
         updated.updated(-(-held // shards))
-        times = predict_operations([*added.operations, *updated.operations], self.device)
+        times = self.predictor([*added.operations, *updated.operations], self.device)
         accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
         optimizer_us = sum(each.time_us for each in optimizer)
         return UpdateTime(
             sum(each.time_us for each in accumulate),
             _launches(accumulate),
-            max(optimizer_us, HOST_US * _launches(optimizer)),
+            max(optimizer_us, self.host_us * _launches(optimizer)),
         )
 
     @functools.cached_property

@@ -36,7 +36,7 @@ from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
 from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
-from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes, PassTime
+from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes, PassTime
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement, StorageTimes, StreamedLayer
@@ -295,7 +295,7 @@ class StepPricer:
             kernels = kernels.plus(PassTime(0.0, update.accumulate_us, update.accumulate_launches))
         kernels = kernels.scaled(self.slowdown.kernels)
         busy_us = kernels.forward_us + kernels.backward_us
-        stretch = max(1.0, HOST_US * kernels.launches / busy_us)
+        stretch = max(1.0, self.layers.host_us * kernels.launches / busy_us)
         slack_us = (stretch - 1.0) * kernels.forward_us, (stretch - 1.0) * kernels.backward_us
         forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
         sums_us = self._sums_us(run, layers, nodes)

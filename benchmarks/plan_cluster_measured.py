@@ -1,0 +1,215 @@
+"""Plans of a small GPT run by processes: losses, memory against the verdict, and times against predictions.
+
+    python -m benchmarks.plan_cluster_measured [--parts PART …] [--steps 10] [--out FILE]
+
+The processes are those of this machine, one thread each, which connect by Gloo (`plan_cluster_run`). Nothing
+runs on a GPU. Progress is on the standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.plan_cluster_processor import calibrate, predicted_us
+from benchmarks.plan_cluster_run import Measuring, losses_of, one_process_losses, run_plan
+from tunebench.plan.cluster import ClusterPlan, EagerMemory, TrainingJob
+from tunebench.workloads.networks import from_config
+
+__all__ = ["JOB", "main", "plan_of"]
+
+NETWORK = from_config(
+    "gpt-small",
+    {
+        "model_type": "gpt2",
+        "n_layer": 8,
+        "n_embd": 256,
+        "n_head": 8,
+        "n_positions": 128,
+        "vocab_size": 1024,
+        "resid_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": False,
+    },
+)
+JOB = TrainingJob(
+    network=NETWORK, batch=16, seq=128, dtype="f32", gradient_overlap=False, tensor_overlap=False
+)
+
+STEPS = 4
+"""Timed steps of a plan in each round."""
+
+DEFAULTS = {
+    "tensor": "1",
+    "pipeline": "1",
+    "data": "1",
+    "chunks": "1",
+    "microbatch": "2",
+    "recompute": "none",
+    "flash": "no",
+    "sharding": "none",
+    "states": "device",
+}
+
+
+def plan_of(text: str) -> ClusterPlan:
+    """Return a plan from the values that differ from one device, such as ``"tensor=2,data=2"``."""
+    given = DEFAULTS | dict(item.split("=") for item in text.split(","))
+    numbers = {name: int(given.pop(name)) for name in ("tensor", "pipeline", "data", "chunks", "microbatch")}
+    flash = given.pop("flash") == "yes"
+    return ClusterPlan(nodes=1, sequence_parallel=False, flash=flash, **numbers, **given)  # type: ignore[arg-type]
+
+
+PLANS = (
+    "data=4",
+    "tensor=4",
+    "pipeline=4",
+    "data=4,sharding=full",
+    "tensor=2,data=2,sharding=full,recompute=full,states=host",
+    "tensor=2,pipeline=2,recompute=selective,microbatch=4",
+    "tensor=2,pipeline=2,flash=yes,states=nvme",
+    "pipeline=2,data=2,sharding=optimizer,recompute=full,states=nvme",
+    "pipeline=2,data=2,chunks=2,sharding=optimizer",
+    "tensor=2,pipeline=2,data=2",
+    "tensor=2,pipeline=2,data=2,sharding=optimizer,recompute=full,states=nvme",
+    "tensor=2,pipeline=2,data=2,recompute=selective,states=host",
+    "pipeline=2,data=4,microbatch=1,flash=yes,sharding=optimizer",
+    "data=8,sharding=full,recompute=full",
+)
+"""Plans whose losses and memory are checked, as values that differ from one device."""
+
+
+def progress(text: str) -> None:
+    """Write a line of progress."""
+    sys.stderr.write(f"{text}\n")
+
+
+def result_table(steps: int) -> list[str]:
+    """Return losses and memory of each plan."""
+    rows, pricer = [], EagerMemory(JOB)
+    for index, text in enumerate(PLANS):
+        progress(f"losses and memory, plan {index + 1} of {len(PLANS)}: {text}")
+        plan = plan_of(text)
+        results = run_plan(JOB, plan, Measuring(steps=steps, memory=True))
+        reference = one_process_losses(JOB, plan, steps)
+        error = max(
+            abs(loss / one - 1) for loss, one in zip(losses_of(results, plan), reference, strict=True)
+        )
+        verdicts = [pricer.of_rank(plan, each.stage) for each in results]
+        worst = max(
+            (verdict.total / each.peak_bytes - 1 for verdict, each in zip(verdicts, results, strict=True)),
+            key=abs,
+        )
+        stored = [(each.host_bytes, each.nvme_bytes) for each in results]
+        expected = [(verdict.host, verdict.nvme) for verdict in verdicts]
+        outside = max(
+            (abs(a - b) for pair in zip(stored, expected, strict=True) for a, b in zip(*pair, strict=True))
+        )
+        rows.append(
+            f"{text} | {plan.devices} | {error:.1e} | {max(each.peak_bytes for each in results) / 1e6:.2f} | "
+            f"{max(verdict.total for verdict in verdicts) / 1e6:.2f} | {worst:+.1%} | "
+            f"{max(host for host, _ in stored) / 1e6:.2f} | {max(nvme for _, nvme in stored) / 1e6:.2f} | "
+            f"{outside}"
+        )
+        progress(rows[-1])
+    return table(
+        "plan | processes | largest relative error of a loss | largest peak by MemTracker, MB "
+        "| largest verdict, MB | error of the verdict, largest of a rank | host memory of a rank, MB "
+        "| file of a rank, MB | error of those two, bytes",
+        rows,
+    )
+
+
+TIMED = (
+    "data=8",
+    "data=8,recompute=full",
+    "data=8,sharding=optimizer",
+    "data=8,sharding=full",
+    "pipeline=2,data=4",
+    "pipeline=4,data=2,microbatch=1",
+    "pipeline=8,microbatch=1",
+    "tensor=2,data=4",
+    "tensor=2,pipeline=2,data=2",
+    "tensor=4,data=2",
+)
+"""Plans whose times are compared, all on 8 processes."""
+
+
+def time_table(rounds: int) -> list[str]:
+    """Return the laws of this machine, and predicted and measured times of each plan."""
+    laws = calibrate(progress)
+    plans = [plan_of(text) for text in TIMED]
+    predicted = [predicted_us(laws, JOB, plan) for plan in plans]
+    measured: list[list[float]] = [[] for _ in plans]
+    for number in range(rounds):
+        for index, plan in enumerate(plans):
+            progress(
+                f"times, round {number + 1} of {rounds}, plan {index + 1} of {len(plans)}: {TIMED[index]}"
+            )
+            results = run_plan(JOB, plan, Measuring(steps=1, timed=STEPS))
+            measured[index] += [
+                max(end for _, end in spans) - min(start for start, _ in spans)
+                for spans in zip(*(each.spans for each in results), strict=True)
+            ]
+    medians = [1e3 * statistics.median(each) for each in measured]
+    rows = [
+        f"{text} | {ms:.0f} | {1e3 * min(each):.0f} | {first / 1e3:.0f} | {second / 1e3:.0f}"
+        for text, ms, each, (first, second) in zip(TIMED, medians, measured, predicted, strict=True)
+    ]
+    order = [spearman([each[column] for each in predicted], medians) for column in range(2)]
+    return [
+        *table("probe | fixed, us | rate", list(laws.rows())),
+        *table(
+            "plan | measured step, median, ms | fastest, ms | predicted by plan cluster, ms "
+            "| predicted without waits for stages, ms",
+            rows,
+        ),
+        f"Spearman's rank correlation with the median: {order[0]:.2f} by plan cluster, {order[1]:.2f} without "
+        "waits for stages.",
+        "",
+    ]
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the rank correlation of two lists without equal values."""
+    ranks = [np.argsort(np.argsort(each)) for each in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def table(header: str, rows: Sequence[str]) -> list[str]:
+    """Return a table in Markdown."""
+    return [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *(f"| {row} |" for row in rows), ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the plans and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10, help="steps whose losses count (default: 10)")
+    parser.add_argument("--rounds", type=int, default=2, help="times that each plan is timed (default: 2)")
+    titles = ["Losses and memory", "Times"]
+    parser.add_argument("--parts", nargs="+", choices=titles, default=titles, help="tables to make")
+    parser.add_argument("--out", type=Path, help="file for the tables")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    makers: dict[str, Callable[[], list[str]]] = {
+        "Losses and memory": lambda: result_table(given.steps),
+        "Times": lambda: time_table(given.rounds),
+    }
+    lines = [line for title in given.parts for line in (f"## {title}", "", *makers[title]())]
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    lines += [f"Load of the machine at the end (1, 5, 15 minutes): {load}; {os.cpu_count()} cores.", ""]
+    if given.out:
+        given.out.write_text("\n".join(lines))
+    else:
+        sys.stdout.write("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
