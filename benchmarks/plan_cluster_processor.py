@@ -1,8 +1,8 @@
 """This machine's processor as a device of a cluster: probes, and the price of a plan's step.
 
-`calibrate` measures matrix products, elementwise operations, collectives of Gloo, and what DTensor adds to a
-collective, and fits ``fixed + units / rate`` to each. No step of a model is measured. `ProcessorPricer` prices
-a step as `tunebench plan cluster` does, from these laws.
+`calibrate` measures matrix products, elementwise operations, collectives of Gloo, and what DTensor adds to
+a collective, and fits ``fixed + units / rate`` to each. No step of a model is measured. `ProcessorPricer`
+prices a step as `tunebench plan cluster` does, from these laws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of this machine that form a process group, and end with the one that started them: `run_ranks`."""
+"""Processes that form a process group on this machine, and end with their parent: `run_ranks`."""
 
 from __future__ import annotations
 
