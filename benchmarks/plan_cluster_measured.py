@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.plan_cluster_gpt import one_process_losses
 from benchmarks.plan_cluster_processor import calibrate, predicted_us
-from benchmarks.plan_cluster_run import Measuring, losses_of, one_process_losses, run_plan
+from benchmarks.plan_cluster_run import Measuring, losses_of, run_plan
 from tunebench.plan.cluster import ClusterPlan, EagerMemory, TrainingJob
 from tunebench.workloads.networks import from_config
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
 
-from benchmarks.plan_cluster_run import DIVISION
+from benchmarks.plan_cluster_gpt import DIVISION
 from benchmarks.rank_processes import run_ranks
 from tunebench import device
 from tunebench.device import Device

@@ -1,8 +1,7 @@
 """A GPT that is trained as a `ClusterPlan` says, by processes of this machine that connect by Gloo.
 
 `run_plan` starts a process for each device of a plan and returns what each of them measured: losses, the peak
-of MemTracker, and times of steps. `one_process_losses` trains the same GPT in one process, without any
-parallelism.
+of MemTracker, and times of steps.
 
 | part of the plan | by |
 |---|---|
@@ -22,7 +21,6 @@ end with the one that started them; the files of states have no name once they a
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import tempfile
 import time
@@ -37,176 +35,26 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
     loss_parallel,
     parallelize_module,
 )
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from benchmarks.rank_processes import TIMEOUT_S, RunFailed, run_ranks
-from tunebench.errors import InputError
+from benchmarks.plan_cluster_gpt import (
+    DIVISION,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    batch_of,
+    loss_of,
+    stages_of,
+)
+from benchmarks.rank_processes import TIMEOUT_S, run_ranks
 from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b
 from tunebench.plan.cluster import ClusterPlan, TrainingJob
-from tunebench.plan.pipeline.activation import architecture_of
 from tunebench.torch import pipeline
-from tunebench.workloads.networks._architecture import Architecture
 
-__all__ = ["RankResult", "RunFailed", "one_process_losses", "run_plan"]
-
-LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
-
-
-# ------------------------------------------------------------------------------------------------ model
-
-
-class Attention(nn.Module):
-    """Causal attention with the heads that this process has.
-
-    The matrix of queries, keys and values has them head by head, so that a part of its rows is a part of the
-    heads.
-    """
-
-    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
-        super().__init__()
-        self.head_dim, self.plan = of.head_dim, plan
-        self.inputs, self.output = nn.Linear(of.hidden, 3 * of.inner), nn.Linear(of.inner, of.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, seq, width)."""
-        batch, seq, _ = x.shape
-        q, k, v = self.inputs(x).view(batch, seq, -1, 3, self.head_dim).unbind(3)
-        if self.plan.recompute == "selective":
-            y = checkpoint(self._core, q, k, v, use_reentrant=False)
-        else:
-            y = self._core(q, k, v)
-        return self.output(y.transpose(1, 2).reshape(batch, seq, -1))
-
-    def _core(self, *parts: Tensor) -> Tensor:
-        """Return (batch, heads, seq, head) of queries, keys and values (batch, seq, heads, head)."""
-        q, k, v = (part.transpose(1, 2).contiguous() for part in parts)
-        if self.plan.flash:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        scores = (q * self.head_dim**-0.5) @ k.transpose(2, 3)
-        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)
-        return scores.masked_fill_(later, -torch.inf).softmax(-1) @ v
-
-
-class Layer(nn.Module):
-    """A layer of GPT-2."""
-
-    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.norm1, self.norm2 = nn.LayerNorm(of.hidden), nn.LayerNorm(of.hidden)
-        self.attention = Attention(of, plan)
-        self.up, self.down = nn.Linear(of.hidden, of.ffn), nn.Linear(of.ffn, of.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, seq, width)."""
-        if self.plan.recompute == "full":
-            return checkpoint(self._computed, x, use_reentrant=False)
-        return self._computed(x)
-
-    def _computed(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class Embedding(nn.Module):
-    """Words and their positions."""
-
-    def __init__(self, of: Architecture) -> None:
-        super().__init__()
-        self.words, self.positions = (nn.Embedding(n, of.hidden) for n in (of.vocabulary, of.positions))
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Return (batch, seq, width)."""
-        return self.words(words) + self.positions(torch.arange(words.shape[1]))
-
-
-class Head(nn.Module):
-    """The last normalisation and the logits."""
-
-    def __init__(self, of: Architecture) -> None:
-        super().__init__()
-        self.norm, self.logits = nn.LayerNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits (batch, seq, words of this process)."""
-        return self.logits(self.norm(x))
-
-
-DIVISION: dict[str, Any] = {
-    "attention.inputs": ColwiseParallel,
-    "attention.output": RowwiseParallel,
-    "up": ColwiseParallel,
-    "down": RowwiseParallel,
-    "words": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "positions": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "logits": ColwiseParallel,
-}
-"""How tensor parallelism divides each matrix."""
-
-
-def stages_of(job: TrainingJob, plan: ClusterPlan, stages: int) -> list[nn.Sequential]:
-    """Return the model in stages, with the same weights for each plan."""
-    of = architecture_of(job.network)
-    if of.family != "gpt2" or of.tied or of.dropout or of.attention_dropout or job.dtype != "f32":
-        raise InputError(
-            f"{job.network.name} cannot be run: expected a GPT-2 with a head of its own "
-            "(tie_word_embeddings = false), no dropout, and dtype f32"
-        )
-    streams = (plan.parameters, plan.activations) != ("device", "device")
-    if plan.sequence_parallel or plan.context > 1 or plan.sharding == "gradients" or streams:
-        raise InputError(
-            f"plan {plan} cannot be run: expected no sequence or context parallelism, sharding of none, "
-            "optimizer or full, and parameters and activations on the device"
-        )
-    torch.manual_seed(0)
-    layers = [Layer(of, plan) for _ in range(of.layers)]
-    each, more = divmod(of.layers, stages)
-    ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
-    parts = [nn.Sequential(*layers[first:last]) for first, last in itertools.pairwise(ends)]
-    parts[0].insert(0, Embedding(of))
-    parts[-1].append(Head(of))
-    return parts
-
-
-def batch_of(job: TrainingJob, step: int) -> tuple[Tensor, Tensor]:
-    """Return words (batch, seq) of a step, and the word that follows each."""
-    words = architecture_of(job.network).vocabulary
-    drawn = torch.randint(0, words, (job.batch, job.seq + 1), generator=torch.Generator().manual_seed(step))
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
-
-
-def loss_of(logits: Tensor, words: Tensor) -> Tensor:
-    """Return the mean loss of logits (batch, seq, words)."""
-    return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
-
-
-def one_process_losses(job: TrainingJob, plan: ClusterPlan, steps: int) -> list[float]:
-    """Return the loss of each step of one process that runs the whole batch at once.
-
-    Args:
-        job: The network and its batch.
-        plan: Only its kind of attention counts.
-        steps: Number of steps.
-    """
-    model = stages_of(job, plan, 1)[0]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    losses = []
-    for step in range(steps):
-        words, target = batch_of(job, step)
-        optimizer.zero_grad()
-        loss = loss_of(model(words), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+__all__ = ["Measuring", "RankResult", "losses_of", "run_plan"]
 
 
 # -------------------------------------------------------------------------------------------- optimizer

@@ -9,7 +9,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from benchmarks.plan_cluster_run import Measuring, losses_of, one_process_losses, run_plan
+from benchmarks.plan_cluster_gpt import one_process_losses
+from benchmarks.plan_cluster_run import Measuring, losses_of, run_plan
 from tunebench.plan.cluster import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.eager_memory import EagerMemory
 from tunebench.workloads.networks import from_config
