@@ -34,7 +34,7 @@ class EagerMemory(MemoryPricer):
         """Return the memory of the devices of a rank of the pipeline."""
         memory = self._activation(LayerRun.of(plan))
         held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
-        states = held if plan.sharding == "none" else -(-held // plan.data)
+        states = held if plan.sharding == "none" else -(-held // plan.copies)
         parameters, gradients = held, held
         if plan.sharding == "full":
             parameters, gradients = states + GATHERED * self._largest_unit(plan.tensor), states
@@ -61,7 +61,7 @@ class EagerMemory(MemoryPricer):
         loss, logarithms and two gradients have the size of the logits. The scores of attention are assumed to
         be smaller than what the feed-forward layer has freed before.
         """
-        of, tokens = memory.architecture, plan.microbatch * self.job.seq
+        of, tokens = memory.architecture, plan.microbatch * self.job.seq // plan.context
         inner, matrix = of.ffn // plan.tensor, of.hidden * of.ffn // plan.tensor
         entry = memory.input_bytes + SIZE * (tokens * inner + matrix)
         if plan.recompute == "full":
