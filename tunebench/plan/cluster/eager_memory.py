@@ -38,6 +38,10 @@ class EagerMemory(MemoryPricer):
         parameters, gradients = held, held
         if plan.sharding == "full":
             parameters, gradients = states + GATHERED * self._largest_unit(plan.tensor), states
+            if plan.microbatches(self.job.batch) == 1:
+                # gradients appear while activations are freed
+                freed = (self.job.network.layers - 1) * memory.layer_bytes
+                gradients -= min(gradients, freed // SIZE)
         offloaded, on_nvme = plan.states != "device", plan.states == "nvme"
         stored = (SIZE + MOMENTS) * states
         return DeviceMemory(
