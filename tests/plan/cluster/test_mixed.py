@@ -35,10 +35,12 @@ def test_best_plan_is_that_of_all_plans_and_divisions(memory: str) -> None:
     best = found.best[0]
     assert best.step_us == min(map(search.step_us, fitting))
     for each in fitting:
-        assert search.floor_us(each) <= search.step_us(each) * (1 + 1e-12)
+        assert search.floor_us(each) <= search.slowest_us(each) * (1 + 1e-12)
+        assert search.slowest_us(each) <= search.bound_us(each) * (1 + 1e-12)
         assert search.bound_us(each) <= search.step_us(each) * (1 + 1e-12)
     proof = found.proof
-    assert proof.too_large + proof.bounded_by_step + proof.simulated == proof.divisions < len(every)
+    closed = proof.too_large + proof.bounded_by_layers + proof.bounded_by_step + proof.simulated
+    assert closed == proof.divisions < len(every)
     assert 0 < proof.bounded < proof.plans
     assert sum(best.mixed.stage_layers) == JOB.network.layers
 

@@ -73,8 +73,9 @@ class MixedReport:
         proof = of.proof
         to.print(
             f"{proof.plans} plans: {proof.bounded} closed by the bound of layers; {proof.divisions} "
-            f"divisions of the layers of the others: {proof.too_large} do not fit, {proof.bounded_by_step} "
-            f"closed by the bound of the step, {proof.simulated} simulated",
+            f"divisions of the layers of the others: {proof.too_large} do not fit, "
+            f"{proof.bounded_by_layers} closed by their slowest stage, {proof.bounded_by_step} by the "
+            f"bound of the step, {proof.simulated} simulated",
             soft_wrap=True,
         )
         if not of.best:

@@ -7,9 +7,9 @@ of the groups, the layers of each group, and all that a plan for equal devices h
 
 Branch and bound: a stage takes at least the time of its layers' kernels, so the slowest stage takes at least
 the number of layers over the layers that all stages together run in a unit of time, in each micro-batch. This
-bound holds for every division of the layers. The plan with the lowest bound is divided in every way, with
-`StepPricer.pipeline_bound_us` for each division that fits, and the division with the lowest bound is
-simulated. A simulated step that is below all other bounds is optimal.
+bound holds for every division of the layers. The plan with the lowest bound is divided in every way. A
+division is bounded by its slowest stage, then, if it fits, by `StepPricer.pipeline_bound_us`, and the one
+with the lowest bound is simulated. A simulated step that is below all other bounds is optimal.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class MixedProof:
         plans: Plans, each with one order of the groups.
         bounded: Plans closed with all their divisions by the bound of the layers.
         divisions: Divisions of the layers of the other plans.
-        too_large: Divisions that do not fit.
+        too_large: Divisions that do not fit, of those that no bound of layers closed.
+        bounded_by_layers: Divisions closed by the layers of their slowest stage.
         bounded_by_step: Divisions closed by the bound of the step.
         simulated: Divisions with a simulated step.
     """
@@ -105,6 +106,7 @@ class MixedProof:
     bounded: int
     divisions: int
     too_large: int
+    bounded_by_layers: int
     bounded_by_step: int
     simulated: int
 
@@ -159,6 +161,7 @@ class MixedSearch:
         ]
         self.memory = MemoryPricer(self.job)
         self.plans = self._plans(dict(fixed or {}))
+        self._layer = functools.cache(self._layer_us)
         self._stage = functools.cache(self._stage_time)
         self._stage_memory = functools.cache(self._stage_bytes)
         self._links = functools.cache(self._sends)
@@ -219,28 +222,31 @@ class MixedSearch:
         number = itertools.count(len(heap))
         best: list[MixedPlan] = []
         listed: set[tuple[ClusterPlan, tuple[int, ...]]] = set()
-        opened = divisions = too_large = simulated = 0
+        opened = divisions = too_large = bounded = simulated = 0
         missing: float = float("inf")
         while heap and len(best) < top:
             bound_us, _, level, each = heapq.heappop(heap)
-            if level == 2:
+            if level == 3:
                 if (each.plan, each.order) not in listed:
                     listed.add((each.plan, each.order))
                     best.append(each)
-            elif level == 1:
+            elif level == 2:
                 simulated += 1
-                heapq.heappush(heap, (self.step_us(each), next(number), 2, each))
+                heapq.heappush(heap, (self.step_us(each), next(number), 3, each))
+            elif level == 1:
+                excess = self.excess_bytes(each)
+                missing = min(missing, excess)
+                if excess:
+                    too_large += 1
+                    continue
+                bounded += 1
+                heapq.heappush(heap, (max(bound_us, self.bound_us(each)), next(number), 2, each))
             else:
                 watcher(f"dividing the layers of {each.plan}")
                 opened += 1
                 for division in self.divisions(each, equal=equal):
                     divisions += 1
-                    excess = self.excess_bytes(division)
-                    missing = min(missing, excess)
-                    if excess:
-                        too_large += 1
-                        continue
-                    heapq.heappush(heap, (max(bound_us, self.bound_us(division)), next(number), 1, division))
+                    heapq.heappush(heap, (self.slowest_us(division), next(number), 1, division))
         return MixedAnswer(
             job=self.job,
             machine=self.machine,
@@ -250,7 +256,8 @@ class MixedSearch:
                 bounded=len(self.plans) - opened,
                 divisions=divisions,
                 too_large=too_large,
-                bounded_by_step=divisions - too_large - simulated,
+                bounded_by_layers=divisions - too_large - bounded,
+                bounded_by_step=bounded - simulated,
                 simulated=simulated,
             ),
             missing_bytes=int(missing) if missing < float("inf") else 0,
@@ -278,17 +285,24 @@ class MixedSearch:
 
     def floor_us(self, each: MixedPlan) -> float:
         """Return a lower bound of the step for every division of the layers."""
-        run, count = LayerRun.of(each.plan), each.plan.microbatches(self.job.batch)
+        run = LayerRun.of(each.plan)
+        pairs = zip(each.order, each.stages, strict=True)
+        speed = sum(stages / self._layer(run, group) for group, stages in pairs)
+        return each.plan.microbatches(self.job.batch) * self.job.network.layers / speed
+
+    def slowest_us(self, each: MixedPlan) -> float:
+        """Return a lower bound of the step of a division: the layers of its slowest stage."""
+        run = LayerRun.of(each.plan)
+        groups = zip(each.order, each.stages, each.layers, strict=True)
+        slowest_us = max(-(-layers // stages) * self._layer(run, group) for group, stages, layers in groups)
+        return each.plan.microbatches(self.job.batch) * slowest_us
+
+    def _layer_us(self, run: LayerRun, group: int) -> float:
+        """Return the least time of a layer in both passes, by its kernels or by their launches."""
         last = self.job.network.layers - 1
-        speed = 0.0
-        for group, stages in zip(each.order, each.stages, strict=True):
-            kinds = [
-                self.layers[group].passes(run, (layer, layer + 1)) for layer in {0, (last + 1) // 2, last}
-            ]
-            kernels_us = min(kind.forward_us + kind.backward_us for kind in kinds)
-            host_us = HOST_US * min(kind.launches for kind in kinds)
-            speed += stages / max(kernels_us, host_us)
-        return count * self.job.network.layers / speed
+        kinds = [self.layers[group].passes(run, (layer, layer + 1)) for layer in {0, (last + 1) // 2, last}]
+        kernels_us = min(kind.forward_us + kind.backward_us for kind in kinds)
+        return max(kernels_us, HOST_US * min(kind.launches for kind in kinds))
 
     def bound_us(self, each: MixedPlan) -> float:
         """Return a lower bound of the step of a division."""
