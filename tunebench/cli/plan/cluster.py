@@ -71,8 +71,8 @@ def cluster(
     stack: Annotated[
         str,
         typer.Option(
-            help="Kernels of a residual network: eager or compiled PyTorch. Default: eager; those of a "
-            "transformer are Megatron-LM's.",
+            help="Model: software that runs a residual network, eager or compiled PyTorch. Default: eager; for a "
+            "transformer always Megatron-LM.",
             show_default=False,
         ),
     ] = "",
