@@ -71,8 +71,8 @@ def cluster(
     stack: Annotated[
         str,
         typer.Option(
-            help="Model: software that runs a residual network, eager or compiled PyTorch. Default: eager; for a "
-            "transformer always Megatron-LM.",
+            help="Model: software that runs a residual network, eager or compiled PyTorch. Default: eager. A "
+            "transformer runs by Megatron-LM.",
             show_default=False,
         ),
     ] = "",
