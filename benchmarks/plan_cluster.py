@@ -31,10 +31,10 @@ from tunebench.workloads.networks import Network, from_config, network
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "training"
 
 NOTE = """\
-t, p, d: tensor, pipeline and data parallelism; v: stages of a device; b: sequences in a micro-batch. Batch
-is in sequences. `search`: seconds to find the best plan. `with reasons`: also ten best plans, the front, and
-five plans with other memory, links, batch and times. Context parallelism, usual for 128k tokens, is not
-modelled."""
+t, c, p, d: tensor, context, pipeline and data parallelism; v: stages of a device; b: sequences in a
+micro-batch. Batch is in sequences. `search`: seconds to find the best plan. `with reasons`: also ten best
+plans, the front, and five plans with other memory, links, batch and times. MFU counts all scores of
+attention, of which a causal kernel computes half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ def _print_reasons(name: str, answer: ClusterAnswer) -> None:
 
 def _short(plan: ClusterPlan) -> str:
     """Return a plan as t/p/d and what is switched on."""
-    text = f"t{plan.tensor} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
+    text = f"t{plan.tensor} c{plan.context} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
     extra = {
         f"recompute {plan.recompute}": plan.recompute != "none",
         "sequence parallel": plan.sequence_parallel,
