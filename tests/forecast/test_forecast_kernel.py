@@ -210,8 +210,8 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
     ("more", "on", "said"),
     [
         ("seq_k=64,causal=true,dtype=bf16", A100, ""),
-        ("seq_k=64,dtype=bf16", A100, "attention without a causal mask"),
-        ("seq_k=96,causal=true,dtype=bf16", A100, "attention without a causal mask"),
+        ("seq_k=64,dtype=bf16", A100, ""),
+        ("seq_k=96,causal=true,dtype=bf16", A100, "attention with unequal lengths"),
         ("seq_k=64,dtype=bf16", "t4", "bf16 multiplied in f32"),
         (
             "seq_k=64,causal=true,dtype=bf16,direction=backward",
@@ -220,10 +220,26 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
         ),
     ],
 )
-def test_other_attention_than_causal_square_names_its_proxy(more: str, on: str, said: str) -> None:
+def test_attention_that_was_not_measured_names_its_proxy(more: str, on: str, said: str) -> None:
     (found,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
     assert found.proxy.startswith(said)
     assert bool(found.proxy) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "family"),
+    [
+        ("seq_q=64,causal=true", "attention"),
+        ("seq_q=64", "encoder attention"),
+        ("seq_q=64,direction=backward", "attention"),
+        ("seq_q=1,seq_k=64", "decode attention"),
+        ("seq_q=1,seq_k=1", "encoder attention"),
+        ("seq_q=2,seq_k=64", "attention"),
+    ],
+)
+def test_family_of_attention_follows_from_mask_and_lengths(sizes: str, family: str) -> None:
+    (found,) = kernels(f"attention:batch=2,heads=8,head_dim=32,dtype=bf16,{sizes}")
+    assert found.family == family
 
 
 @pytest.mark.parametrize(("direction", "times"), [("forward", 1), ("backward", 2)])

@@ -58,6 +58,8 @@ def squared(a: Device, b: Device) -> float:
         ("product", "e4m3", "product 8-bit"),
         ("product", "i8", "product 8-bit"),
         ("attention", "f32", "attention"),
+        ("decode attention", "bf16", "decode attention"),
+        ("encoder attention", "bf16", "encoder attention"),
         ("norm", "f32", "norm"),
     ],
 )
@@ -223,9 +225,8 @@ def test_bundled_model_has_every_kind_of_kernel() -> None:
 
 @pytest.mark.parametrize("skill", get_args(Skill))
 def test_bundled_experts_are_valid(skill: Skill) -> None:
-    arithmetic: Any = {"product 16-bit": "bf16", "product 8-bit": "e4m3", "attention": "bf16"}.get(
-        skill, "f32"
-    )
+    types = {"product 16-bit": "bf16", "product 8-bit": "e4m3"}
+    arithmetic: Any = "bf16" if "attention" in skill else types.get(skill, "f32")
     experts = bundled_model().experts[skill]
     assert len({expert.device for expert in experts}) == len(experts) >= 2
     for expert in experts:

@@ -28,8 +28,9 @@ Host = tuple[NDArray[np.float64], NDArray[np.float64]]
 ROWS = 4000
 """Rows drawn from each file."""
 
+OF_ATTENTION = {"attention": 8.0, "decode": 9.0, "encoder": 9.0}
 OF_ROWS = {"elem": 5.0, "softmax": 5.0, "ln": 5.0}
-ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, "attention": 8.0, **OF_ROWS}
+ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, **OF_ATTENTION, **OF_ROWS}
 """Allowed mean absolute error in per cent, by kind: 1.5 times the largest error of any file, or 5."""
 
 
@@ -59,6 +60,18 @@ def _attention(row: dict[str, str]) -> tuple[str, Workload, float] | None:
     return "attention", workload("attention", **sizes, dtype="bf16", causal=True), 1e3 * float(row["latency"])
 
 
+def _decode(row: dict[str, str]) -> tuple[str, Workload, float]:
+    sizes = {name: int(row[column]) for name, column in (HEADS | {"heads_k": "num_key_value_heads"}).items()}
+    problem = workload("attention", **sizes, seq_q=1, seq_k=1 + int(row["step"]), dtype="bf16")
+    return "decode", problem, 1e3 * float(row["latency_ms"])
+
+
+def _encoder(row: dict[str, str]) -> tuple[str, Workload, float]:
+    sizes = {name: int(row[column]) for name, column in (HEADS | {"seq_q": "isl"}).items()}
+    return "encoder", workload("attention", **sizes, dtype="bf16"), 1e3 * float(row["latency_ms"])
+
+
+HEADS = {"batch": "batch_size", "heads": "num_heads", "head_dim": "head_dim"}
 FILES = {
     "neusight_ops": _operator,
     "library_gemm_a100_sxm": _product,
@@ -67,6 +80,8 @@ FILES = {
     "library_gemm_rtx_pro_6000": _product,
     "library_attention_a100_sxm": _attention,
     "library_attention_h100_sxm": _attention,
+    "library_decode_attention_h100_sxm": _decode,
+    "library_encoder_attention_h100_sxm": _encoder,
 }
 
 

@@ -38,6 +38,9 @@ OPERATORS = "vendor,device,split,op_group,op,B,M,N,K,H,latency_ms,grid_x,grid_y,
 PRODUCTS = "device,kernel_source,gemm_dtype,m,n,k,latency_ms"
 ATTENTIONS = "device,batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,window_size,latency"
 
+DECODES = "device,batch_size,num_heads,num_key_value_heads,head_dim,isl,step,latency_ms"
+ENCODERS = "device,batch_size,isl,num_heads,head_dim,latency_ms"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -67,6 +70,8 @@ def folder(tmp_path: Path) -> Path:
     )
     no_windows = ATTENTIONS.replace("window_size,", "")
     packed(tmp_path / "library_attention_a.csv.gz", no_windows, f"{a100},1,64,8,8,128,bfloat16,0.03")
+    packed(tmp_path / "library_decode_attention_b200.csv.gz", DECODES, f"{b200},4,8,2,64,1,127,0.01")
+    packed(tmp_path / "library_encoder_attention_b200.csv.gz", ENCODERS, f"{b200},4,196,8,64,0.015")
     return tmp_path
 
 
@@ -95,6 +100,18 @@ def test_measured_rows_equal_predicted_kernels(folder: Path) -> None:
             "attention:batch=2,heads=8,heads_k=4,seq_q=128,head_dim=64,dtype=bf16,causal=true",
             20.0,
             "attention",
+        ),
+        (
+            "b200",
+            "attention:batch=4,heads=8,heads_k=2,seq_q=1,seq_k=128,head_dim=64,dtype=bf16",
+            10.0,
+            "decode attention",
+        ),
+        (
+            "b200",
+            "attention:batch=4,heads=8,seq_q=196,head_dim=64,dtype=bf16",
+            15.0,
+            "encoder attention",
         ),
     ]
     rows = data.read_public(folder)
@@ -127,7 +144,7 @@ def test_tables_are_of_one_skill_type_and_device(folder: Path) -> None:
     counts = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
     assert counts[("product f32", "f32", "t4")] == 2
     assert counts[("product 16-bit", "bf16", "b200")] == counts[("product 8-bit", "e4m3", "b200")] == 1
-    assert sum(counts.values()) == 10
+    assert sum(counts.values()) == 12
     products = next(t for t in tables if t.skill == "product f32")
     assert products.figures.shape == (2, 7)
     assert products.us.tolist() == [500.0, 250.0]

@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
-Family = Literal["product", "elementwise", "softmax", "norm", "attention"]
+Family = Literal[
+    "product", "elementwise", "softmax", "norm", "attention", "decode attention", "encoder attention"
+]
 """Kernels whose times are modelled together."""
 
 Arithmetic = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
 """Arithmetic of a kernel. `f32` is multiply-add units, or tensor cores on devices that have them for f32."""
 
 _ROWS = ("rows", "cols", "read_bytes", "write_bytes")
+_ATTENTION = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products")
 COLUMNS: dict[Family, tuple[str, ...]] = {
     "product": ("batch", "m", "n", "k", "in_bytes", "out_bytes", "extra_bytes"),
     "elementwise": _ROWS,
     "softmax": _ROWS,
     "norm": _ROWS,
-    "attention": ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products"),
+    "attention": _ATTENTION,
+    "decode attention": _ATTENTION,
+    "encoder attention": _ATTENTION,
 }
 """Figures of a kernel, by family: sizes; bytes of a whole array, or of one element of the operands
 (`in_bytes`, `bytes`) and the result (`out_bytes`); bytes in addition to operands and result (`extra_bytes`),
@@ -279,24 +284,32 @@ def _norm(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     yield _rows("norm", workload, proxy)
 
 
+def _attention_family(workload: Attention) -> Family:
+    """Return the family by what was measured: prompts, one new query per sequence, or no mask."""
+    w = workload
+    if w.direction == "backward":
+        return "attention"
+    if w.seq_q == 1 < w.seq_k:
+        return "decode attention"
+    return "encoder attention" if not w.causal and w.seq_q == w.seq_k else "attention"
+
+
 def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
     """Yield one fused kernel in 16 bits; in f32 the matrix products and the softmax."""
     w = workload
     backward = w.direction == "backward"
     if w.dtype != "f32":
         arithmetic, why = _arithmetic(w.dtype, device)
+        family = _attention_family(w)
         products, size = (5 if backward else 2), itemsize(w.dtype)
         if backward:
             why = "gradients of attention predicted as attention with 5 products instead of 2"
-        elif not w.causal or w.seq_q != w.seq_k:
-            why = (
-                why
-                or "attention without a causal mask, or with unequal lengths, predicted as causal attention"
-            )
+        elif family == "attention" and (not w.causal or w.seq_q != w.seq_k):
+            why = why or "attention with unequal lengths predicted as causal attention"
         if w.has_bias or w.window:
             why = "attention with a bias or a window predicted as attention without it"
         figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
-        yield LibraryKernel("attention", arithmetic, figures, why)
+        yield LibraryKernel(family, arithmetic, figures, why)
         return
     heads, why = w.batch * w.heads, "attention in f32 predicted as its products and its softmax"
     scores = w.seq_q * w.seq_k

@@ -38,7 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["Blend", "Expert", "ForecastModel", "Skill", "Spread", "bundled_model", "skill_of"]
 
 Skill = Literal[
-    "product f32", "product 16-bit", "product 8-bit", "elementwise", "softmax", "norm", "attention"
+    "product f32",
+    "product 16-bit",
+    "product 8-bit",
+    "elementwise",
+    "softmax",
+    "norm",
+    "attention",
+    "decode attention",
+    "encoder attention",
 ]
 """Kind of kernel that an expert is trained for."""
 

@@ -214,4 +214,6 @@ _ROOFLINES: dict[Family, Callable[[dict[str, Array], float, Device], RooflineMod
     "softmax": _rows,
     "norm": _rows,
     "attention": _attention,
+    "decode attention": _attention,
+    "encoder attention": _attention,
 }

@@ -3,7 +3,8 @@
 The public data sets are in `data/predict` of the shared folder (`TUNEBENCH_SHARED`):
 
 - `neusight_ops.csv.gz`: f32 operators of PyTorch 2.1 on seven devices. Source: sitar-lab/NeuSight (MIT).
-- `library_*.csv.gz`: 16-bit and 8-bit matrix products and attention of serving frameworks on four devices.
+- `library_*.csv.gz`: 16-bit and 8-bit matrix products, and 16-bit attention over prompts, of one
+  new query per sequence and without a mask, of serving frameworks on four devices.
   Source: ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
@@ -126,7 +127,13 @@ def read_public(folder: Path) -> list[KernelMeasurement]:
         InputError: if one of them is missing.
     """
     try:
-        return [*_operators(folder), *_products(folder), *_attentions(folder)]
+        return [
+            *_operators(folder),
+            *_products(folder),
+            *_attentions(folder),
+            *_decodes(folder),
+            *_encoders(folder),
+        ]
     except OSError as error:
         raise InputError(f"{folder} must contain all public data sets: {error}") from error
 
@@ -335,3 +342,28 @@ def _attentions(folder: Path) -> Iterator[KernelMeasurement]:
             yield KernelMeasurement(
                 _device(entry["device"]), kernel, 1e3 * float(entry["latency"]), "attention"
             )
+
+
+def _decodes(folder: Path) -> Iterator[KernelMeasurement]:
+    """Yield attention of one new query per sequence over `step` keys and its own."""
+    for path in sorted(folder.glob("library_decode_attention_*.csv.gz")):
+        for entry in _lines(path):
+            names = ("batch_size", "num_heads", "num_key_value_heads", "isl")
+            sizes = tuple(float(entry[name]) for name in names)
+            keys = sizes[-1] + float(entry["step"])
+            figures = (*sizes, keys, float(entry["head_dim"]), 0.0, 2.0, 2.0)
+            yield _attention_row("decode attention", entry, figures)
+
+
+def _encoders(folder: Path) -> Iterator[KernelMeasurement]:
+    """Yield attention without a mask, as in encoders of text and images."""
+    for path in sorted(folder.glob("library_encoder_attention_*.csv.gz")):
+        for entry in _lines(path):
+            names = ("batch_size", "num_heads", "num_heads", "isl", "isl", "head_dim")
+            figures = (*(float(entry[name]) for name in names), 0.0, 2.0, 2.0)
+            yield _attention_row("encoder attention", entry, figures)
+
+
+def _attention_row(family: Family, entry: dict[str, str], figures: tuple[float, ...]) -> KernelMeasurement:
+    kernel = LibraryKernel(family, "bf16", figures)
+    return KernelMeasurement(_device(entry["device"]), kernel, 1e3 * float(entry["latency_ms"]), family)
