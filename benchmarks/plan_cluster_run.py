@@ -27,12 +27,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -49,6 +47,7 @@ from benchmarks.plan_cluster_gpt import (
     loss_of,
     stages_of,
 )
+from benchmarks.plan_pipeline_measured import Tracker
 from benchmarks.rank_processes import TIMEOUT_S, run_ranks
 from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b
 from tunebench.plan.cluster import ClusterPlan, TrainingJob
@@ -142,15 +141,6 @@ class Flat:
 
 
 # ------------------------------------------------------------------------------------------------ a rank
-
-
-class Tracker(MemTracker):
-    """MemTracker without its records of modules, which allow no second call before the backward pass."""
-
-    def _pre_fw_hook(self, *_: Any) -> None: ...
-    def _post_fw_hook(self, *_: Any) -> None: ...
-    def _pre_bw_hook(self, *_: Any) -> None: ...
-    def _post_bw_hook(self, *_: Any) -> None: ...
 
 
 class Rank:

@@ -18,7 +18,7 @@ from tunebench.plan.cluster.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerRun
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement
-from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
+from tunebench.plan.pipeline.activation import ActivationMemory
 from tunebench.workloads.networks._network import DType
 
 __all__ = ["FRAGMENTATION", "RESERVED_BYTES", "DeviceMemory", "MemoryPricer"]
@@ -181,16 +181,7 @@ class MemoryPricer:
         return total
 
     def _activation_memory(self, run: LayerRun) -> ActivationMemory:
-        return ActivationMemory(
-            architecture=architecture_of(self.job.network),
-            batch=run.microbatch,
-            seq=self.job.seq // run.context,
-            dtype=self.job.dtype,
-            tensor=run.tensor,
-            sequence_parallel=run.sequence_parallel,
-            recompute=run.recompute,
-            flash_attention=run.flash,
-        )
+        return run.activations(self.job)
 
     def _largest_layer(self, tensor: int) -> int:
         """Return the parameters of a layer, or of the one with the embedding if that has more."""

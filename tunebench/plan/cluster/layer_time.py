@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tunebench.device import Device
 from tunebench.forecast.network import MEGATRON_HOST_US, OperationTime, predict_operations
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import Network, NetworkRun, Operation
 from tunebench.workloads.networks._network import DType, Recompute
 from tunebench.workloads.networks._tape import Tape
@@ -68,6 +69,19 @@ class LayerRun:
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
+        )
+
+    def activations(self, job: TrainingJob) -> ActivationMemory:
+        """Return the activations that these layers keep for each micro-batch."""
+        return ActivationMemory(
+            architecture=architecture_of(job.network),
+            batch=self.microbatch,
+            seq=job.seq // self.context,
+            dtype=job.dtype,
+            tensor=self.tensor,
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute,
+            flash_attention=self.flash,
         )
 
 

@@ -40,7 +40,6 @@ from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes, PassTime
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement, StorageTimes, StreamedLayer
-from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 
 __all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
 
@@ -338,15 +337,7 @@ class StepPricer:
         backward = passes_us[1] / sum(each.backward_us for each in kinds)
         kept = 0
         if placed.activations == "host":
-            kept = ActivationMemory(
-                architecture=architecture_of(self.job.network),
-                batch=run.microbatch,
-                seq=self.job.seq // run.context,
-                dtype=self.job.dtype,
-                tensor=run.tensor,
-                sequence_parallel=run.sequence_parallel,
-                recompute=run.recompute,
-            ).layer_bytes
+            kept = run.activations(self.job).layer_bytes
 
         def us(collective: Collective, parameters: int) -> float:
             return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
