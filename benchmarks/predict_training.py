@@ -56,6 +56,10 @@ SOURCES = (
 )
 
 
+FITTED = {"vtrain_single.csv": "h1024-L24-a16"}
+"""Model of each file whose rows the host time and its interval were fitted to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A measured step and its prediction."""
@@ -139,6 +143,39 @@ def _network(row: dict[str, str]) -> Network:
     )
 
 
+def layer_rows(folder: Path) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
+    """Yield each row of table 4: its name, and measured and predicted forward and backward time in ms.
+
+    A layer is the difference between networks of three layers and of two, on the 8 GPUs that share it.
+    """
+    with (folder / "korthikanti_table4_layer.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            measured = float(row["forward_ms"]), float(row["backward_ms"])
+            three, two = _layers(row, 3), _layers(row, 2)
+            yield row["experiment"], measured, (three[0] - two[0], three[1] - two[1])
+
+
+def _layers(row: dict[str, str], layers: int) -> tuple[float, float]:
+    """Return the predicted forward and backward time of some layers and their ends, in ms."""
+    device = devices.find("a100-80-sxm")
+    run = NetworkRun(
+        batch=int(row["micro_batch"]),
+        seq=int(row["seq"]),
+        mode="train",
+        dtype="f16",
+        stack="megatron",
+        recompute=row["recompute"],  # type: ignore[arg-type]
+        sequence_parallel=row["seq_parallel"] == "1",
+    )
+    network = _network({**row, "layers": str(layers), "vocab": "51200", "model": "22B"})
+    tensor = int(row["tp"])
+    found = predict_step(
+        network, device, run, Cluster.of(device, devices=tensor), Parallelism(tensor=tensor)
+    ).stages[0]
+    forward, backward = found.forward + found.sums_forward, found.backward + found.sums_backward
+    return forward.us / 1e3, backward.us / 1e3
+
+
 def main() -> None:
     """Print a line per file, and with `--rows` a line per row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -156,6 +193,8 @@ def main() -> None:
         console.print(_table(source.file, found))
         if options.rows:
             console.print(_rows_table(found))
+    if not options.file:
+        console.print(_layers_table(options.data))
 
 
 def _table(title: str, found: list[Row]) -> Table:
@@ -163,7 +202,9 @@ def _table(title: str, found: list[Row]) -> Table:
     for row in found:
         groups[row.model].append(row)
     table = Table("model", "rows", "MAPE", "bias", "worst", "in interval", title=title)
-    for name, group in (*groups.items(), ("all", found)):
+    fitted = FITTED.get(found[0].file)
+    unused = [("not used for fitting", [row for row in found if row.model != fitted])] if fitted else []
+    for name, group in (*groups.items(), *unused, ("all", found)):
         errors = np.array([row.error for row in group])
         worst = errors[np.abs(errors).argmax()]
         inside = np.mean([row.inside for row in group])
@@ -175,6 +216,19 @@ def _table(title: str, found: list[Row]) -> Table:
             f"{worst:+.1%}",
             f"{inside:.0%}",
         )
+    return table
+
+
+def _layers_table(folder: Path) -> Table:
+    title = "korthikanti_table4_layer.csv: one layer, ms"
+    table = Table(
+        "experiment", "forward", "predicted", "error", "backward", "predicted", "error", title=title
+    )
+    for name, measured, found in layer_rows(folder):
+        cells = []
+        for measured_ms, found_ms in zip(measured, found, strict=True):
+            cells += [f"{measured_ms:.1f}", f"{found_ms:.2f}", f"{found_ms / measured_ms - 1:+.1%}"]
+        table.add_row(name, *cells)
     return table
 
 
