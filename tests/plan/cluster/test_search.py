@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,12 @@ def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
     assert speedups["bandwidth of all links"] is not None
     assert speedups["bandwidth of all links"] > 1
     assert all(each.regret >= 0 for each in answer.sensitivity)
+    steps = [answer.best, *answer.next_plans]
+    assert len(steps) > 1
+    for less, more in itertools.pairwise(steps):
+        assert more.memory.total > less.memory.total
+        assert more.step.time_us < 0.99 * less.step.time_us
+    assert all(MACHINE.memory_bytes < each.memory.total <= 2 * MACHINE.memory_bytes for each in steps[1:])
     path = tmp_path / "plan.toml"
     write_plan(path, answer.best, JOB)
     found = tomllib.loads(path.read_text())

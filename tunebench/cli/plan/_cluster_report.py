@@ -19,6 +19,7 @@ __all__ = ["ClusterReport"]
 
 _COLUMNS = (
     ">tensor",
+    ">context",
     ">pipeline",
     ">data",
     ">chunks",
@@ -74,6 +75,7 @@ class ClusterReport:
                 }
                 for each in of.gains
             ],
+            "next_plans": [_plan_json(each) for each in of.next_plans],
             "sensitivity": of.sensitivity,
             "least_memory": _plan_json(of.result.least_memory),
             "missing_bytes": of.missing_bytes,
@@ -167,6 +169,7 @@ class ClusterReport:
             yield (
                 *((plan.nodes,) if self.answer.result.objective == "cost" else ()),
                 plan.tensor,
+                plan.context,
                 plan.pipeline,
                 plan.data,
                 plan.chunks,
@@ -187,6 +190,8 @@ class ClusterReport:
         return ((name, share) for name, share in self.answer.shares.items() if share >= 0.0005)
 
     def _gains(self) -> Iterator[str]:
+        from tunebench.plan.memory import size_text
+
         best = self.answer.best
         assert best is not None
         for each in self.answer.gains:
@@ -196,6 +201,10 @@ class ClusterReport:
             changed = each.plan.plan.differences(best.plan)
             how = f" with {changed}" if changed else " with the same plan"
             yield f"twice the {each.resource}: {each.speedup:.3f} times the sequences per second{how}"
+        for faster in self.answer.next_plans:
+            share = 1 - faster.step.time_us / best.step.time_us
+            changed = faster.plan.differences(best.plan)
+            yield f"with {size_text(faster.memory.total)} per device: {share:.1%} shorter step with {changed}"
         if self.answer.gains:
             yield f"binding: {self.binding}"
 

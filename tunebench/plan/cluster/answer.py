@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tunebench.plan.cluster.front import cost_front
@@ -58,6 +58,8 @@ class ClusterAnswer:
         result: The plans and the proof.
         gains: Best plan with twice as much of each resource.
         sensitivity: Best plan if predictions are wrong.
+        next_plans: Plans that need up to twice the memory of a device, each at least 1 % faster than those
+            with less, least memory first; none unless the time of a step is minimised.
         cost_front: Plans on some of the nodes for which no other has both a shorter step and fewer device
             hours, fastest first; none for a cluster without a price.
     """
@@ -67,6 +69,7 @@ class ClusterAnswer:
     result: SearchResult
     gains: tuple[ResourceGain, ...] = ()
     sensitivity: tuple[PlanSensitivity, ...] = ()
+    next_plans: tuple[PricedPlan, ...] = ()
     cost_front: tuple[PricedPlan, ...] = ()
 
     @property
@@ -141,25 +144,29 @@ def plan_training(
         return ClusterAnswer(job=job, machine=machine, result=result)
     best = result.best[0]
 
-    def best_of(job: TrainingJob, machine: TrainingCluster) -> PricedPlan | None:
+    def searched(job: TrainingJob, machine: TrainingCluster, *, front: bool) -> SearchResult:
         other = ClusterSearch(job, machine, fixed=fixed, objective=objective, layers=search.layers)
-        found = other.run(1, front=False).best
-        return found[0] if found else None
+        return other.run(1, front=front)
 
-    gains = []
+    def gain(resource: str, found: SearchResult) -> ResourceGain:
+        plan = found.best[0] if found.best else None
+        speedup = plan.samples_per_s / best.samples_per_s if plan is not None else None
+        return ResourceGain(resource=resource, plan=plan, speedup=speedup)
+
+    watcher("plan with twice the memory of each device")
+    twice = replace(machine, memory_bytes=2 * machine.memory_bytes)
+    larger = searched(job, twice, front=objective == "time")
+    gains = [gain("memory of each device", larger)]
     resources = [
-        ("memory of each device", job, replace(machine, memory_bytes=2 * machine.memory_bytes)),
         ("bandwidth of all links", job, machine.with_faster_links(2.0)),
         ("batch", replace(job, batch=2 * job.batch), machine),
     ]
     if machine.host_bytes:
         faster = machine.with_faster_storage(2.0)
-        resources.insert(2, ("bandwidth of host memory and NVMe", job, faster))
+        resources.insert(1, ("bandwidth of host memory and NVMe", job, faster))
     for resource, changed_job, changed_machine in resources:
         watcher(f"plan with twice the {resource}")
-        found = best_of(changed_job, changed_machine)
-        speedup = found.samples_per_s / best.samples_per_s if found is not None else None
-        gains.append(ResourceGain(resource=resource, plan=found, speedup=speedup))
+        gains.append(gain(resource, searched(changed_job, changed_machine, front=False)))
     sensitivity = []
     for name, slowdown in (
         ("kernels", Slowdown(kernels=SLOWER)),
@@ -180,6 +187,16 @@ def plan_training(
         machine=machine,
         result=result,
         gains=tuple(gains),
+        next_plans=_next_plans(best, larger.front),
         sensitivity=tuple(sensitivity),
         cost_front=costs,
     )
+
+
+def _next_plans(best: PricedPlan, front: Iterable[PricedPlan]) -> tuple[PricedPlan, ...]:
+    """Return the plans of a front that are faster than the best one, in steps of at least 1 %."""
+    found = [best]
+    for each in sorted(front, key=lambda each: each.memory.total):
+        if each.step.time_us < 0.99 * found[-1].step.time_us:
+            found.append(each)
+    return tuple(found[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tunebench.errors import InputError, UnknownName
@@ -167,8 +167,10 @@ class ClusterPlan:
         )
 
     def __str__(self) -> str:
-        """Return the plan as `--fix` reads it."""
-        return ",".join(f"{name}={_text(getattr(self, name))}" for name in _ABOUT if name != "nodes")
+        """Return the plan as `--fix` reads it, without what is usual: data on the device, whole sequences."""
+        usual = {each.name: each.default for each in fields(self)}
+        shown = {name: getattr(self, name) for name in _ABOUT if name != "nodes"}
+        return ",".join(f"{name}={_text(value)}" for name, value in shown.items() if value != usual[name])
 
     def differences(self, other: ClusterPlan) -> str:
         """Return the values that differ from another plan, as text."""
