@@ -45,10 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 SLOW_FILES = frozenset(
     {
+        "benchmarks/test_activation_memory.py",
         "benchmarks/test_fusion_benchmark.py",
         "benchmarks/test_search_benchmark.py",
         "cache_file/test_recorded_files.py",
         "cli/test_cli_binary.py",
+        "cli/test_cli_completion.py",
         "cli/test_cli_db.py",
         "compile/test_compile_matrix.py",
         "db/test_migrations.py",
@@ -57,6 +59,7 @@ SLOW_FILES = frozenset(
         "dispatch/test_served_on_gpus.py",
         "dispatch/test_serving.py",
         "docs/test_examples.py",
+        "docs/test_site.py",
         "executor/test_executor.py",
         "executor/test_pruning_after_compile.py",
         "explanation/test_explanation.py",
@@ -96,19 +99,25 @@ SLOW_FILES = frozenset(
 
 
 LONGEST = (
-    "kernels/test_cuda_variants.py",
     "docs/test_examples.py",
-    "torch/test_torch.py",
     "kernels/test_numba_cpu_variants.py",
-    "kernels/test_numba_cuda_variants.py",
+    "kernels/test_cuda_variants.py",
+    "torch/test_torch.py",
+    "torch/test_compiled_modules.py",
+    "torch/test_fit.py",
     "tuning/test_tuning.py",
+    "kernels/test_numba_cuda_variants.py",
+    "kernels/test_gemm_wgmma.py",
     "export/test_export.py",
     "kernels/test_costs.py",
-    "executor/test_ray.py",
-    "cli/test_cli_db.py",
     "compile/test_compile_matrix.py",
+    "db/test_faults.py",
+    "executor/test_executor.py",
+    "executor/test_ray.py",
     "torch/test_torch_compile.py",
     "kernels/test_gemm_variants.py",
+    "measure/test_cheating_kernels.py",
+    "plan/pipeline/test_optimiser.py",
     "db/test_stores.py",
 )
 """Files that take the longest, which start first, so that no process is left with a long file at the end."""
