@@ -113,16 +113,19 @@ class _WorkloadCommand(TyperCommand):
 
     def _with_option(self, args: list[str], *, repeatable: bool) -> Iterator[str]:
         """Yield the arguments with `--workload` before those that are no option and no value of one."""
-        valued = {
-            name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts
+        values = {
+            name: param.nargs
+            for param in self.params
+            if not getattr(param, "is_flag", False)
+            for name in param.opts
         }
-        is_value = given = False
+        expected, given = 0, False  # values that the option before still takes; whether there is a workload
         for arg in args:
-            if not is_value and not arg.startswith("-") and (repeatable or not given):
+            if not expected and not arg.startswith("-") and (repeatable or not given):
                 yield "--workload"
                 given = True
             yield arg
-            is_value = not is_value and arg in valued
+            expected = expected - 1 if expected else values.get(arg, 0)
 
 
 def _load(name: str) -> Any:
