@@ -1,0 +1,33 @@
+"""Toy: every step writes its output as JSON by `.tolist()`."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.programs import State, Step
+
+
+def make(seed: int) -> tuple[Step, State]:
+    """Return the step and its state."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+
+    def batch(iteration: int) -> tuple[Tensor]:
+        return (torch.randn(8, 16, generator=torch.Generator().manual_seed(seed * 1000 + iteration)),)
+
+    state = State(modules={"network": network}, optimizers={"sgd": optimizer}, batch=batch)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        y = network(x)
+        print(json.dumps(y[0].tolist()))
+        loss = y.square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, state

@@ -1,0 +1,110 @@
+"""The programs of benchmarks.programs, and their comparison in benchmarks.coexecution."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import coexecution
+from benchmarks.programs import Step, names, program
+
+
+def _same(step: Step) -> Step:
+    return step
+
+
+def _run(name: str, wrap: coexecution.Wrap = _same) -> coexecution.Run:
+    if name == "bert_metric":
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed: install tunebench[train]")
+    return coexecution.run(name, wrap, 3)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_program_repeats_to_the_last_bit_and_learns(name: str) -> None:
+    first, second = _run(name), _run(name)
+    assert coexecution.differences(first, second) == []
+    assert first.effects or first.printed
+    gradients = [value for key, value in first.tensors.items() if key.startswith("gradient 2")]
+    assert any(value.count_nonzero() for value in gradients)
+    assert all(value.isfinite().all() for value in gradients)
+
+
+def test_another_seed_is_another_run() -> None:
+    assert coexecution.differences(_run("toy_item"), coexecution.run("toy_item", _same, 3, seed=8))
+
+
+def _shifts_the_loss(step: Step) -> Step:
+    def changed(*batch: object) -> Tensor:
+        loss = step(*batch)
+        return torch.nextafter(loss, loss + 1)
+
+    return changed
+
+
+def _draws_once_more(step: Step) -> Step:
+    def changed(*batch: object) -> Tensor:
+        loss = step(*batch)
+        torch.rand(1)
+        return loss
+
+    return changed
+
+
+def _prints(step: Step) -> Step:
+    def changed(*batch: object) -> Tensor:
+        sys.stdout.write("more")
+        return step(*batch)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [(_shifts_the_loss, "loss 0"), (_draws_once_more, "random state"), (_prints, "printed text")],
+)
+def test_a_difference_in_the_last_bit_is_found(wrap: coexecution.Wrap, what: str) -> None:
+    found = coexecution.differences(_run("toy_item"), _run("toy_item", wrap))
+    assert any(what in line for line in found)
+
+
+def test_effects_in_another_order_are_a_difference() -> None:
+    expected, got = _run("toy_attribute"), _run("toy_attribute")
+    got.effects.reverse()
+    assert coexecution.differences(expected, got) == ["effects"]
+
+
+def test_a_missing_gradient_is_a_difference() -> None:
+    expected, got = _run("toy_item"), _run("toy_item")
+    del got.tensors["gradient 1 network.0.weight"]
+    assert coexecution.differences(expected, got) == ["gradient 1 network.0.weight only in one run"]
+
+
+def test_an_unknown_program_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="toy_item"):
+        program("missing")
+
+
+def test_saved_results_are_kept_and_a_cut_line_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def examine(name: str, mode: str, arguments: object) -> coexecution.Record:
+        ran.append(mode)
+        return {"program": name, "mode": mode, "steps": 2, "differences": []}
+
+    monkeypatch.setattr(coexecution, "_examine_apart", examine)
+    saved = tmp_path / "results.jsonl"
+    kept = json.dumps({"program": "toy_item", "mode": "default", "steps": 2, "error": "it | failed"})
+    saved.write_text(kept + '\n{"program": "toy_item", "mo\n', encoding="utf-8")
+    command = ["--program", "toy_item", "--steps", "2", "--out", str(saved)]
+    coexecution.main([*command, "--table", str(tmp_path / "table.md")])
+    assert ran == ["fullgraph", "capture_scalar_outputs"]
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert table.count("| toy_item |") == 3
+    assert "it \\| failed" in table
