@@ -43,6 +43,7 @@ BASELINES = ("torch", "triton")
 LONG = (
     "architectures",
     "budget_schedulers",
+    "coexecution",
     "compile_matrix",
     "fusion",
     "gpu_rehearsal",
@@ -125,7 +126,7 @@ def bench(session: nox.Session) -> None:
     chosen = session.posargs[:1] or [name for name in benchmarks if name not in LONG]
     if unknown := set(chosen) - set(benchmarks):
         session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(benchmarks)}")
-    extras = {"search": "peers", "patched_models": "torch"}
+    extras = {"coexecution": "torch", "search": "peers", "patched_models": "torch"}
     _install_for_this_machine(session, *(extras[name] for name in chosen if name in extras))
     for name in chosen:
         session.run("python", "-m", f"benchmarks.{name}", *session.posargs[1:])
