@@ -4,6 +4,7 @@ A tuned kernel runs a call where it was measured to be faster than torch's on th
 other calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
 
 - `operators`: the functions, each a custom operator of torch
+- `coexecution`: `coexecute`, which runs whole iterations beside a graph of their operations
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
 - `fitting`: `fit`, which runs training steps within a memory budget
 - `pipelining`: `pipeline`, which runs training steps in the order of a pipeline schedule
@@ -44,6 +45,8 @@ from tunebench.torch.operators.report import dispatch_report
 from tunebench.torch.operators.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
+    from tunebench.torch.coexecution.coexecute import coexecute
+    from tunebench.torch.coexecution.report import CoexecutionReport
     from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile
     from tunebench.torch.compiler.timing import ModelTimes, time_model
     from tunebench.torch.fitting.fit import fit
@@ -56,12 +59,14 @@ if TYPE_CHECKING:
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
+    "CoexecutionReport",
     "DemandProfile",
     "FittedStep",
     "ModelTimes",
     "PatchReport",
     "add_layer_norm",
     "add_rms_norm",
+    "coexecute",
     "compile",
     "conv2d",
     "cross_entropy",
@@ -93,10 +98,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CoexecutionReport": "coexecution.report",
     "DemandProfile": "profiling.profiler",
     "FittedStep": "fitting.fitter",
     "ModelTimes": "compiler.timing",
     "PatchReport": "patching.model",
+    "coexecute": "coexecution.coexecute",
     "compile": "compiler.backend",
     "fit": "fitting.fit",
     "fitted_steps": "fitting.fitter",
