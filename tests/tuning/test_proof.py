@@ -12,8 +12,8 @@ import pytest
 
 from tests.support import InstantExecutor, measured
 from tunebench import lookup, tune, tuning
+from tunebench._console import console
 from tunebench.cli import run as command_line
-from tunebench.cli._report import _comparison
 from tunebench.db.integrity import examine
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
@@ -25,6 +25,7 @@ from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.tuning.finalist import ROUNDS
+from tunebench.tuning.report_text import _comparison, render_reports
 
 BOUNDED = str(Path(__file__).parents[1] / "data" / "bounded_variant.py")
 DIMENSIONS = {"rows": 33, "cols": 65, "dtype": "f32"}
@@ -92,6 +93,14 @@ def test_complete_run_proves_its_best_and_names_the_scope(go: Go) -> None:
     assert proof.bounded == report.masked > 20
     assert "softmax/numba_cpu" in report.outside
     assert "softmax/bounded" not in report.outside
+
+
+def test_report_prints_as_the_command_does(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    report, _ = go(trials=5)
+    render_reports([report], console())
+    assert str(report) == capsys.readouterr().out.rstrip("\n")
+    assert "default configuration" in str(report)
+    assert f">{report.variant}</td>" in report._repr_html_()
 
 
 def test_limited_budget_leaves_an_optimality_gap(go: Go) -> None:

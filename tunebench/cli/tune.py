@@ -27,8 +27,6 @@ from tunebench.cli._option import (
 )
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit
-from tunebench.cli._report import render_reports, render_size_range, render_summary
-from tunebench.cli._tune_progress import show_progress
 from tunebench.errors import ClusterLost, InputError, TunebenchError, UnknownName
 
 if TYPE_CHECKING:
@@ -199,7 +197,7 @@ def command(options: TuneOptions) -> None:
         raise InputError("several workloads are tuned for one device at a time: name it by --device")
     if options.suite is not None and options.trials is None:
         plan = dataclasses.replace(plan, trials=tuning.default_trials(options.suite, batch, plan))
-    with show_progress(plan.trials) as show:
+    with tuning.show_progress(plan.trials) as show:
         on: dict[str, Any] = {"db": options.db, "plan": plan, "watcher": show}
         result: TuningSummary | list[Report]
         if options.suite is not None:
@@ -236,6 +234,8 @@ def _tune_sizes(
 
 def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool, sizes: int) -> None:
     """Print the reports of one workload on each device, or of a size range of `sizes` workloads."""
+    from tunebench.tuning.report_text import render_reports, render_size_range
+
     _warn_of_violations(reports)
     data = [report.to_json() for report in reports]
     if sizes:
@@ -251,6 +251,8 @@ def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool,
 
 
 def _print_summary(options: TuneOptions, summary: TuningSummary) -> None:
+    from tunebench.tuning.report_text import render_summary
+
     _warn_of_violations([result.report for result in summary.results if result.report is not None])
     emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
     _end([summary])

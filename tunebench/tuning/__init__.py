@@ -26,6 +26,7 @@ from tunebench.kernels import load_file
 from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker_setup_of
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
+from tunebench.tuning.progress_bar import show_progress
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import StartExecutor, tune_one
 from tunebench.tuning.run_context import TuningSetup
@@ -47,6 +48,7 @@ __all__ = [
     "default_trials",
     "is_size_range",
     "parse_size_range",
+    "show_progress",
     "tune",
     "tune_all",
     "tune_devices",

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench._console import as_text
 from tunebench._deprecation import renamed_fields
 from tunebench._figure import significant
+from tunebench._notebook import folded_text
 from tunebench.executor import PoolStatus
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
 from tunebench.outcome import first_error
 from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
+from tunebench.tuning.report_text import html_report, render_reports
 from tunebench.tuning.warm import WarmStartSource
 
 __all__ = ["BoundViolation", "Failure", "Progress", "ProgressCallback", "Report", "Tie"]
@@ -223,6 +226,14 @@ class Report:
     versus_baselines: Mapping[str, Comparison] = dataclasses.field(default_factory=dict)
     default_failure: str | None = None
     noise: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the report as `tunebench tune` prints it."""
+        return as_text(lambda to: render_reports([self], to))
+
+    def _repr_html_(self) -> str:
+        """Return the report for notebooks."""
+        return html_report(self) + folded_text("report", str(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data, with the fastest baseline as `baseline` and `baseline_us`."""

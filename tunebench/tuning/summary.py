@@ -6,8 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tunebench._console import as_text
 from tunebench._deprecation import renamed_fields
+from tunebench._notebook import folded_text
 from tunebench.tuning.report import Report
+from tunebench.tuning.report_text import html_summary, render_summary
 
 __all__ = ["TuningSummary", "WorkloadResult", "WorkloadStatus"]
 
@@ -100,6 +103,14 @@ class TuningSummary:
     total: int = 0
     stopped: str | None = None
     cut_short: bool = False
+
+    def __str__(self) -> str:
+        """Return the summary as `tunebench tune` prints it."""
+        return as_text(lambda to: render_summary(self, to))
+
+    def _repr_html_(self) -> str:
+        """Return the summary for notebooks."""
+        return html_summary(self) + folded_text("summary", str(self))
 
     def of(self, state: WorkloadStatus) -> tuple[WorkloadResult, ...]:
         """Return the results with a status."""

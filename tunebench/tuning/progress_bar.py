@@ -1,30 +1,35 @@
-"""The progress of `tunebench tune` on stderr: one renderer for all kinds of tuning."""
+"""The progress of tuning on stderr or in a notebook: one renderer for all kinds of tuning."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from tunebench._console import console, printable
 from tunebench._figure import significant
-from tunebench.cli._output import console, printable
-from tunebench.cli._report import pool_parts, time_of
+from tunebench.tuning.report_text import pool_parts, time_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning import Progress
-    from tunebench.tuning.report import ProgressCallback
+    from tunebench.tuning.report import Progress, ProgressCallback
 
 __all__ = ["show_progress"]
 
 
 @contextlib.contextmanager
-def show_progress(total: int) -> Iterator[ProgressCallback]:
-    """Show progress: one live line per device on a terminal, otherwise a plain line now and then.
+def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
+    """Show the progress of tuning: one live line per device, otherwise a plain line now and then.
+
+    Lines are live on a terminal, and in a notebook with `ipywidgets`.
+
+        with tunebench.show_progress() as watcher:
+            report = tunebench.tune("gemm:m=64,n=64,k=64,dtype=f32", watcher=watcher)
 
     Args:
-        total: Trials of the first phase.
+        total: Trials of the first phase; None if unknown.
 
     Yields:
         The progress callback.
@@ -33,7 +38,7 @@ def show_progress(total: int) -> Iterator[ProgressCallback]:
     from rich.progress import Progress as Bar
 
     to = console(stderr=True)
-    if not to.is_terminal:
+    if not to.is_terminal or (to.is_jupyter and find_spec("ipywidgets") is None):
         yield _plain_lines(to)
         return
     step = TextColumn("{task.description}", markup=False)

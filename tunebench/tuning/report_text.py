@@ -1,21 +1,31 @@
-"""The text output of `tunebench tune`: reports of single workloads, size ranges, profiles and suites."""
+"""Reports of single workloads, size ranges, profiles and suites as text: the output of `tunebench tune`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tunebench._console import table
 from tunebench._figure import significant
-from tunebench.cli._output import table
+from tunebench._notebook import html_grid, html_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.executor import PoolStatus
     from tunebench.measure.comparison import Comparison
-    from tunebench.tuning import Report, TuningSummary, WorkloadResult
+    from tunebench.tuning.report import Report
+    from tunebench.tuning.summary import TuningSummary, WorkloadResult
 
-__all__ = ["pool_parts", "render_reports", "render_size_range", "render_summary", "time_of"]
+__all__ = [
+    "html_report",
+    "html_summary",
+    "pool_parts",
+    "render_reports",
+    "render_size_range",
+    "render_summary",
+    "time_of",
+]
 
 SHOWN_FAILURES = 3
 """Most reasons of failure that the report of a workload shows."""
@@ -52,6 +62,22 @@ def _variant(report: Report) -> str:
 # -- one workload ------------------------------------------------------------------------------------------
 
 
+_VERSUS = ("", ">time", ">speedup of best", "")
+
+
+def html_report(report: Report) -> str:
+    """Return the best of a report, and its comparison with others, as HTML tables for notebooks."""
+    rows = [
+        ("variant", report.variant or "no configuration succeeded"),
+        ("configuration", report.config),
+        ("optimality gap", None if report.gap is None else significant(report.gap)),
+    ]
+    found = html_table(f"{report.workload} on {report.device}", rows)
+    if report.median_us is not None:
+        found += html_grid(*_VERSUS, rows=_comparison(report, report.median_us))
+    return found
+
+
 def render_reports(reports: Sequence[Report], to: Console) -> None:
     """Print the report of each device."""
     for report in reports:
@@ -65,7 +91,7 @@ def _render(report: Report, to: Console) -> None:
     else:
         to.print(f"  variant  {report.variant}")
         to.print(f"  config   {report.config}", soft_wrap=True)
-        to.print(table("", ">time", ">speedup of best", "", rows=_comparison(report, report.median_us)))
+        to.print(table(*_VERSUS, rows=_comparison(report, report.median_us)))
         for line in (*_ties(report), *_proof(report)):
             to.print(line, soft_wrap=True)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
@@ -188,6 +214,19 @@ def render_size_range(reports: Sequence[Report], total: int, to: Console) -> Non
         to.print(f"{total - len(reports)} of {total} were not tuned; the same command resumes here")
 
 
+_SUITE = (">share", ">calls", "workload", ">trials", ">before", ">after", ">speedup", "variant")
+_PROFILE = (">recorded", ">share", ">calls", "tuned now", ">best", "variant")
+
+
+def html_summary(summary: TuningSummary) -> str:
+    """Return the tuned workloads of a suite or a profile as an HTML table for notebooks."""
+    if summary.kind == "profile":
+        rows = [_profile_row(result, summary.recorded_us) for result in summary.of("tuned")]
+        return html_grid(*_PROFILE, rows=rows, caption=f"profile of {summary.device}")
+    rows = [_suite_row(result) for result in summary.results if result.after_us is not None]
+    return html_grid(*_SUITE, rows=rows, caption=f"{summary.name} on {summary.device}")
+
+
 def render_summary(summary: TuningSummary, to: Console) -> None:
     """Print the summary of a suite or a profile."""
     if summary.kind == "profile":
@@ -201,8 +240,7 @@ def _render_profile(summary: TuningSummary, to: Console) -> None:
     to.print(f"profile of {summary.device}", soft_wrap=True)
     tuned, known, left = summary.of("tuned"), summary.of("known"), summary.of("left")
     if tuned:
-        header = (">recorded", ">share", ">calls", "tuned now", ">best", "variant")
-        to.print(table(*header, rows=(_profile_row(result, summary.recorded_us) for result in tuned)))
+        to.print(table(*_PROFILE, rows=(_profile_row(result, summary.recorded_us) for result in tuned)))
     if known:
         to.print(f"  known    {len(known)} tuned before with the current sources; --retune tunes them again")
     for result in summary.of("unsuited"):
@@ -221,10 +259,9 @@ def _profile_row(result: WorkloadResult, recorded_us: float) -> tuple[object, ..
 
 def _render_suite(summary: TuningSummary, to: Console) -> None:
     to.print(f"{summary.name} on {summary.device}", soft_wrap=True)
-    header = (">share", ">calls", "workload", ">trials", ">before", ">after", ">speedup", "variant")
     timed = [result for result in summary.results if result.after_us is not None]
     if timed:
-        to.print(table(*header, rows=map(_suite_row, timed)))
+        to.print(table(*_SUITE, rows=map(_suite_row, timed)))
         speedup = f", speedup {summary.before_us / summary.after_us:.2f}x" if summary.after_us else ""
         how = " (predicted)" if summary.how == "predicted" else ""
         before, after = time_of(summary.before_us), time_of(summary.after_us)
