@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["folded_text", "html_grid", "html_table"]
+__all__ = ["SHOWN_ROWS", "folded_text", "html_grid", "html_table"]
+
+SHOWN_ROWS = 20
+"""Most rows of a table that may be long."""
 
 _LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
 

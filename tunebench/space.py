@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tunebench._dataframe import Tabular
 from tunebench._lazy import np
-from tunebench._notebook import html_table
+from tunebench._notebook import SHOWN_ROWS, html_grid, html_table
 from tunebench.errors import ConfigError, InputError, TunebenchError, VariantError, describe_error
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Tabular):
     """Configurations as columns, so that models can process all of them at once.
 
     Rows are in lexicographic order of the parameters' values as declared.
@@ -122,6 +123,15 @@ class Table:
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
+
+    def _columns(self) -> dict[str, Array]:
+        return self.columns
+
+    def _repr_html_(self) -> str:
+        """Return the first rows for notebooks."""
+        names = self.space.names
+        rows = ([self.config(row)[name] for name in names] for row in range(min(SHOWN_ROWS, len(self))))
+        return html_grid(*names, rows=rows, caption=f"{len(self)} configurations")
 
     def config(self, row: int) -> Config:
         """Return one row as a configuration."""

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from tunebench._console import console, printable, table
-from tunebench._figure import significant
+from tunebench._figure import duration
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:  # JSON output needs no rich
@@ -106,14 +106,6 @@ def plain(value: Any) -> Any:
         case Iterable():
             return [plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def duration(us: float) -> str:
-    """Return a duration with a readable unit, from microseconds."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= 10 * size:
-            return f"{significant(us / size)} {unit}"
-    return f"{significant(us)} us"
 
 
 @contextlib.contextmanager

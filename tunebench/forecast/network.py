@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration
+from tunebench._notebook import html_grid, html_table
 from tunebench.device import Device
 from tunebench.forecast.library import predict_all
 from tunebench.forecast.library.model import ForecastModel
@@ -129,7 +132,7 @@ class PartTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkPrediction:
+class NetworkPrediction(Tabular):
     """Predicted time of a network on one device.
 
     Attributes:
@@ -187,6 +190,37 @@ class NetworkPrediction:
     def items_per_s(self) -> float:
         """Throughput in tokens or samples per second."""
         return self.items / self.time_us * 1e6
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        return columns_of(
+            {
+                "operation": str(each.operation.workload),
+                "part": each.operation.part,
+                "phase": each.operation.phase,
+                "count": each.operation.count,
+                **{
+                    name: getattr(each, name)
+                    for name in ("each_us", "time_us", "low_us", "high_us", "bound_us")
+                },
+            }
+            for each in self.operations
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the time and its parts for notebooks."""
+        interval = f"90 % prediction interval {duration(self.low_us)} to {duration(self.high_us)}"
+        facts = (
+            ("time", f"{duration(self.time_us)}, {interval}"),
+            ("lower bound", duration(self.bound_us)),
+            ("items per second", f"{self.items_per_s:,.0f}"),
+            ("kernel launches", self.launches),
+        )
+        rows = (
+            (each.part, each.launches, duration(each.time_us), f"{each.share:.1%}", duration(each.bound_us))
+            for each in self.parts()
+        )
+        columns = ("part", ">launches", ">time", ">share", ">lower bound")
+        return html_table(f"{self.network} on {self.device.name}", facts) + html_grid(*columns, rows=rows)
 
     def parts(self) -> tuple[PartTime, ...]:
         """Return the time of each part of the network, longest first."""

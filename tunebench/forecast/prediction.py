@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tunebench._figure import significant
-from tunebench._notebook import html_table
+from tunebench._dataframe import Tabular
+from tunebench._figure import duration, significant
+from tunebench._notebook import SHOWN_ROWS, html_grid, html_table
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.workload import Workload
@@ -79,7 +80,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
+class Predictions(Tabular):
     """Predictions of many workloads on one device, as columns. Attributes are those of `Prediction`."""
 
     workloads: tuple[Workload, ...]
@@ -113,3 +114,27 @@ class Predictions:
 
     def __iter__(self) -> Iterator[Prediction]:
         return (self[index] for index in range(len(self)))
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        numbers = ("time_us", "low_us", "high_us", "bound_us", "utilisation")
+        return {
+            "workload": [str(workload) for workload in self.workloads],
+            "device": [self.device.key] * len(self),
+            **{name: getattr(self, name).tolist() for name in numbers},
+            **{name: getattr(self, name) for name in ("binding", "basis", "because")},
+        }
+
+    def _repr_html_(self) -> str:
+        """Return the first predictions for notebooks."""
+        rows = (
+            (
+                one.workload,
+                duration(one.time_us),
+                f"{duration(one.low_us)} to {duration(one.high_us)}",
+                one.binding,
+                one.basis,
+            )
+            for one in map(self.__getitem__, range(min(SHOWN_ROWS, len(self))))
+        )
+        columns = ("workload", ">time", ">90 % interval", "limiting resource", "basis")
+        return html_grid(*columns, rows=rows, caption=f"{len(self)} workloads on {self.device.name}")

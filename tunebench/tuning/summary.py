@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench._console import as_text
+from tunebench._dataframe import Tabular, columns_of
 from tunebench._deprecation import renamed_fields
 from tunebench._notebook import folded_text
 from tunebench.tuning.report import Report
@@ -74,7 +76,7 @@ _PROFILE_FIELDS = {
 
 @renamed_fields({"items": "results", "parts": "results", "suite": "name", "time_us": "recorded_us"})
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningSummary:
+class TuningSummary(Tabular):
     """Summary of tuning a suite or a profile.
 
     Attributes:
@@ -111,6 +113,25 @@ class TuningSummary:
     def _repr_html_(self) -> str:
         """Return the summary for notebooks."""
         return html_summary(self) + folded_text("summary", str(self))
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        names = (
+            "workload",
+            "count",
+            "state",
+            "reason",
+            "trials",
+            "before_us",
+            "after_us",
+            "share",
+            "recorded_us",
+        )
+        return columns_of(
+            {name: getattr(result, name) for name in names}
+            | {name: getattr(result.report, name, None) for name in ("variant", "gap")}
+            | {"config": str(result.report.config) if result.report is not None else None}
+            for result in self.results
+        )
 
     def of(self, state: WorkloadStatus) -> tuple[WorkloadResult, ...]:
         """Return the results with a status."""

@@ -111,6 +111,14 @@ def test_the_linear_program_bounds_chains_with_long_recomputation_tightly() -> N
         assert plan_memory(chain_step(count), budget).gap < 1e-5
 
 
+def test_plan_has_a_table_and_a_row_for_each_tensor() -> None:
+    plan = plan_memory(chain_step(8), 4)
+    assert "proved optimal" in plan._repr_html_()
+    columns = plan._columns()
+    assert columns["tensor"] == [each.tensor for each in plan.tensors]
+    assert sum(columns["kept"]) == sum(each.kept for each in plan.tensors) < len(plan.tensors)
+
+
 def test_exhaustive_search_finds_the_same_time_when_it_skips_dominated_states() -> None:
     compared = 0
     for seed in range(80):

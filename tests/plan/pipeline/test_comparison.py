@@ -42,6 +42,8 @@ def test_all_schedules_are_compared_and_the_fastest_that_fits_is_best() -> None:
     assert tight.best is not None
     assert tight.best.name == "1f1b balanced"
     assert compare_schedules(SOURCE, 16, memory_bytes=600, balanced=False).best is None
+    assert f"{found.best.name} (best)" in found._repr_html_()
+    assert found._columns()["step_us"] == [each.step_us for each in found.schedules]
 
 
 def test_impossible_schedules_are_left_out_with_a_reason() -> None:

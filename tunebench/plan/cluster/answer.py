@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration, significant
+from tunebench._notebook import html_grid
 from tunebench.plan.cluster.front import cost_front
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PricedPlan, SearchResult
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.stage_time import Slowdown
+from tunebench.plan.memory.budget import size_text
 
 __all__ = ["ClusterAnswer", "PlanSensitivity", "ResourceGain", "plan_training"]
 
@@ -49,7 +53,7 @@ class PlanSensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAnswer:
+class ClusterAnswer(Tabular):
     """The best plans of a job on a cluster, with reasons.
 
     Attributes:
@@ -71,6 +75,27 @@ class ClusterAnswer:
     sensitivity: tuple[PlanSensitivity, ...] = ()
     next_plans: tuple[PricedPlan, ...] = ()
     cost_front: tuple[PricedPlan, ...] = ()
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        return columns_of(_row(each) for each in self.result.best)
+
+    def _repr_html_(self) -> str:
+        """Return the best plans for notebooks."""
+        rows = (
+            (
+                str(each.plan),
+                duration(each.step.time_us),
+                f"{each.mfu:.1%}",
+                size_text(each.memory.total),
+                f"{each.step.bubble_us / each.step.time_us:.1%}",
+                None if each.cost is None else f"${significant(each.cost)}",
+            )
+            for each in self.result.best
+        )
+        columns = ("plan", ">step", ">MFU", ">memory", ">bubble", ">cost")
+        proof = ", proved optimal by the model" if self.result.proof.optimal else ""
+        title = f"{self.job.network.name} on {self.machine.name}: {self.result.proof.plans} plans{proof}"
+        return html_grid(*columns, rows=rows, caption=title if self.best else f"{title}; nothing fits")
 
     @property
     def best(self) -> PricedPlan | None:
@@ -110,6 +135,18 @@ class ClusterAnswer:
             "bubble": step.bubble_us,
         }
         return {name: us / step.time_us for name, us in sorted(parts.items(), key=lambda each: -each[1])}
+
+
+def _row(found: PricedPlan) -> dict[str, object]:
+    """Return a plan with its predictions as one row of a table."""
+    return {
+        **asdict(found.plan),
+        **asdict(found.step),
+        "memory_bytes": found.memory.total,
+        "mfu": found.mfu,
+        "samples_per_s": found.samples_per_s,
+        "cost": found.cost,
+    }
 
 
 def plan_training(

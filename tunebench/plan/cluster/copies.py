@@ -11,13 +11,18 @@ saves (`ResNet.saved_elements`). In f32 there is no copy. Compiled networks save
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration, significant
+from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
 from tunebench.plan.cluster.device_memory import FRAGMENTATION, RESERVED_BYTES
 from tunebench.plan.cluster.machine import TrainingCluster
+from tunebench.plan.memory.budget import size_text
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Optimizer, Stack
 from tunebench.workloads.networks._resnet import ResNet
@@ -100,7 +105,7 @@ class PricedCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesAnswer:
+class CopiesAnswer(Tabular):
     """The plans of a job, fastest first.
 
     Attributes:
@@ -116,6 +121,34 @@ class CopiesAnswer:
     plans: tuple[PricedCopies, ...]
     too_large: int
     missing_bytes: int
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        return columns_of(
+            {
+                "microbatch": each.microbatch,
+                **{
+                    name: getattr(each.step, name)
+                    for name in ("time_us", "low_us", "high_us", "samples_per_s")
+                },
+                "memory_bytes": each.memory_bytes,
+                "cost": each.cost,
+            }
+            for each in self.plans
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the plans for notebooks."""
+        rows = (
+            (
+                each.microbatch,
+                duration(each.step.time_us),
+                significant(each.step.samples_per_s),
+                size_text(each.memory_bytes),
+            )
+            for each in self.plans
+        )
+        title = f"{self.job.network.name} on {self.machine.name}"
+        return html_grid(">micro-batch", ">step", ">samples/s", ">memory", rows=rows, caption=title)
 
 
 def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:

@@ -17,9 +17,12 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration
+from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.cluster import ProcessGroup
@@ -30,6 +33,7 @@ from tunebench.plan.cluster.mixed_machine import MixedCluster
 from tunebench.plan.cluster.search import ClusterSearch, PricedPlan, peak_flops
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated, fixed_values, plan_space
 from tunebench.plan.cluster.stage_time import StageTime, StepPricer
+from tunebench.plan.memory.budget import size_text
 
 __all__ = ["MixedAnswer", "MixedPlan", "MixedProof", "MixedSearch", "PricedMixedPlan", "plan_mixed"]
 
@@ -112,7 +116,7 @@ class MixedProof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedAnswer:
+class MixedAnswer(Tabular):
     """The best plans on all groups, and what each group can do alone.
 
     Attributes:
@@ -132,6 +136,33 @@ class MixedAnswer:
     missing_bytes: int
     equal_layers: PricedMixedPlan | None = None
     alone: tuple[PricedPlan | None, ...] = ()
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        names = ("step_us", "mfu", "samples_per_s", "cost")
+        return columns_of(
+            {
+                **asdict(each.mixed.plan),
+                "order": list(each.mixed.order),
+                "stages": list(each.mixed.stages),
+                **{name: getattr(each, name) for name in names},
+                "memory_bytes": max(each.memory_bytes),
+            }
+            for each in self.best
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the best plans for notebooks."""
+        rows = (
+            (
+                f"{each.mixed.plan}, {list(each.mixed.stage_layers)} layers by stage",
+                duration(each.step_us),
+                f"{each.mfu:.1%}",
+                size_text(max(each.memory_bytes)),
+            )
+            for each in self.best
+        )
+        title = f"{self.job.network.name} on {self.machine.name}"
+        return html_grid("plan", ">step", ">MFU", ">memory", rows=rows, caption=title)
 
 
 class MixedSearch:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration
+from tunebench._notebook import html_table
 from tunebench.errors import InputError
 from tunebench.plan.memory.bound import least_bytes, lower_bound_us
+from tunebench.plan.memory.budget import size_text
 from tunebench.plan.memory.eviction import EvictionPolicy, StepIndex, evict
 from tunebench.plan.memory.exact import exact_schedule, least_budget_exact
 from tunebench.plan.memory.greedy import GreedySearch
@@ -74,7 +78,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
+class MemoryPlan(Tabular):
     """A schedule of a step within a budget, and what is known about faster ones.
 
     Attributes:
@@ -97,6 +101,37 @@ class MemoryPlan:
     def gap(self) -> float:
         """Largest fraction of the time that a faster schedule could save."""
         return 1 - self.lower_us / self.simulation.step_us if self.simulation.step_us else 0.0
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        """Return what happens to each tensor that a later operation than the next one reads."""
+        producers = self.step.producers()
+        return columns_of(
+            {
+                "tensor": each.tensor,
+                "bytes": self.step.tensors[each.tensor].size_bytes,
+                "operation": self.step.operations[producers[each.tensor]].name,
+                "kept": each.kept,
+                "recomputations": len(each.recomputed_before),
+                "copied_out": each.copied_out_after is not None,
+                "copies_in": len(each.copied_in_before),
+            }
+            for each in self.tensors
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        tensors = self.tensors
+        kept = sum(each.kept for each in tensors)
+        recomputed = sum(bool(each.recomputed_before) for each in tensors)
+        swapped = sum(each.copied_out_after is not None for each in tensors)
+        proof = "proved optimal" if self.optimal else f"at most {self.gap:.1%} could be saved"
+        facts = (
+            ("budget", size_text(self.budget_bytes)),
+            ("peak memory", size_text(self.simulation.peak_bytes)),
+            ("time of the step", f"{duration(self.simulation.step_us)} ({proof})"),
+            ("tensors", f"{kept} kept, {recomputed} recomputed, {swapped} copied to the host"),
+        )
+        return html_table(f"plan of {len(self.step.operations)} operations", facts)
 
     @cached_property
     def tensors(self) -> tuple[TensorPlan, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from tunebench._dataframe import Tabular, columns_of
+from tunebench._figure import duration
+from tunebench._notebook import html_grid
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.pipeline import (
     ActionKind,
@@ -17,6 +20,7 @@ from tunebench.forecast.parallel.pipeline import (
     v_placement,
 )
 from tunebench.forecast.parallel.step import End
+from tunebench.plan.memory.budget import size_text
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.named import named_schedules
 from tunebench.plan.pipeline.optimiser import optimise_schedule
@@ -114,7 +118,7 @@ class SkippedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Tabular):
     """Schedules of one pipeline, in the order in which they were asked for.
 
     Attributes:
@@ -124,6 +128,30 @@ class Comparison:
 
     schedules: tuple[ComparedSchedule, ...]
     skipped: tuple[SkippedSchedule, ...]
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        names = ("name", "step_us", "low_us", "high_us", "bound_us", "peak_bytes", "memory_bytes", "fits")
+        return columns_of(
+            {name: getattr(each, name) for name in (*names, "evictions")} | {"bubble": each.simulation.bubble}
+            for each in self.schedules
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the schedules for notebooks; the best one is marked."""
+        best = self.best
+        rows = (
+            (
+                f"{each.name} (best)" if each is best else each.name,
+                duration(each.step_us),
+                f"{duration(each.low_us)} to {duration(each.high_us)}",
+                f"{each.simulation.bubble:.1%}",
+                size_text(each.peak_bytes),
+                "yes" if each.fits else "no",
+            )
+            for each in self.schedules
+        )
+        columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", "fits")
+        return html_grid(*columns, rows=rows)
 
     @property
     def best(self) -> ComparedSchedule | None:

@@ -19,7 +19,7 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tunebench._dataframe import Tabular, columns_of
 from tunebench._deprecation import warn_renamed
 from tunebench.dispatch import DispatchedCall, watching
 from tunebench.errors import InputError, TunebenchError
@@ -89,7 +90,7 @@ def profile(
     return DemandProfile(db=db, save=save, eager=eager, interval_s=interval_s)
 
 
-class DemandProfile:
+class DemandProfile(Tabular):
     """Calls and times of the operations that a program ran; `print` shows them as a table.
 
     It may be entered several times and adds up.
@@ -155,6 +156,13 @@ class DemandProfile:
             ProfileLine(entry.name, _device_text(entry.device), calls, time_us)
             for entry, calls, time_us in self._counter.entries()
             if entry.is_workload == are_workloads and calls
+        )
+
+    def _columns(self) -> Mapping[str, Sequence[object]]:
+        return columns_of(
+            {**line._asdict(), "tunable": tunable}
+            for lines, tunable in ((self.workloads, True), (self.others, False))
+            for line in lines
         )
 
     def to_json(self) -> dict[str, Any]:
