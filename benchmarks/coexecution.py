@@ -1,10 +1,10 @@
-"""Training programs under eager PyTorch and torch.compile: equality, graph breaks, recompilations and errors.
+"""Training programs under eager PyTorch, torch.compile and `coexecute`: equality, graph breaks and errors.
 
     python -m benchmarks.coexecution [--program NAME ...] [--steps 50] [--out FILE.jsonl] [--table FILE.md]
 
 Each program of `benchmarks.programs` runs under each mode in a process of its own, with a time limit. Losses
 and gradients of every step, final parameters, buffers and optimizer state, recorded effects, printed text and
-random state are compared with eager to the last bit. torch.compile runs with ``backend="eager"``: it captures
+random state are compared with eager. torch.compile runs with ``backend="eager"``: it captures
 what it would for any backend, and the same kernels run as without it. This program times nothing.
 
 Each result is saved as one line as soon as it is known. The same command runs only what is missing, also
@@ -15,9 +15,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import functools
+import hashlib
 import io
+import itertools
 import json
+import math
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,13 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters, get_compilation_metrics, set_compilation_metrics_limit
 
-from benchmarks.programs import State, Step, names, program
+import tunebench
+from benchmarks.programs import Make, State, Step, names, program
+from tunebench.torch import coexecute
 
 SEED = 7
+
+TOLERANCE = 1e-5
+"""Allowed difference over the largest magnitude of a tensor, where operations are compiled."""
 
 Record = dict[str, Any]
 Wrap = Callable[[Step], Step]
@@ -42,14 +53,20 @@ class Run:
     """What a program did.
 
     Attributes:
-        tensors: Losses and gradients of every step, and the final state, by name.
+        tensors: Results, inputs and gradients of every step, and the final state, by name.
         effects: Values that the steps recorded.
         printed: Text that the steps printed.
+        raised: Type and message of the exceptions that left steps, by iteration.
+        other: Types of tensors in `tensors`, and values that are no tensors, by name.
+        versions: Version counters of tensors in `tensors`, which in-place operations increment.
     """
 
     tensors: dict[str, Tensor]
     effects: list[Any]
     printed: str
+    raised: dict[int, str]
+    other: dict[str, Any]
+    versions: dict[str, int]
 
 
 # -- modes ---------------------------------------------------------------------------------------------------
@@ -65,6 +82,7 @@ MODES: dict[str, Wrap] = {
     "default": _compiled,
     "fullgraph": functools.partial(_compiled, fullgraph=True),
     "capture_scalar_outputs": functools.partial(_compiled, scalars=True),
+    "coexecute": coexecute,
 }
 """Ways to run a step that are compared with eager."""
 
@@ -81,48 +99,139 @@ def run(name: str, wrap: Wrap, steps: int, seed: int = SEED) -> Run:
         steps: Number of iterations.
         seed: Seed of parameters, batches and random operations.
     """
-    step, state = program(name)(seed)
+    return run_program(program(name), wrap, steps, seed=seed)
+
+
+def run_program(make: Make, wrap: Wrap, steps: int, *, seed: int = SEED, raises: bool = False) -> Run:
+    """Run a program and return what it did.
+
+    Args:
+        make: Function that makes the program.
+        wrap: Function that returns the step to run from the step of the program.
+        steps: Number of iterations.
+        seed: Seed of parameters, batches and random operations.
+        raises: Whether an exception ends its iteration only, and not the run.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    step, state = make(seed)
     step = wrap(step)
-    tensors: dict[str, Tensor] = {}
+    seen = _Seen()
+    raised: dict[int, str] = {}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for iteration in range(steps):
-            tensors[f"loss {iteration}"] = step(*state.batch(iteration)).clone()
+            batch = state.batch(iteration)
+            try:
+                seen.add(f"loss {iteration}", step(*batch))
+            except Exception as error:
+                if not raises:
+                    raise
+                raised[iteration] = f"{type(error).__name__}: {error}"
+            for position, value in enumerate(batch):
+                seen.add(f"input {iteration}.{position}", value)
             for key, module in state.modules.items():
                 for path, parameter in module.named_parameters():
-                    if parameter.grad is not None:
-                        tensors[f"gradient {iteration} {key}.{path}"] = parameter.grad.clone()
-    tensors |= _final(state)
-    return Run(tensors=tensors, effects=state.effects, printed=printed.getvalue())
+                    seen.add(f"gradient {iteration} {key}.{path}", parameter.grad)
+    _see_final(state, seen)
+    return Run(
+        tensors=seen.tensors,
+        effects=state.effects,
+        printed=printed.getvalue(),
+        raised=raised,
+        other=seen.other,
+        versions=seen.versions,
+    )
 
 
-def _final(state: State) -> dict[str, Tensor]:
-    tensors = {"random state": torch.get_rng_state()}
+class _Seen:
+    """Copies of values at the time that they are added."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.other: dict[str, Any] = {}
+        self.versions: dict[str, int] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a value, unless it is None."""
+        if isinstance(value, Tensor):
+            self.tensors[name] = value.detach().clone()
+            self.other[f"type of {name}"] = (type(value).__name__, value.requires_grad, value.stride())
+            self.versions[name] = value._version
+        elif value is not None:
+            self.other[name] = copy.deepcopy(value)
+
+
+def _see_final(state: State, seen: _Seen) -> None:
+    seen.add("random state", torch.get_rng_state())
+    seen.add("random state of Python", random.getstate())
+    seen.add("random state of NumPy", torch.from_numpy(np.random.get_state()[1].astype(np.int64)))  # type: ignore[index]
     for key, module in state.modules.items():
-        tensors |= {f"state {key}.{path}": value.clone() for path, value in module.state_dict().items()}
+        for path, value in module.state_dict(keep_vars=True).items():
+            seen.add(f"state {key}.{path}", value)
+        for path, part in module.named_modules():
+            for attribute, value in vars(part).items():
+                if isinstance(value, (bool, int, float, str)):
+                    seen.add(f"attribute {key}.{path}.{attribute}", value)
     for key, optimizer in state.optimizers.items():
         for number, values in optimizer.state_dict()["state"].items():
             for slot, value in values.items():
-                if value is not None:
-                    tensors[f"optimizer {key}.{number}.{slot}"] = torch.as_tensor(value).clone()
-    return tensors
+                seen.add(f"optimizer {key}.{number}.{slot}", value)
+        for number, group in enumerate(optimizer.param_groups):
+            seen.add(f"learning rate {key}.{number}", group["lr"])
+    for key, value in [*state.tensors.items(), *state.memory.items()]:
+        seen.add(f"memory {key}", value)
 
 
-def differences(expected: Run, got: Run) -> list[str]:
-    """Return what differs between two runs, to the last bit; empty if nothing does."""
+def differences(expected: Run, got: Run, tolerance: float = 0.0) -> list[str]:
+    """Return what differs between two runs; empty if nothing does.
+
+    Args:
+        expected: The run to compare with.
+        got: The other run.
+        tolerance: Largest allowed difference of an element over the largest magnitude of its tensor; with 0,
+            tensors are equal to the last bit.
+    """
     found = [f"{key} only in one run" for key in sorted(expected.tensors.keys() ^ got.tensors.keys())]
     for key, left in expected.tensors.items():
         right = got.tensors.get(key, left)
         if left.shape != right.shape or left.dtype != right.dtype:
             found.append(f"{key}: {tuple(left.shape)} {left.dtype}, got {tuple(right.shape)} {right.dtype}")
-        elif not torch.equal(left, right):
-            error = (left.double() - right.double()).abs().max() / left.double().abs().max()
-            found.append(f"{key}: relative error {error.item():.1e}")
+        elif (error := relative_error(left, right)) > tolerance:
+            found.append(f"{key}: relative error {error:.1e}")
     if expected.printed != got.printed:
         found.append("printed text")
     if expected.effects != got.effects:
         found.append("effects")
+    for iteration in sorted(expected.raised.keys() | got.raised.keys()):
+        left, right = expected.raised.get(iteration), got.raised.get(iteration)
+        if left != right:
+            found.append(f"exception {iteration}: {left}, got {right}")
+    for key in sorted(expected.other.keys() | got.other.keys()):
+        left, right = expected.other.get(key), got.other.get(key)
+        if left != right and repr(left) != repr(right):
+            found.append(f"{key}: {left!r:.80}, got {right!r:.80}")
     return found
+
+
+def version_differences(expected: Run, got: Run) -> list[str]:
+    """Return the tensors whose version counters differ between two runs."""
+    return [
+        f"version of {key}: {version}, got {got.versions.get(key)}"
+        for key, version in expected.versions.items()
+        if version != got.versions.get(key)
+    ]
+
+
+def relative_error(left: Tensor, right: Tensor) -> float:
+    """Return the largest difference over the largest magnitude; elements that are both NaN are equal."""
+    same = (left == right) | (left.isnan() & right.isnan())
+    if same.all():
+        return 0.0
+    if not (left[~same].isfinite() & right[~same].isfinite()).all():
+        return math.inf
+    left, right = left.double(), right.double()
+    return float((left - right)[~same].abs().max() / left[left.isfinite()].abs().max())
 
 
 def examine(name: str, mode: str, steps: int) -> Record:
@@ -130,12 +239,33 @@ def examine(name: str, mode: str, steps: int) -> Record:
     record: Record = {"program": name, "mode": mode, "steps": steps, "torch": torch.__version__}
     expected = run(name, lambda step: step, steps)
     set_compilation_metrics_limit(100_000)
+    wrapped: list[Step] = []
+
+    def wrap(step: Step) -> Step:
+        wrapped.append(MODES[mode](step))
+        return wrapped[0]
+
     try:
-        found: Record = {"differences": differences(expected, run(name, MODES[mode], steps))}
+        got = run(name, wrap, steps)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        found = {"error": f"{type(error).__name__}: {lines[0][:160]}"}
-    return {**record, **_counts(), **found}
+        found: Record = {"error": f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"}
+    else:
+        found = {"differences": differences(expected, got), "versions": version_differences(expected, got)}
+        found["within tolerance"] = not differences(expected, got, TOLERANCE)
+    counts = _counts_of_coexecution(wrapped[0]) if mode == "coexecute" else _counts()
+    return {**record, **counts, **found}
+
+
+def _counts_of_coexecution(step: Step) -> Record:
+    report = coexecute.report(step)
+    return {
+        "traced": report.traced,
+        "coexecuted": report.coexecuted,
+        "diverged": report.diverged,
+        "operations": report.operations,
+        "revision": engine_revision(),
+    }
 
 
 def _counts() -> Record:
@@ -150,6 +280,14 @@ def _counts() -> Record:
         "graphs": counters["stats"]["unique_graphs"],
         "recompilations": sum(not each.split("_")[0].endswith("/0") for each in compilations),
     }
+
+
+def engine_revision() -> str:
+    """Return a hash of the code that results depend on: the engine of `coexecute`, and the programs."""
+    folders = [Path(tunebench.__file__).parent / "torch" / "coexecution", Path(__file__).parent / "programs"]
+    files = [*(file for folder in folders for file in sorted(folder.rglob("*.py")))]
+    files.append(Path(__file__).with_name("random_programs.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 # -- all -----------------------------------------------------------------------------------------------------
@@ -168,7 +306,7 @@ def _examine_apart(name: str, mode: str, arguments: argparse.Namespace) -> Recor
     """Return the record of a program under a mode, computed in another process."""
     command = [sys.executable, "-m", "benchmarks.coexecution", "--one", name, mode]
     command += ["--steps", str(arguments.steps)]
-    record: Record = {"program": name, "mode": mode, "steps": arguments.steps}
+    record: Record = {"program": name, "mode": mode, "steps": arguments.steps, "revision": engine_revision()}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=arguments.timeout_s, check=False
@@ -182,24 +320,40 @@ def _examine_apart(name: str, mode: str, arguments: argparse.Namespace) -> Recor
 
 
 def table(records: list[Record]) -> str:
-    """Return the records as a Markdown table."""
-    lines = ["| program | mode | equal to eager | graphs | graph breaks | recompilations | error |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    """Return the records as two Markdown tables: torch.compile, and `coexecute`."""
+    lines = [
+        "| program | mode | result | graphs | graph breaks | recompilations |",
+        "|---|---|---|---|---|---|",
+    ]
+    ours = ["| program | result | iterations traced | co-executed | diverged | operations |"]
+    ours += ["|---|---|---|---|---|---|"]
     for record in records:
-        differing = record.get("differences")
-        equal = (
-            "no result" if differing is None else "no: " + "; ".join(differing[:2]) if differing else "yes"
-        )
-        counts = [str(record.get(key, "")) for key in ("graphs", "graph_breaks", "recompilations")]
-        error = record.get("error", "").replace("|", "\\|")
-        lines.append(f"| {record['program']} | {record['mode']} | {equal} | {' | '.join(counts)} | {error} |")
-    return "\n".join(lines) + "\n"
+        start = f"| {record['program']} |"
+        if record["mode"] == "coexecute":
+            counts = [str(record.get(key, "")) for key in ("traced", "coexecuted", "diverged", "operations")]
+            ours.append(f"{start} {_result(record)} | {' | '.join(counts)} |")
+        else:
+            counts = [str(record.get(key, "")) for key in ("graphs", "graph_breaks", "recompilations")]
+            lines.append(f"{start} {record['mode']} | {_result(record)} | {' | '.join(counts)} |")
+    return "\n".join([*lines, "", *ours]) + "\n"
+
+
+def _result(record: Record) -> str:
+    if "error" in record:
+        return "error: " + " ".join(record["error"].replace("|", "\\|").split())
+    differing = record["differences"]
+    if not differing:
+        return "equal to the last bit"
+    if record.get("within tolerance"):
+        return f"equal within {TOLERANCE:g}"
+    return f"different: {'; '.join(differing[:2])}"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution")
     parser.add_argument("--program", action="append", choices=names(), help="program to run; default all")
+    parser.add_argument("--mode", action="append", choices=MODES, help="mode to run under; default all")
     parser.add_argument("--steps", type=int, default=50, help="iterations per program (default 50)")
     parser.add_argument(
         "--timeout-s", type=float, default=300, help="time limit per run in seconds (default 300)"
@@ -210,21 +364,30 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     if arguments.one:
-        print(json.dumps(examine(*arguments.one, arguments.steps)))
+        name, mode = arguments.one
+        print(json.dumps(examine(name, mode, arguments.steps)))
         return 0
-    identity = ("program", "mode", "steps")
-    done = {tuple(record[key] for key in identity) for record in load(arguments.out)}
-    for name in arguments.program or names():
-        for mode in MODES:
-            if (name, mode, arguments.steps) in done:
-                continue
-            record = _examine_apart(name, mode, arguments)
-            with arguments.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(record) + "\n")
-            print(record, flush=True)
+    for name, mode in itertools.product(arguments.program or names(), arguments.mode or MODES):
+        if (name, mode, arguments.steps) in _saved(arguments.out):
+            continue
+        record = _examine_apart(name, mode, arguments)
+        with arguments.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(record) + "\n")
+        print(f"{name} {mode}: {_result(record)}", flush=True)
     if arguments.table:
-        arguments.table.write_text(table(load(arguments.out)), encoding="utf-8")
+        arguments.table.write_text(table(list(_saved(arguments.out).values())), encoding="utf-8")
     return 0
+
+
+def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
+    """Return the saved records that the present code would give again, sorted by program, mode and steps."""
+    found = {(each["program"], each["mode"], each["steps"]): each for each in load(path)}
+    kept = {
+        key: each
+        for key, each in found.items()
+        if each["mode"] != "coexecute" or each.get("revision", engine_revision()) == engine_revision()
+    }
+    return dict(sorted(kept.items(), key=lambda item: (item[0][0], list(MODES).index(item[0][1]))))
 
 
 if __name__ == "__main__":

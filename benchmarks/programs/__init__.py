@@ -30,12 +30,16 @@ class State:
         optimizers: Optimizers by name.
         batch: Function from the number of an iteration to the arguments of the step.
         effects: Values that the steps recorded, in order.
+        tensors: Other tensors that the steps read or change, by name.
+        memory: Other values that the steps keep between iterations, by name.
     """
 
     modules: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
     batch: Callable[[int], tuple[Any, ...]]
     effects: list[Any] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 Make = Callable[[int], tuple[Step, State]]

@@ -104,7 +104,7 @@ def test_saved_results_are_kept_and_a_cut_line_is_run_again(
     saved.write_text(kept + '\n{"program": "toy_item", "mo\n', encoding="utf-8")
     command = ["--program", "toy_item", "--steps", "2", "--out", str(saved)]
     coexecution.main([*command, "--table", str(tmp_path / "table.md")])
-    assert ran == ["fullgraph", "capture_scalar_outputs"]
+    assert ran == ["fullgraph", "capture_scalar_outputs", "coexecute"]
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert table.count("| toy_item |") == 3
+    assert table.count("| toy_item |") == 4
     assert "it \\| failed" in table

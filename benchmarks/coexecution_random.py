@@ -1,0 +1,199 @@
+"""Random programs under eager PyTorch and `coexecute`: equality of values, side effects and exceptions.
+
+    python -m benchmarks.coexecution_random [--programs 1000] [--steps 8] [--out FILE.jsonl] [--table FILE.md]
+    python -m benchmarks.coexecution_random --show 17
+
+Program i is made by `benchmarks.random_programs` from seed i. Compared are results, inputs after the step,
+gradients, parameters, buffers, optimizer state, learning rates, attributes, printed text, recorded effects,
+exceptions (type and message), the random state of torch, Python and NumPy, and versions of all tensors.
+
+Programs run in worker processes, so that a crash or a hang is the result of one program. Each result is saved
+as one line. The same command runs only what is missing for the present code, also after it was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import random
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.coexecution import (
+    TOLERANCE,
+    Record,
+    differences,
+    engine_revision,
+    load,
+    run_program,
+    version_differences,
+)
+from benchmarks.random_programs import random_source, source_program
+from tunebench.torch import coexecute
+
+CHUNK = 25
+"""Programs per worker process."""
+
+
+def examine(number: int, steps: int) -> Record:
+    """Run a program under eager and co-executed, and return what differs."""
+    make = source_program(random_source(random.Random(number)), f"<program {number}>")
+    expected = run_program(make, lambda step: step, steps, raises=True)
+    step = None
+
+    def wrap(plain):  # type: ignore[no-untyped-def]
+        nonlocal step
+        step = coexecute(plain)
+        return step
+
+    got = run_program(make, wrap, steps, raises=True)
+    report = coexecute.report(step)
+    return {
+        "program": number,
+        "steps": steps,
+        "differences": differences(expected, got)[:5],
+        "beyond tolerance": differences(expected, got, TOLERANCE)[:5],
+        "versions": version_differences(expected, got)[:5],
+        "raised": len(expected.raised),
+        "traced": report.traced,
+        "coexecuted": report.coexecuted,
+        "diverged": report.diverged,
+        "operations": report.operations,
+    }
+
+
+# -- worker --------------------------------------------------------------------------------------------------
+
+
+def work(first: int, last: int, steps: int, timeout_s: float) -> None:
+    """Print the records of programs first to last - 1; exit at the first that exceeds the time limit."""
+    warnings.simplefilter("ignore")
+    for number in range(first, last):
+        faulthandler.dump_traceback_later(timeout_s, exit=True)
+        record = examine(number, steps)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(record), flush=True)
+
+
+def _records(first: int, last: int, arguments: argparse.Namespace) -> Iterator[Record]:
+    """Yield the records of programs first to last - 1, computed in other processes."""
+    while first < last:
+        command = [sys.executable, "-m", "benchmarks.coexecution_random", "--worker", str(first), str(last)]
+        command += ["--steps", str(arguments.steps), "--timeout-s", str(arguments.timeout_s)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for line in done.stdout.splitlines():
+            if line.startswith('{"program"'):
+                yield json.loads(line)
+                first += 1
+        if first < last:
+            reason = done.stderr.strip()[-2000:]
+            yield {
+                "program": first,
+                "steps": arguments.steps,
+                "error": f"exit status {done.returncode}: {reason}",
+            }
+            first += 1
+
+
+# -- table ---------------------------------------------------------------------------------------------------
+
+
+def table(records: list[Record]) -> str:
+    """Return a summary of the records as Markdown."""
+    ran = [record for record in records if "error" not in record]
+    total = Counter({key: sum(record[key] for record in ran) for key in ("traced", "coexecuted", "diverged")})
+    rows = [
+        ("programs", len(records)),
+        (
+            "equal to eager to the last bit, side effects included",
+            sum(not each["differences"] for each in ran),
+        ),
+        (f"equal with tensors within {TOLERANCE:g}", sum(not each["beyond tolerance"] for each in ran)),
+        ("different", sum(bool(each["beyond tolerance"]) for each in ran)),
+        (
+            "different in version counters only",
+            sum(bool(each["versions"]) and not each["differences"] for each in ran),
+        ),
+        ("crashed or beyond the time limit", len(records) - len(ran)),
+        ("programs with exceptions that left the step", sum(each["raised"] > 0 for each in ran)),
+        ("programs with co-executed iterations", sum(each["coexecuted"] > 0 for each in ran)),
+        ("programs with divergences", sum(each["diverged"] > 0 for each in ran)),
+        ("iterations traced", total["traced"]),
+        ("iterations co-executed", total["coexecuted"]),
+        ("iterations diverged", total["diverged"]),
+    ]
+    lines = ["| random programs | count |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows)]
+    wrong = [each for each in records if "error" in each or each["beyond tolerance"]]
+    if wrong:
+        lines += ["", "| program | difference |", "|---|---|"]
+        for each in wrong[:20]:
+            what = each.get("error") or "; ".join(each["beyond tolerance"][:2])
+            lines.append(f"| {each['program']} | {' '.join(what.split())[:200]} |".replace("||", "\\|\\|"))
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 1 if a program differs from eager."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_random")
+    parser.add_argument("--programs", type=int, default=1000, help="number of programs (default 1000)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first program (default 0)")
+    parser.add_argument("--steps", type=int, default=8, help="iterations per program (default 8)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=60, help="time limit per program in seconds (default 60)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("random.jsonl"), help="file of saved results")
+    parser.add_argument("--table", type=Path, help="file for the summary")
+    parser.add_argument(
+        "--show", type=int, metavar="N", help="print the source of a program, and what differs"
+    )
+    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if arguments.worker:
+        first, last = arguments.worker
+        work(first, last, arguments.steps, arguments.timeout_s)
+        return 0
+    if arguments.show is not None:
+        print(random_source(random.Random(arguments.show)))
+        print(json.dumps(examine(arguments.show, arguments.steps), indent=1))
+        return 0
+    return _run_missing(arguments)
+
+
+def _run_missing(arguments: argparse.Namespace) -> int:
+    revision = engine_revision()
+    wanted = range(arguments.first, arguments.first + arguments.programs)
+    found = {
+        record["program"]: record
+        for record in load(arguments.out)
+        if (record["steps"], record["revision"]) == (arguments.steps, revision)
+        and record["program"] in wanted
+    }
+    missing = [number for number in wanted if number not in found]
+    while missing:
+        first = missing[0]
+        last = next((n for n in range(first, first + CHUNK) if n not in missing), first + CHUNK)
+        for record in _records(first, last, arguments):
+            record["revision"] = revision
+            with arguments.out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(record) + "\n")
+            found[record["program"]] = record
+        missing = [number for number in missing if number >= last]
+        wrong = [number for number, each in found.items() if "error" in each or each["beyond tolerance"]]
+        print(f"{len(found)} of {len(wanted)} programs, {len(wrong)} differ {wrong[:10]}", flush=True)
+    summary = table([found[number] for number in wanted])
+    print(summary)
+    if arguments.table:
+        arguments.table.write_text(summary, encoding="utf-8")
+    return int(any("error" in each or each["beyond tolerance"] for each in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
