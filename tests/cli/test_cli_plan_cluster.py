@@ -140,3 +140,15 @@ def test_missing_host_memory_is_named(run_text: Run, tmp_path: Path) -> None:
 )
 def test_mistakes_are_explained(run_refused: Run, changed: tuple[str, ...], expected: str) -> None:
     assert expected in run_refused(*GPT, *changed)
+
+
+def test_eight_bit_floats_are_faster_where_the_device_has_them(run_json: Run, run_refused: Run) -> None:
+    asked = ("plan", "cluster", "--model", "llama-2-7b", "--cluster", "8 x h100-sxm", "--batch", "32")
+    asked += ("--seq", "4096", "--fix", "tensor=1,pipeline=1", "--no-reasons", "--top", "1")
+    wide, narrow = (
+        run_json(*asked, "--fp8", kind)["best"]["step"]["time_us"] for kind in ("none", "delayed")
+    )
+    assert narrow < wide
+    older = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x a100-80-sxm", "--batch", "16")
+    assert "no tensor cores for 8-bit floats" in run_refused(*older, "--fp8", "current")
+    assert "Known: current, delayed, none" in run_refused(*asked, "--fp8", "e5m2")

@@ -611,6 +611,51 @@ def test_options_of_megatron_need_its_stack(changes: dict[str, Any]) -> None:
         NetworkRun(seq=32, mode="train", **changes)
 
 
+def test_eight_bit_products_are_those_of_linear_layers_inside_layers() -> None:
+    small = from_config("small", LAYER)
+
+    def products(run: NetworkRun) -> Counter[tuple[str, str]]:
+        counts: Counter[tuple[str, str]] = Counter()
+        for each in small.operations(run):
+            if each.workload.category == "dot product":
+                counts[each.part, each.workload.dtype] += each.count
+        return counts
+
+    def launches(run: NetworkRun) -> int:
+        return sum(each.count for each in small.operations(run))
+
+    delayed, current = megatron(fp8="delayed"), megatron(fp8="current")
+    for part in ("attention qkv", "attention output", "mlp up", "mlp down"):
+        assert products(delayed)[part, "e4m3"] == 6  # three in each of two layers
+    for part in ("attention scores", "head"):
+        assert products(delayed)[part, "e4m3"] == 0 < products(delayed)[part, "f16"]
+    assert flops_of(delayed, "backward") == flops_of(megatron(), "backward")
+    assert launches(delayed) == launches(megatron())
+    assert launches(current) - launches(delayed) == 2 * 4 * 2  # maxima of inputs and of gradients
+    assert small.matrix_parameters(tensor=2, layers=(0, 1)) == 12 * 64**2 // 2
+    updated = [
+        each.workload.traffic().total_bytes
+        for each in small.operations(dataclasses.replace(delayed, optimizer="adamw"))
+        if each.part == "fp8 weights"
+    ]
+    assert updated == [2 * 12 * 64**2 * 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"stack": "eager", "fp8": "delayed"}, "fp8=delayed needs stack=megatron"),
+        ({"fp8": "e5m2"}, "none, delayed, current|current, delayed, none"),
+        ({"dtype": "f32", "fp8": "current"}, "needs dtype=bf16"),
+    ],
+)
+def test_eight_bit_products_need_megatron_and_16_bits(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        from_config("small", LAYER).operations(
+            NetworkRun(**{"seq": 32, "mode": "train", "dtype": "bf16", "stack": "megatron"} | changes)
+        )
+
+
 def test_fused_is_an_alias_of_the_compiled_stack() -> None:
     run = NetworkRun(seq=32, fused=True)
     assert run == NetworkRun(seq=32, stack="compiled")

@@ -73,6 +73,13 @@ class ModelRequest:
             help="Tensor parallelism with --stack megatron: divide the tokens of all other kernels too.",
         ),
     ] = False
+    fp8: Annotated[
+        str,
+        typer.Option(
+            help="With --stack megatron: scaling of 8-bit floats in linear layers (Transformer Engine), one "
+            "of none, delayed and current."
+        ),
+    ] = "none"
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -191,6 +198,7 @@ class ModelRequest:
             recompute=self.recompute,  # type: ignore[arg-type]
             flash=self.flash_attention,
             sequence_parallel=self.sequence_parallel,
+            fp8=self.fp8,  # type: ignore[arg-type]
             optimizer=optimizer,  # type: ignore[arg-type]
         )
         if self.devices == 1:

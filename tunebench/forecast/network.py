@@ -10,6 +10,7 @@ from tunebench._dataframe import Tabular, columns_of
 from tunebench._figure import duration
 from tunebench._notebook import html_grid, html_table
 from tunebench.device import Device
+from tunebench.errors import InputError
 from tunebench.forecast.library import predict_all
 from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.prediction import Prediction
@@ -25,6 +26,7 @@ __all__ = [
     "interval_widths",
     "predict_network",
     "predict_operations",
+    "require_fp8",
 ]
 
 DISPATCH_US = {False: 14.0, True: 27.0}
@@ -252,8 +254,9 @@ def predict_network(
         model: Model of the library kernels; None for the bundled one.
 
     Raises:
-        InputError: if the network does not support this run.
+        InputError: if the network or the device does not support this run.
     """
+    require_fp8(device, run.fp8)
     times = predict_operations(network.operations(run), device, model=model)
     busy = sum(each.time_us for each in times)
     if host_us_per_launch is None:
@@ -275,6 +278,15 @@ def predict_network(
         host_us=host,
         operations=times,
     )
+
+
+def require_fp8(device: Device, fp8: str) -> None:
+    """Raise InputError if a run multiplies 8-bit floats and the device has no tensor cores for them."""
+    if fp8 != "none" and "e4m3" not in device.mma_flop_per_clock:
+        raise InputError(
+            f"{device.name} has no tensor cores for 8-bit floats: expected fp8=none, or sm_89 and later, got "
+            f"fp8={fp8}"
+        )
 
 
 def predict_operations(

@@ -5,7 +5,8 @@ softmax are one kernel each; tensors are stored (sequence, batch, width), so tha
 sequence parallelism, devices divide the tokens of all kernels that tensor parallelism does not divide.
 
 Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al.,
-"Reducing activation recomputation in large transformer models", 2022, sections 3 to 5.
+"Reducing activation recomputation in large transformer models", 2022, sections 3 to 5. 8-bit floats:
+NVIDIA/TransformerEngine, `pytorch/module`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from tunebench.workloads.networks._network import ContextExchange, NetworkRun, O
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["add_megatron_layer", "context_exchanges", "megatron_collectives", "tokens_outside"]
+__all__ = [
+    "add_converted_weights",
+    "add_megatron_layer",
+    "context_exchanges",
+    "megatron_collectives",
+    "tokens_outside",
+]
 
 
 def tokens_outside(run: NetworkRun) -> int:
@@ -61,13 +68,13 @@ def _add_attention(layer: Tape, core: Tape, of: Architecture, *, rms: bool, bias
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     inner, keys = of.inner // run.tensor, of.inner_k // run.tensor
     _norm(layer, of, rms)
-    layer.linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
+    _linear(layer, "attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
     if rms:  # rotary positions
         layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
     _add_core(core, of)
     layer.extend(core.operations)
-    layer.linear("attention output", tokens, of.hidden, inner, bias=False)
+    _linear(layer, "attention output", tokens, of.hidden, inner)
     _residual(layer, of, biased)
 
 
@@ -172,15 +179,46 @@ def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, 
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     width = of.ffn // run.tensor
     _norm(layer, of, rms)
-    layer.linear("mlp up", tokens, width * (2 if gated else 1), of.hidden, bias=False)
+    _linear(layer, "mlp up", tokens, width * (2 if gated else 1), of.hidden)
     if gated:
         layer.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
     else:
         layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
         if biased:
             layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
-    layer.linear("mlp down", tokens, of.hidden, width, bias=False)
+    _linear(layer, "mlp down", tokens, of.hidden, width)
     _residual(layer, of, biased)
+
+
+def _linear(tape: Tape, part: str, m: int, n: int, k: int, *, bias: bool = False) -> None:
+    """Add a linear layer (see `Tape.linear`), in 8-bit floats if the run has them.
+
+    The measured products of 8-bit floats include the conversion of their left operand from 16 bits. That is
+    the conversion of the input in the forward pass, and of the output's gradient in that of the input. In the
+    gradient of the weights, whose operands are converted already, it is in place of their transposition,
+    which tensor cores of sm_89 and sm_90 need, for about as many bytes. With current scaling, a kernel before
+    each conversion reads the tensor for its maximum.
+    """
+    if tape.run.fp8 == "none":
+        tape.linear(part, m, n, k, bias=bias)
+        return
+    if tape.run.fp8 == "current":
+        tape.summed(part, m * k)
+        tape.summed(part, m * n, "backward")
+    tape.linear(part, m, n, k, bias=bias, dtype="e4m3")
+
+
+def add_converted_weights(tape: Tape, parameters: int) -> None:
+    """Add the conversion of matrices to 8-bit floats, and of their transposes: once a step, after the update.
+
+    Source: NVIDIA/TransformerEngine, `pytorch/module/linear.py` (`is_first_microbatch`).
+    """
+    if tape.run.fp8 == "none" or tape.run.optimizer == "none" or not parameters:
+        return
+    size = itemsize(tape.run.dtype)
+    if tape.run.fp8 == "current":
+        tape.moved("fp8 weights", parameters * size, "optimizer")
+    tape.moved("fp8 weights", parameters * (size + 2), "optimizer")
 
 
 def _norm(tape: Tape, of: Architecture, rms: bool) -> None:

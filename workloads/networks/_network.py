@@ -8,12 +8,13 @@ from dataclasses import InitVar, dataclass, replace
 from typing import Literal, get_args
 
 from tunebench.dtype import itemsize
-from tunebench.errors import InputError
+from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 
 __all__ = [
     "ContextExchange",
     "DType",
+    "Fp8",
     "Mode",
     "Network",
     "NetworkRun",
@@ -32,6 +33,9 @@ DType = Literal["f32", "f16", "bf16"]
 Optimizer = Literal["none", "sgd", "adamw"]
 Stack = Literal["eager", "compiled", "megatron"]
 Recompute = Literal["none", "selective", "full"]
+Fp8 = Literal["none", "delayed", "current"]
+"""Scaling of 8-bit floats in Transformer Engine: none are used, or scales follow from the maxima of earlier
+steps (delayed), or from those of each tensor itself (current)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,8 @@ class NetworkRun:
         flash: Whether attention is one kernel that stores no scores, with the stack megatron.
         context: Devices that share each sequence: attention sees `context` times `seq` tokens, whose keys and
             values come round a ring. Needs the stack megatron and flash.
+        fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
+            Engine; everything else is in `dtype`. Needs the stack megatron and 16 bits.
     """
 
     batch: int = 1
@@ -143,10 +149,15 @@ class NetworkRun:
     sequence_parallel: bool = False
     flash: bool = False
     context: int = 1
+    fp8: Fp8 = "none"
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
             object.__setattr__(self, "stack", "compiled")
+        if self.fp8 not in get_args(Fp8):
+            raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
+        if self.fp8 != "none" and self.stack != "megatron":
+            raise InputError(f"fp8={self.fp8} needs stack=megatron, got stack={self.stack}")
         if self.stack not in get_args(Stack) or self.recompute not in get_args(Recompute):
             raise InputError(
                 f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
@@ -212,6 +223,15 @@ class Network(ABC):
             tensor: Degree of tensor parallelism.
             layers: Layers of the device as a half-open range; None for all.
         """
+
+    def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Return how many of the parameters are matrices of linear layers inside its layers.
+
+        Args:
+            tensor: Degree of tensor parallelism.
+            layers: Layers of the device as a half-open range; None for all.
+        """
+        return 0
 
     @abstractmethod
     def boundary_elements(self, run: NetworkRun) -> int:

@@ -235,7 +235,15 @@ class Tape:
     # -- products -------------------------------------------------------------------------------
 
     def linear(
-        self, part: str, m: int, n: int, k: int, *, bias: bool = True, weight: Weight = "out,in"
+        self,
+        part: str,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        bias: bool = True,
+        weight: Weight = "out,in",
+        dtype: Literal["f32", "f16", "bf16", "e4m3"] | None = None,
     ) -> None:
         """Add a linear layer, and the gradients of its input, matrix and bias.
 
@@ -246,9 +254,10 @@ class Tape:
             k: Width of the input.
             bias: Whether the layer adds a bias.
             weight: Storage order of the matrix.
+            dtype: Dtype of the products; None for that of the run.
         """
         by_rows = weight == "in,out"
-        dtype = self.run.dtype
+        dtype = dtype or self.run.dtype
         epilogue: Literal["bias", "none"] = "bias" if bias else "none"
         self.add(part, Gemm(m=m, n=n, k=k, dtype=dtype, trans="nn" if by_rows else "nt", epilogue=epilogue))
         self.add(part, Gemm(m=m, n=k, k=n, dtype=dtype, trans="nt" if by_rows else "nn"), "backward")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._megatron import context_exchanges, megatron_collectives
+from tunebench.workloads.networks._megatron import (
+    add_converted_weights,
+    context_exchanges,
+    megatron_collectives,
+)
 from tunebench.workloads.networks._network import (
     ContextExchange,
     Network,
@@ -284,6 +288,7 @@ class Transformer(Network):
         held = self.parameters(run.tensor, (first, last))
         tape.accumulated(held, sum(map(self._layer_tensors, range(first, last))))
         tape.updated(held)
+        add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)))
         return merged(tape.operations)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
@@ -296,6 +301,12 @@ class Transformer(Network):
             shared = self.architecture.tied and first == 0
             total += self.behind() + (0 if shared else share(self._output(), tensor))
         return total
+
+    def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
+        first, last = layers or (0, self.layers)
+        each = sum(replace(matrix, bias=False).parameters(tensor) for matrix in self.matrices())
+        return each * (last - first)
 
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements in the hidden states of all tokens.
@@ -337,6 +348,8 @@ class Transformer(Network):
     def _check(self, run: NetworkRun) -> None:
         """Refuse a run that the network does not support."""
         of = self.architecture
+        if run.fp8 != "none" and run.dtype == "f32":
+            raise InputError(f"fp8={run.fp8} needs dtype=bf16 or f16, for everything else, got {run.dtype}")
         if run.seq < 1:
             raise InputError(f"{self.name} needs seq, the tokens of a sequence")
         if of.positions and run.seq * run.context > of.positions:

@@ -77,3 +77,13 @@ def test_devices_that_share_sequences_divide_activations_and_states() -> None:
     assert shared.activations == pytest.approx(whole.activations / 4)
     assert shared.parameters == whole.parameters
     assert shared.optimizer == pytest.approx(whole.optimizer / 4)
+
+
+def test_eight_bit_copies_need_memory_and_inputs_of_products_less() -> None:
+    eight = replace(JOB, fp8="delayed")
+    wide, narrow = MemoryPricer(JOB).of(PLAN), MemoryPricer(eight).of(PLAN)
+    assert narrow.parameters - wide.parameters == 2 * JOB.network.matrix_parameters(4, (0, 18))
+    assert narrow.optimizer == wide.optimizer
+    kept = replace(ACTIVATION, fp8=True)
+    of, tokens = ACTIVATION.architecture, ACTIVATION.batch * ACTIVATION.seq
+    assert ACTIVATION.layer_bytes - kept.layer_bytes == tokens * (2 * of.hidden + of.ffn - of.inner) // 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_megatron_has_network_degrees_and_schedule() -> None:
     assert found["--recompute-granularity"] == "full"
     for name in ("--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16"):
         assert found[name] == ""
+
+
+def test_only_megatron_multiplies_8_bit_floats() -> None:
+    job = replace(JOB, fp8="current")
+    found = options(emit("megatron", PIPELINE, job).text)
+    assert (found["--fp8-format"], found["--fp8-recipe"]) == ("hybrid", "tensorwise")
+    with pytest.raises(InputError, match="leave out --fp8"):
+        emit("deepspeed", plan(), job)
 
 
 def test_torchtitan_divides_the_devices_and_the_batch() -> None:

@@ -68,6 +68,12 @@ def cluster(
     dtype: Annotated[
         str, typer.Option(help="Dtype of parameters and activations: f16 or bf16. AdamW's states are f32.")
     ] = "bf16",
+    fp8: Annotated[
+        str,
+        typer.Option(
+            help="Scaling of 8-bit floats in linear layers (Transformer Engine): none, delayed or current."
+        ),
+    ] = "none",
     stack: Annotated[
         str,
         typer.Option(
@@ -178,7 +184,12 @@ def cluster(
             f"--stack {stack} is for residual networks such as resnet50: plans of transformers are for the "
             "kernels of Megatron-LM"
         )
-    job = replace(_job(model, batch, seq, dtype), flash=flash_attention, full_sharding=full_sharding)
+    job = replace(
+        _job(model, batch, seq, dtype),
+        fp8=fp8,  # type: ignore[arg-type]
+        flash=flash_attention,
+        full_sharding=full_sharding,
+    )
     if is_mixed(cluster):
         _refuse(whole, "on a cluster with different products")
         with phases(console(stderr=True)) as show:

@@ -26,6 +26,10 @@ __all__ = ["FRAGMENTATION", "RESERVED_BYTES", "DeviceMemory", "MemoryPricer"]
 PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
 """Bytes per parameter. Source: Rajbhandari et al., "ZeRO", 2020, section 3.1."""
 
+CONVERTED_BYTES = 2
+"""Bytes per parameter of a matrix in 8-bit floats and its transpose, which Transformer Engine keeps from one
+micro-batch to the next beside the 16-bit parameters."""
+
 RESERVED_BYTES = 1_500_000_000
 """Memory of the CUDA context, of NCCL's buffers and of cuBLAS workspaces. Assumed, not measured."""
 
@@ -39,7 +43,7 @@ class DeviceMemory:
 
     Attributes:
         rank: Pipeline rank of the device.
-        parameters: Parameters, with those that full sharding gathers.
+        parameters: Parameters, with those that full sharding gathers, and copies in 8-bit floats.
         gradients: Gradients.
         optimizer: States of the optimizer.
         activations: Activations of the micro-batches in flight.
@@ -124,6 +128,7 @@ class MemoryPricer:
         shards = 1 if plan.sharding == "none" else plan.copies
         states = -(-held // shards)
         placed = Placement.of(plan)
+        converted = self._converted_bytes(plan, rank, layers)
         parameters, gradients = PARAMETER_BYTES * held, GRADIENT_BYTES * held
         host, nvme = 0, 0
         if placed.scatters or plan.states != "device":
@@ -140,7 +145,7 @@ class MemoryPricer:
             activations, host = activations - moved, host + kept
         return DeviceMemory(
             rank=rank,
-            parameters=parameters,
+            parameters=parameters + converted,
             gradients=gradients,
             optimizer=STATE_BYTES * states if plan.states == "device" else 0,
             host=host,
@@ -179,6 +184,19 @@ class MemoryPricer:
             first = stage * each + min(stage, more)
             total += network.parameters(tensor, (first, first + each + (stage < more)))
         return total
+
+    def _converted_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> int:
+        """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
+        if self.job.fp8 == "none":
+            return 0
+        network, stages = self.job.network, plan.pipeline * plan.chunks
+        each, more = divmod(network.layers, stages)
+        count = layers[1] - layers[0] if layers else 0
+        if not layers:
+            count = sum(each + (stage < more) for stage in range(rank, stages, plan.pipeline))
+        if plan.parameters != "device" or plan.sharding == "full":
+            count = min(count, DEPTH)
+        return CONVERTED_BYTES * network.matrix_parameters(plan.tensor, (0, count))
 
     def _activation_memory(self, run: LayerRun) -> ActivationMemory:
         return run.activations(self.job)

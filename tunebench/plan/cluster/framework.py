@@ -48,6 +48,10 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
     """
     if framework not in _WRITERS:
         raise UnknownName("framework", framework, _WRITERS)
+    if job.fp8 != "none" and framework != "megatron":
+        raise InputError(
+            f"{framework}: the plan is for FP8 by Transformer Engine, which megatron runs: leave out --fp8"
+        )
     return _WRITERS[framework](plan, job)
 
 
@@ -69,6 +73,9 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         f"--seq-length {job.seq}",
         f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
     ]
+    if job.fp8 != "none":
+        recipe = "tensorwise" if job.fp8 == "current" else "delayed"
+        found.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")
     if plan.chunks > 1:
         found.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
     if plan.recompute == "full":

@@ -17,7 +17,8 @@ from tunebench.forecast.network import MEGATRON_HOST_US, OperationTime, predict_
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import Network, NetworkRun, Operation
-from tunebench.workloads.networks._network import DType, Recompute
+from tunebench.workloads.networks._megatron import add_converted_weights
+from tunebench.workloads.networks._network import DType, Fp8, Recompute
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
@@ -69,6 +70,7 @@ class LayerRun:
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
+            fp8=job.fp8,
         )
 
     def activations(self, job: TrainingJob) -> ActivationMemory:
@@ -82,6 +84,7 @@ class LayerRun:
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             flash_attention=self.flash,
+            fp8=job.fp8 != "none",
         )
 
 
@@ -143,6 +146,7 @@ class LayerTimes:
         device: The device.
         seq: Tokens per sequence.
         dtype: Dtype of parameters and activations.
+        fp8: Scaling of 8-bit floats in linear layers.
         predictor: Returns the times of operations on the device.
         host_us: Host time per kernel launch, in microseconds.
     """
@@ -151,6 +155,7 @@ class LayerTimes:
     device: Device
     seq: int
     dtype: DType
+    fp8: Fp8 = "none"
     predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
     host_us: float = HOST_US
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
@@ -162,7 +167,7 @@ class LayerTimes:
         new = [run for run in dict.fromkeys(runs) if run not in self._kinds]
         if not new:
             return
-        job = TrainingJob(network=self.network, batch=1, seq=self.seq, dtype=self.dtype)
+        job = TrainingJob(network=self.network, batch=1, seq=self.seq, dtype=self.dtype, fp8=self.fp8)
         listed: list[Operation] = []
         parts: list[tuple[LayerRun, int, int]] = []
         for run in new:
@@ -235,6 +240,7 @@ class LayerTimes:
         added, updated = Tape(self._updating), Tape(self._updating)
         added.accumulated(held, self._tensors(layers))
         updated.updated(-(-held // shards))
+        add_converted_weights(updated, self.network.matrix_parameters(tensor, layers))
         times = self.predictor([*added.operations, *updated.operations], self.device)
         accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
         optimizer_us = sum(each.time_us for each in optimizer)
@@ -255,6 +261,7 @@ class LayerTimes:
             stack="megatron",
             accumulate=True,
             optimizer="adamw",
+            fp8=self.fp8,
         )
 
     def _tensors(self, layers: tuple[int, int]) -> int:

@@ -183,7 +183,7 @@ class MixedSearch:
     ) -> None:
         self.job, self.machine = replace(job, full_sharding=False), machine
         self.layers = [
-            LayerTimes(network=job.network, device=group.device, seq=job.seq, dtype=job.dtype)
+            LayerTimes(network=job.network, device=group.device, seq=job.seq, dtype=job.dtype, fp8=job.fp8)
             for group in machine.groups
         ]
         self.pricers = [
@@ -353,7 +353,7 @@ class MixedSearch:
         fullest = [0] * len(groups)
         for group, size in self._sizes(each):
             fullest[group] = max(fullest[group], size)
-        peak = sum(peak_flops(group, self.job.dtype) * group.devices for group in groups)
+        peak = sum(peak_flops(group, self.job) * group.devices for group in groups)
         prices = [group.price_per_hour for group in groups]
         hourly = sum(
             price * group.devices for price, group in zip(prices, groups, strict=True) if price is not None

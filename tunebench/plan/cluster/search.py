@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tunebench.errors import UnknownName
+from tunebench.forecast.network import require_fp8
 from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
@@ -151,10 +152,11 @@ class ClusterSearch:
     ) -> None:
         if objective not in get_args(Objective):
             raise UnknownName("objective", objective, get_args(Objective))
+        require_fp8(machine.device, job.fp8)
         self.job, self.machine, self.objective = job, machine, objective
         self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
         self.layers = layers or LayerTimes(
-            network=job.network, device=machine.device, seq=job.seq, dtype=job.dtype
+            network=job.network, device=machine.device, seq=job.seq, dtype=job.dtype, fp8=job.fp8
         )
         space = fixed_values(plan_space(job, machine, any_nodes=objective == "cost"), self.fixed)
         self.plans: tuple[ClusterPlan, ...] = enumerated(space)
@@ -212,7 +214,7 @@ class ClusterSearch:
         self.layers.predict([LayerRun.of(plan)])
         step = self.pricer.step(plan)
         seconds, price = step.time_us / 1e6, self.machine.price_per_hour
-        peak = peak_flops(self.machine, self.job.dtype) * plan.devices
+        peak = peak_flops(self.machine, self.job) * plan.devices
         return PricedPlan(
             plan=plan,
             step=step,
@@ -274,8 +276,8 @@ class ClusterSearch:
         return each.time_us * (each.plan.devices if self.objective == "cost" else 1), each.memory.total
 
 
-def peak_flops(machine: TrainingCluster, dtype: str) -> float:
-    """Return the peak of a device in FLOP/s, at the clock of its datasheet."""
-    device = machine.device
+def peak_flops(machine: TrainingCluster, job: TrainingJob) -> float:
+    """Return the peak of a device in FLOP/s for the products of a job, at the clock of its datasheet."""
+    device, dtype = machine.device, job.dtype if job.fp8 == "none" else "e4m3"
     clock = device.boost_clock_mhz or device.max_clock_mhz
     return device.mma_flop_per_clock.get(dtype, 2 * device.fma_per_clock) * device.sm_count * clock * 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.step import Parallelism
@@ -12,7 +12,7 @@ from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.pipeline.activation import architecture_of
 from tunebench.space import Parameter, Space, Table, Value
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks._network import DType, Recompute
+from tunebench.workloads.networks._network import DType, Fp8, Recompute
 
 __all__ = ["ClusterPlan", "Place", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
 
@@ -43,6 +43,7 @@ class TrainingJob:
         seq: Tokens per sequence.
         dtype: Dtype of parameters, gradients and activations; states of the optimizer are f32, with an f32
         copy of the parameters in mixed precision (f16, bf16).
+        fp8: Scaling of 8-bit floats in linear layers, by Transformer Engine; ``"none"`` without them.
         flash: Whether attention may be one kernel that stores no scores.
         gradient_overlap: Whether gradients are summed during the backward pass.
         tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
@@ -56,6 +57,7 @@ class TrainingJob:
     batch: int
     seq: int
     dtype: DType = "bf16"
+    fp8: Fp8 = "none"
     flash: bool = True
     gradient_overlap: bool = True
     tensor_overlap: bool = True
@@ -64,6 +66,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.seq < 1:
             raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
+        if self.fp8 not in get_args(Fp8):
+            raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         of = architecture_of(self.network)
         if of.family not in ("gpt2", "llama"):
             raise InputError(
@@ -164,6 +168,7 @@ class ClusterPlan:
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
+            fp8=job.fp8,
         )
 
     def __str__(self) -> str:

@@ -31,6 +31,8 @@ __all__ = ["LOGIT_BYTES", "ActivationMemory", "architecture_of"]
 
 MASK_BYTES = 1
 
+FP8_BYTES = 1
+
 LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
 
@@ -62,6 +64,8 @@ class ActivationMemory:
         sequence_parallel: Whether tokens are divided where heads and inner widths are not.
         recompute: What the backward pass computes again.
         flash_attention: Whether attention keeps nothing of the size of its scores.
+        fp8: Whether linear layers keep their inputs in 8 bits. The input of the output product is also the
+            result of attention, which is kept in `dtype` besides.
     """
 
     architecture: Architecture
@@ -72,6 +76,7 @@ class ActivationMemory:
     sequence_parallel: bool = False
     recompute: Recompute = "none"
     flash_attention: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         if self.recompute not in get_args(Recompute):
@@ -90,9 +95,12 @@ class ActivationMemory:
         size, of = itemsize(self.dtype), self.architecture
         mask = MASK_BYTES if of.dropout else 0
         whole = 4 * size * of.hidden + 2 * mask * of.hidden
-        widths = 2 * of.inner + 2 * of.inner_k + self._feed_forward
+        divided = size * (2 * of.inner + 2 * of.inner_k + self._feed_forward)
+        if self.fp8:
+            whole -= 2 * (size - FP8_BYTES) * of.hidden
+            divided += FP8_BYTES * of.inner - (size - FP8_BYTES) * of.ffn
         scores = 0 if self.recompute == "selective" else self._scores
-        return self._tokens(whole, size * widths + scores)
+        return self._tokens(whole, divided + scores)
 
     @property
     def recomputed_bytes(self) -> int:
