@@ -42,7 +42,7 @@ from tunebench.torch import coexecute
 SEED = 7
 
 TOLERANCE = 1e-5
-"""Allowed difference over the largest magnitude of a tensor, where operations are compiled."""
+"""Allowed difference over the largest magnitude of a group of tensors, where operations are compiled."""
 
 Record = dict[str, Any]
 Wrap = Callable[[Step], Step]
@@ -189,15 +189,16 @@ def differences(expected: Run, got: Run, tolerance: float = 0.0) -> list[str]:
     Args:
         expected: The run to compare with.
         got: The other run.
-        tolerance: Largest allowed difference of an element over the largest magnitude of its tensor; with 0,
-            tensors are equal to the last bit.
+        tolerance: Largest allowed difference of an element over the largest magnitude of its group: the
+            gradients of a step, the parameters, and so on. With 0, tensors are equal to the last bit.
     """
+    magnitudes = _magnitudes(expected.tensors)
     found = [f"{key} only in one run" for key in sorted(expected.tensors.keys() ^ got.tensors.keys())]
     for key, left in expected.tensors.items():
         right = got.tensors.get(key, left)
         if left.shape != right.shape or left.dtype != right.dtype:
             found.append(f"{key}: {tuple(left.shape)} {left.dtype}, got {tuple(right.shape)} {right.dtype}")
-        elif (error := relative_error(left, right)) > tolerance:
+        elif not (error := relative_error(left, right, magnitudes.get(_group(key), 0.0))) <= tolerance:
             found.append(f"{key}: relative error {error:.1e}")
     if expected.printed != got.printed:
         found.append("printed text")
@@ -223,15 +224,29 @@ def version_differences(expected: Run, got: Run) -> list[str]:
     ]
 
 
-def relative_error(left: Tensor, right: Tensor) -> float:
-    """Return the largest difference over the largest magnitude; elements that are both NaN are equal."""
+def relative_error(left: Tensor, right: Tensor, magnitude: float) -> float:
+    """Return the largest difference over a magnitude; elements that are both NaN are equal."""
     same = (left == right) | (left.isnan() & right.isnan())
     if same.all():
         return 0.0
     if not (left[~same].isfinite() & right[~same].isfinite()).all():
         return math.inf
-    left, right = left.double(), right.double()
-    return float((left - right)[~same].abs().max() / left[left.isfinite()].abs().max())
+    return float((left.double() - right.double())[~same].abs().max()) / (magnitude or math.nan)
+
+
+def _magnitudes(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """Return the largest finite magnitude of each group of tensors: a gradient can be 0 but for rounding."""
+    found: dict[str, float] = {}
+    for key, value in tensors.items():
+        finite = value[value.isfinite()].double().abs()
+        if len(finite):
+            found[_group(key)] = max(found.get(_group(key), 0.0), float(finite.max()))
+    return found
+
+
+def _group(key: str) -> str:
+    """Return the name of a tensor without its last word: the gradients of a step, the parameters, ..."""
+    return key.rpartition(" ")[0]
 
 
 def examine(name: str, mode: str, steps: int) -> Record:

@@ -1,0 +1,490 @@
+"""`coexecute` equals eager mode: one small training program for each feature of PyTorch and Python."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import multiprocessing
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.coexecution import TOLERANCE, differences, run_program
+from benchmarks.programs import Make, State, Step
+from tunebench.torch import coexecute
+
+ITERATIONS = 8
+
+Feature = Callable[[], tuple[Step, State]]
+
+FEATURES: dict[str, Feature] = {}
+"""Functions that make a program, by the name of what the program uses."""
+
+
+def _feature(make: Feature) -> Feature:
+    FEATURES[make.__name__.strip("_")] = make
+    return make
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def _batch(iteration: int, count: int = 6) -> tuple[Tensor, Tensor]:
+    own = torch.Generator().manual_seed(iteration)
+    return torch.randn(count, 4, generator=own), torch.randint(2, (count,), generator=own)
+
+
+def _state(**modules: nn.Module) -> State:
+    optimizers = {name: torch.optim.Adam(module.parameters(), lr=0.01) for name, module in modules.items()}
+    return State(modules=modules, optimizers=optimizers, batch=_batch)
+
+
+def _updated(state: State, loss: Tensor) -> Tensor:
+    for optimizer in state.optimizers.values():
+        optimizer.zero_grad()
+    loss.backward()
+    for optimizer in state.optimizers.values():
+        optimizer.step()
+    return loss.detach()
+
+
+@_feature
+def in_place_and_views() -> tuple[Step, State]:
+    state = _state(network=_network())
+    total = state.tensors["total"] = torch.zeros(6, 2)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scaled = x.clone()
+        rows = scaled.view(3, 2, 4)
+        rows[1].mul_(2)
+        scaled.T[0] += 1
+        first, last = scaled.chunk(2)
+        first.add_(last)
+        output = state.modules["network"](scaled)
+        total.add_(output.detach()).clamp_(-3, 3)
+        total[:, 0] = total[:, 1]
+        state.effects.append((scaled._version, rows.is_contiguous(), scaled.T.stride()))
+        output = output * 1
+        output[0].zero_()
+        output.view(-1)[3:5].mul_(0.5)
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def aliased_inputs() -> tuple[Step, State]:
+    state = _state(network=_network())
+    whole = state.tensors["whole"] = torch.randn(12, 4)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        for part in (whole[:6], whole[3:9], x, whole[::2]):
+            part.mul_(0.9)
+            whole[4] += x[0]
+        loss = functional.cross_entropy(state.modules["network"](whole[:6] + whole[6:]), y)
+        return _updated(state, loss)
+
+    def batch(iteration: int) -> tuple[Tensor, Tensor]:
+        return (whole[1:7] if iteration % 2 else _batch(iteration)[0]), _batch(iteration)[1]
+
+    return step, State(modules=state.modules, optimizers=state.optimizers, batch=batch, tensors=state.tensors)
+
+
+@_feature
+def an_input_written_in_place() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x.sub_(x.mean(0)).div_(x.std(0))
+        y[0] = 1 - y[0]
+        _updated(state, functional.cross_entropy(state.modules["network"](x), y))
+        return x
+
+    return step, state
+
+
+@_feature
+def no_grad() -> tuple[Step, State]:
+    student, teacher = _network(), _network().requires_grad_(False)
+    state = _state(student=student)
+    state.modules["teacher"] = teacher
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(x).softmax(-1)
+        state.effects.append((wanted.requires_grad, torch.is_grad_enabled()))
+        loss = _updated(state, functional.cross_entropy(student(x), wanted))
+        with torch.no_grad():
+            for mean, value in zip(teacher.parameters(), student.parameters(), strict=True):
+                mean.lerp_(value, 0.1)
+        return loss
+
+    return step, state
+
+
+@_feature
+def autocast() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = state.modules["network"](x)
+            state.effects.append(output.dtype)
+            loss = functional.cross_entropy(output.float(), y)
+        return _updated(state, loss)
+
+    return step, state
+
+
+@_feature
+def hooks() -> tuple[Step, State]:
+    network = _network()
+    state = _state(network=network)
+    network[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    network[2].register_full_backward_hook(lambda module, into, out: state.effects.append(len(into)))
+    network[2].weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    network[0].bias.register_post_accumulate_grad_hook(lambda bias: bias.grad.mul_(0.5))
+    network[0].register_forward_pre_hook(lambda module, inputs: sys.stdout.write(f"{inputs[0].sum()}"))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        output = network(x)
+        output.register_hook(lambda gradient: state.effects.append(gradient.norm().item()))
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def gradient_accumulation() -> tuple[Step, State]:
+    state = _state(network=_network())
+    optimizer = state.optimizers["network"]
+    seen = itertools.count(1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        for inputs, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+            loss = functional.cross_entropy(state.modules["network"](inputs), labels) / 4
+            loss.backward()
+        if next(seen) % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=len(state.effects) % 2 == 0)
+            state.effects.append("update")
+        return loss.detach()
+
+    return step, state
+
+
+@_feature
+def clipping_by_norm() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer = state.optimizers["network"]
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(state.modules["network"](x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(state.modules["network"].parameters(), 0.3)
+        if norm > 0.5:
+            nn.utils.clip_grad_value_(state.modules["network"].parameters(), 0.05)
+        sys.stdout.write(f"norm {norm:.6f}")
+        optimizer.step()
+        return loss.detach()
+
+    return step, state
+
+
+@_feature
+def learning_rates() -> tuple[Step, State]:
+    network = _network()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60)
+    state = State(modules={"network": network}, optimizers={"adamw": optimizer}, batch=_batch)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = _updated(state, functional.cross_entropy(network(x), y))
+        schedule.step()
+        return loss
+
+    return step, state
+
+
+@_feature
+def branches_on_values() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        output = state.modules["network"](x)
+        if output.mean() > 0:
+            output = output.square()
+            state.effects.append("positive")
+        while output.abs().max().item() > 0.5:
+            output = output * 0.8
+        for row in output[:2]:
+            if row.argmax().item() == 1:
+                output = output + row
+        if output.isnan().any() or not torch.allclose(output, output):
+            raise AssertionError
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def variable_lengths() -> tuple[Step, State]:
+    network = nn.ModuleDict({"words": nn.Embedding(9, 4), "cell": nn.Linear(4, 4), "head": nn.Linear(4, 9)})
+    state = _state(network=network)
+
+    def step(words: Tensor) -> Tensor:
+        hidden = network["words"](words)
+        scores = network["cell"](hidden) @ hidden.transpose(1, 2)
+        future = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(future, -1e9).softmax(-1) @ hidden
+        output = network["head"](mixed)[:, :-1]
+        return _updated(state, functional.cross_entropy(output.reshape(-1, 9), words[:, 1:].reshape(-1)))
+
+    def batch(iteration: int) -> tuple[Tensor]:
+        length = random.Random(iteration).randint(3, 12)
+        return (torch.randint(9, (2, length), generator=torch.Generator().manual_seed(iteration)),)
+
+    return step, State(modules=state.modules, optimizers=state.optimizers, batch=batch)
+
+
+@_feature
+def attributes() -> tuple[Step, State]:
+    network = _network()
+    network.calls, network.scale, network.last = 0, 1.0, None
+    state = _state(network=network)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        network.calls += 1
+        network.scale *= 0.95
+        output = network(x) * network.scale
+        if network.last is not None:
+            output = output + 0.1 * network.last
+        network.last = output.detach()
+        if network.calls == 4:
+            network.train(False)
+        state.effects.append((network.calls, network.training))
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def generators() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def outputs(x: Tensor) -> Iterator[Tensor]:
+        for rows in x.split(2):
+            sys.stdout.write("next")
+            yield state.modules["network"](rows)
+
+    endless = itertools.accumulate(itertools.repeat(1.0), lambda value, _: value * 0.9)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        output = torch.cat([each * next(endless) for each in outputs(x)])
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def exceptions() -> tuple[Step, State]:
+    state = _state(network=_network())
+    calls = itertools.count()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        call = next(calls)
+        try:
+            x @ x
+        except RuntimeError as error:
+            state.effects.append(str(error))
+        try:
+            if x.sum().item() > 0:
+                raise KeyError(round(x.sum().item(), 4))
+        except KeyError as error:
+            state.effects.append(error.args)
+        finally:
+            x = x * 2
+        loss = functional.cross_entropy(state.modules["network"](x), y)
+        if call in (3, 6):
+            raise ValueError(f"loss {loss.item():.6f} in call {call}")
+        loss = _updated(state, loss)
+        if call == 5:
+            raise StopIteration("after the update")
+        return loss
+
+    return step, state
+
+
+@_feature
+def saving_in_the_middle() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer, network = state.optimizers["network"], state.modules["network"]
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(x), y)
+        loss.backward()
+        optimizer.step()
+        stream = io.BytesIO()
+        torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, stream)
+        stream.seek(0)
+        saved = torch.load(stream)
+        state.effects.append([value.sum().item() for value in saved["network"].values()])
+        if len(state.effects) == 4:
+            network.load_state_dict({key: value * 0.5 for key, value in saved["network"].items()})
+        return loss.detach()
+
+    return step, state
+
+
+@_feature
+def two_networks_that_compete() -> tuple[Step, State]:
+    maker, judge = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    state = _state(maker=maker, judge=judge)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        made = maker(torch.randn(len(x), 3))
+        state.optimizers["judge"].zero_grad()
+        loss = functional.softplus(-judge(x)).mean() + functional.softplus(judge(made.detach())).mean()
+        loss.backward()
+        state.optimizers["judge"].step()
+        if loss.item() < 1.6:
+            state.optimizers["maker"].zero_grad()
+            functional.softplus(-judge(made)).mean().backward()
+            state.optimizers["maker"].step()
+        return loss.detach()
+
+    return step, state
+
+
+@_feature
+def second_derivatives_and_custom_functions() -> tuple[Step, State]:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * 2 + 0 * x
+
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        output = state.modules["network"](Doubled.apply(x))
+        loss = functional.cross_entropy(output, y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return _updated(state, loss + slope.norm())
+
+    return step, state
+
+
+@_feature
+def random_numbers() -> tuple[Step, State]:
+    state = _state(network=nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Linear(8, 2)))
+    own = torch.Generator().manual_seed(3)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x = x + 0.1 * torch.randn(x.shape, generator=own) + 0.1 * torch.randn_like(x)
+        order = torch.randperm(len(x))
+        if torch.rand(()).item() < 0.5:
+            torch.manual_seed(random.randrange(99))
+        x.bernoulli_(0.9)
+        return _updated(state, functional.cross_entropy(state.modules["network"](x[order]), y))
+
+    return step, state
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_coexecuted_program_equals_eager(name: str) -> None:
+    def make(seed: int) -> tuple[Step, State]:
+        torch.manual_seed(seed)
+        return FEATURES[name]()
+
+    _check(make)
+
+
+def _check(make: Make) -> Any:
+    """Compare a program with eager, and return the report of its step."""
+    wrapped: list[Step] = []
+
+    def wrap(step: Step) -> Step:
+        wrapped.append(coexecute(step))
+        return wrapped[0]
+
+    expected = run_program(make, lambda step: step, ITERATIONS, raises=True)
+    got = run_program(make, wrap, ITERATIONS, raises=True)
+    assert differences(expected, got, TOLERANCE) == []
+    return coexecute.report(wrapped[0])
+
+
+def test_workers_of_a_data_loader_feed_a_coexecuted_step() -> None:
+    def losses(wrap: Callable[[Step], Step]) -> list[float]:
+        torch.manual_seed(5)
+        state = _state(network=_network())
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            return _updated(state, functional.cross_entropy(state.modules["network"](x), y))
+
+        step = wrap(step)
+        data = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
+        loader = DataLoader(data, batch_size=6, shuffle=True, num_workers=2)
+        return [step(*batch).item() for _ in range(2) for batch in loader]
+
+    assert losses(coexecute) == pytest.approx(losses(lambda step: step), rel=TOLERANCE)
+
+
+def _losses_of_rank(wrap: Callable[[Step], Step], rank: int) -> list[float]:
+    torch.manual_seed(3)
+    network = nn.parallel.DistributedDataParallel(_network())
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = wrap(step)
+    found = [step(*_batch(2 * iteration + rank)).item() for iteration in range(ITERATIONS)]
+    return found + [value.sum().item() for value in network.parameters()]
+
+
+def _parallel(rank: int, address: str, results: Any) -> None:
+    torch.set_num_threads(1)  # threads of the parent do not exist in a forked process
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    results.put((_losses_of_rank(lambda step: step, rank), _losses_of_rank(coexecute, rank)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_data_parallel_processes_equal_eager(tmp_path: Path) -> None:
+    forking = multiprocessing.get_context("fork")
+    results = forking.SimpleQueue()
+    arguments = (f"file://{tmp_path / 'store'}", results)
+    processes = [forking.Process(target=_parallel, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    (eager, ours), (other, _) = results.get(), results.get()
+    assert ours == pytest.approx(eager, rel=TOLERANCE)
+    assert eager[ITERATIONS:] == other[ITERATIONS:] != eager[:ITERATIONS]
