@@ -317,21 +317,36 @@ def load(path: Path) -> list[Record]:
     return records
 
 
-def _examine_apart(name: str, mode: str, arguments: argparse.Namespace) -> Record:
-    """Return the record of a program under a mode, computed in another process."""
-    command = [sys.executable, "-m", "benchmarks.coexecution", "--one", name, mode]
-    command += ["--steps", str(arguments.steps)]
-    record: Record = {"program": name, "mode": mode, "steps": arguments.steps, "revision": engine_revision()}
+def save(path: Path, record: Record) -> None:
+    """Append a record to the saved ones."""
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+def run_apart(module: str, arguments: list[str], timeout_s: float | None = None) -> Record:
+    """Return the record that a module prints as its last line, run in another process, or the error.
+
+    Args:
+        module: Name of the module in this package.
+        arguments: Arguments of its command.
+        timeout_s: Time limit in seconds.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=arguments.timeout_s, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return {**record, "error": f"no result within {arguments.timeout_s:g} s"}
+        return {"error": f"no result within {timeout_s:g} s"}
     if done.returncode:
-        return {**record, "error": f"exit status {done.returncode}: {done.stderr.strip()[-160:]}"}
+        return {"error": f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"}
     found: Record = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _examine_apart(name: str, mode: str, arguments: argparse.Namespace) -> Record:
+    """Return the record of a program under a mode, computed in another process."""
+    record = {"program": name, "mode": mode, "steps": arguments.steps, "revision": engine_revision()}
+    command = ["--one", name, mode, "--steps", str(arguments.steps)]
+    return {**record, **run_apart("coexecution", command, arguments.timeout_s)}
 
 
 def table(records: list[Record]) -> str:
@@ -386,8 +401,7 @@ def main(argv: list[str] | None = None) -> int:
         if (name, mode, arguments.steps) in _saved(arguments.out):
             continue
         record = _examine_apart(name, mode, arguments)
-        with arguments.out.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record) + "\n")
+        save(arguments.out, record)
         print(f"{name} {mode}: {_result(record)}", flush=True)
     if arguments.table:
         arguments.table.write_text(table(list(_saved(arguments.out).values())), encoding="utf-8")

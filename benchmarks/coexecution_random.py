@@ -33,6 +33,7 @@ from benchmarks.coexecution import (
     engine_revision,
     load,
     run_program,
+    save,
     version_differences,
 )
 from benchmarks.random_programs import random_source, source_program
@@ -182,8 +183,7 @@ def _run_missing(arguments: argparse.Namespace) -> int:
         last = next((n for n in range(first, first + CHUNK) if n not in missing), first + CHUNK)
         for record in _records(first, last, arguments):
             record["revision"] = revision
-            with arguments.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(record) + "\n")
+            save(arguments.out, record)
             found[record["program"]] = record
         missing = [number for number in missing if number >= last]
         wrong = [number for number, each in found.items() if "error" in each or each["beyond tolerance"]]

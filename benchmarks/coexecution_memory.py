@@ -1,0 +1,134 @@
+"""Memory of co-executed training programs: growth over 1,000 steps, and the peak against eager PyTorch.
+
+    python -m benchmarks.coexecution_memory [--program NAME ...] [--out FILE.jsonl] [--table FILE.md]
+
+Each program runs under each mode in a process of its own, of a size at which tensors, not imports, take the
+memory. Resident memory counts from after the program was made. Growth is from step 200 to the last step.
+Each result is saved as one line as soon as it is known. The same command runs only what is missing for the
+present code, also after it was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import itertools
+import json
+import os
+import resource
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from benchmarks.coexecution import Record, engine_revision, load, run_apart, save
+from benchmarks.coexecution_time import SIZES, sized
+from benchmarks.programs import names
+from tunebench.torch import coexecute
+
+WARM_UP = 200
+"""Steps before growth counts."""
+
+MODES = ("eager", "coexecute")
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def measure(name: str, mode: str, steps: int) -> Record:
+    """Run a program in this process and return its memory in MiB, and the number of its tensors."""
+    size = "large" if name in SIZES["large"] else "small"
+    step, state = sized(name, size)
+    # Libraries initialise at the first operation of a kind, which is no memory of the program.
+    torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3))
+    if mode == "coexecute":
+        step = coexecute(step)
+    start = _resident_mib()
+    for iteration in range(steps):
+        with contextlib.redirect_stdout(io.StringIO()):
+            step(*state.batch(iteration))
+        state.effects.clear()
+        if iteration == min(WARM_UP, steps // 2):
+            gc.collect()
+            warm, tensors = _resident_mib(), _tensors()
+    gc.collect()
+    return {
+        "size": size, "peak_mib": _peak_mib() - start,
+        "growth_mib": _resident_mib() - warm, "tensor_growth": _tensors() - tensors,
+    }  # fmt: skip
+
+
+def _tensors() -> int:
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+
+def table(records: list[Record]) -> str:
+    """Return the records as a Markdown table."""
+    lines = [
+        "| program | size | peak eager, MiB | peak co-executed, MiB | ratio | growth eager, MiB "
+        "| growth co-executed, MiB | further tensors co-executed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    by_mode = {(each["program"], each["mode"]): each for each in records}
+    for name in sorted({each["program"] for each in records}):
+        eager, ours = by_mode.get((name, "eager")), by_mode.get((name, "coexecute"))
+        if eager is None or ours is None:
+            continue
+        cells = [
+            name, eager["size"], f"{eager['peak_mib']:.0f}", f"{ours['peak_mib']:.0f}",
+            f"{ours['peak_mib'] / eager['peak_mib']:.2f}", f"{eager['growth_mib']:.1f}",
+            f"{ours['growth_mib']:.1f}", str(ours["tensor_growth"]),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
+    return {
+        (each["program"], each["mode"], each["steps"]): each
+        for each in load(path)
+        if each["mode"] == "eager" or each["revision"] == engine_revision()
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_memory")
+    parser.add_argument("--program", action="append", choices=names(), help="program to run; default all")
+    parser.add_argument("--steps", type=int, default=1000, help="iterations per mode (default 1000)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("coexecution_memory.jsonl"), help="file of saved results"
+    )
+    parser.add_argument("--table", type=Path, help="file for the table of all saved results")
+    parser.add_argument("--one", nargs=2, metavar=("PROGRAM", "MODE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if arguments.one:
+        warnings.simplefilter("ignore")
+        name, mode = arguments.one
+        print(json.dumps(measure(name, mode, arguments.steps)))
+        return 0
+    for name, mode in itertools.product(arguments.program or names(), MODES):
+        if (name, mode, arguments.steps) in _saved(arguments.out):
+            continue
+        record = {"program": name, "mode": mode, "steps": arguments.steps, "revision": engine_revision()}
+        record |= run_apart("coexecution_memory", ["--one", name, mode, "--steps", str(arguments.steps)])
+        save(arguments.out, record)
+        print(record, flush=True)
+    if arguments.table:
+        usable = [each for each in _saved(arguments.out).values() if "error" not in each]
+        arguments.table.write_text(table(usable), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
