@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState
 from tunebench.workloads import parse
 
-__all__ = ["FORMATS", "Selection", "export_to", "import_file"]
+__all__ = ["FORMATS", "Selection", "device_keys", "export_to", "import_file", "write_jsonl"]
 
 FORMATS = (*TUNERS, "jsonl")
 """Formats of `export_to`."""
@@ -86,12 +87,7 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
     if form == "jsonl":
         if selection.cache is not None:
             raise InputError("--cache applies to t4 and kernel-tuner only: jsonl contains every measurement")
-        with replacing(path) as file:
-            count = 0
-            for line in jsonl_records(store, spaces):
-                file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
-                count += line["what"] == "measurement"
-        return count
+        return write_jsonl(store, path, spaces)
     if len(spaces) > 1:
         listed = "; ".join(map(str, spaces[:8])) + ("; …" if len(spaces) > 8 else "")
         raise InputError(
@@ -100,6 +96,28 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
     log = recorded_space_log(store, spaces[0], cache=selection.cache)
     write(log, path, form)
     return len(log.rows)
+
+
+def write_jsonl(
+    store: Reader, path: Path, spaces: Iterable[SpaceKey], only: Collection[int] | None = None
+) -> int:
+    """Write measurements as JSON Lines, and return their number; see `jsonl_records`.
+
+    Args:
+        store: Database to export from.
+        path: File to write; compressed by gzip if it ends in ``.gz``.
+        spaces: Search spaces to export.
+        only: Ids of the only measurements; None for all.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    count = 0
+    with replacing(path) as file:
+        for line in jsonl_records(store, spaces, only):
+            file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+            count += line["what"] == "measurement"
+    return count
 
 
 def select(store: Reader, selection: Selection) -> list[SpaceKey]:
@@ -121,7 +139,7 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
             _known(attribute, wanted, {getattr(space, attribute) for space in found})
             found = [space for space in found if getattr(space, attribute) == wanted]
     if selection.device is not None:
-        keys = _device_keys(selection.device, {space.device for space in found})
+        keys = device_keys(selection.device, {space.device for space in found})
         found = [space for space in found if space.device in keys]
     if not found:
         raise InputError(f"database {store.location} has no trials to export")
@@ -140,8 +158,16 @@ def _known(kind: str, name: str, known: set[str]) -> None:
         raise UnknownName(kind, name, known)
 
 
-def _device_keys(name: str, known: set[str]) -> set[str]:
-    """Return the keys of the devices with a name, an architecture or a key."""
+def device_keys(name: str, known: Collection[str]) -> set[str]:
+    """Return the stored keys that a name, an architecture or a key selects.
+
+    Args:
+        name: What the user wrote, such as ``cpu``, ``h100-sxm`` or ``sm_90``.
+        known: Stored keys.
+
+    Raises:
+        UnknownName: if it selects none.
+    """
     if name == "cpu" or name.startswith("cuda"):
         name = devices.find(name).key
     keys = {key for key in known if name in (key, key.partition(":")[0], _product(key))}

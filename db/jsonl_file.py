@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,15 @@ MAX_SPACES = 100_000
 # -- out -------------------------------------------------------------------------------------------
 
 
-def jsonl_records(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]:
+def jsonl_records(
+    store: Reader, spaces: Iterable[SpaceKey], only: Collection[int] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a line per device, then a line per measurement, space by space and oldest first.
 
     Args:
         store: Database to export from.
         spaces: Search spaces to export.
+        only: Ids of the only measurements; None for all.
     """
     chosen = list(spaces)
     keys = {space.device for space in chosen}
@@ -55,7 +58,8 @@ def jsonl_records(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[st
             yield {"what": "device", "tunebench": __version__, "key": key, **fields}
     for space in chosen:
         for entry in store.history(space.workload, space.device, space.variant):
-            yield _measurement_line(entry)
+            if only is None or entry.id in only:
+                yield _measurement_line(entry)
 
 
 def _measurement_line(entry: Record) -> dict[str, Any]:

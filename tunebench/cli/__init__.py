@@ -30,6 +30,7 @@ COMMANDS = {
     "lookup": "Look up the best known kernel and parameters for a workload.",
     "show": "Show the records of a workload: the fastest configurations, and failures by class.",
     "report": "Write an HTML page of search histories, or of the best times of two databases.",
+    "check": "Compare best times with those of a baseline file; exit with 1 if a workload became slower.",
     "predict": "Predict the time of a workload or a model on GPUs, present or not.",
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",
@@ -52,7 +53,7 @@ COMMANDS = {
 
 EXIT_CODES = {
     0: "done",
-    1: "any other error",
+    1: "a check failed, or any other error",
     2: "invalid command line or input",
     3: "not measured here (lookup --strict), or measured only for variants whose files are not given",
     4: "the database cannot be read or written",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,6 +25,7 @@ __all__ = [
     "ConfigText",
     "Database",
     "DeviceName",
+    "Devices",
     "Gpus",
     "Json",
     "LearnedPruner",
@@ -30,6 +34,7 @@ __all__ = [
     "OptionalWorkload",
     "ReadDatabase",
     "StopAtGap",
+    "Tolerance",
     "Training",
     "VariantFiles",
     "VariantName",
@@ -163,17 +168,69 @@ DeviceName = Annotated[
 ]
 """Name of a device, present or absent, or a file that describes it; None without the option."""
 
+
+def _split_devices(names: list[str] | None) -> list[str] | None:
+    """Return names that were repeated, or separated by commas; a comma in a stored key is not a separator."""
+    if names is None:
+        return None
+    each = [part for name in names for part in ([name] if Path(name).exists() else _NEXT_DEVICE.split(name))]
+    if not all(each):
+        raise InputError(f"--device: expected names separated by commas, got {','.join(names)!r}")
+    return each
+
+
+_NEXT_DEVICE = re.compile(r",(?!\w+=)")
+"""Comma between two devices; keys such as x86_64-v4:amd-epyc,sm=2 have others."""
+
 Gpus = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
         metavar="NAME|FILE",
-        help="Device: a GPU by name, or a file that describes one; repeatable. Default: the GPU here.",
+        help="Device: a GPU by name, or a file that describes one; repeatable, or separated by commas. "
+        "Default: the GPU here.",
         show_default=False,
         autocompletion=_completion.devices,
+        callback=_split_devices,
     ),
 ]
 """Names of GPUs, present or absent, or files that describe them; None without the option."""
+
+
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="Device by name, architecture or stored key; repeatable, or separated by commas. Default: all.",
+        show_default=False,
+        autocompletion=_completion.devices,
+        callback=_split_devices,
+    ),
+]
+"""Names of devices of records; None without the option."""
+
+
+def _fraction(text: str) -> float:
+    """Return a fraction from a text such as ``5%`` or ``0.05``."""
+    number = str(text).strip()
+    with contextlib.suppress(ValueError):
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+        if 0 <= value < math.inf:
+            return value
+    raise typer.BadParameter(f"expected a percentage or a fraction, such as 5% or 0.05, got {text!r}")
+
+
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        metavar="PERCENT",
+        help="Tolerance: slowdown that is no regression, such as 5% or 0.05.",
+        parser=_fraction,
+        show_default="5%",
+    ),
+]
+"""Tolerated slowdown as a fraction of time."""
 
 Architecture = Annotated[
     str | None,

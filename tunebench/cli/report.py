@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, DeviceName, Json, ReadDatabase, Workloads, target_device
+from tunebench.cli._option import (
+    Architecture,
+    DeviceName,
+    Json,
+    ReadDatabase,
+    Tolerance,
+    Workloads,
+    target_device,
+)
 from tunebench.cli._output import emit
 from tunebench.errors import InputError
 
@@ -27,9 +35,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="With --compare: slowdown that is no regression.")
-    ] = 0.05,
+    tolerance: Tolerance = 0.05,
     db: ReadDatabase = None,
     as_json: Json = False,
 ) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tunebench.db.reader import Reader
-from tunebench.errors import InputError
+from tunebench.db.record import SpaceKey
+from tunebench.db.staleness import installed_revision
+from tunebench.device import Device
+from tunebench.errors import ConfigError, InputError
+from tunebench.space import Config
 
-__all__ = ["ComparedTime", "DatabaseComparison", "compare_databases"]
+__all__ = ["ComparedTime", "DatabaseComparison", "best_answers", "compare_databases"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +48,20 @@ class ComparedTime:
         return self.before_us / self.after_us
 
     @property
+    def slowdown_ci(self) -> tuple[float, float] | None:
+        """Confidence interval of the second time over the first one, 90 % or more; None for predictions.
+
+        Both medians are within their 95 % intervals with a probability of at least 90 % (Bonferroni).
+        """
+        if self.before_ci_us is None or self.after_ci_us is None:
+            return None
+        return self.after_ci_us[0] / self.before_ci_us[1], self.after_ci_us[1] / self.before_ci_us[0]
+
+    @property
     def verdict(self) -> str:
-        """``"regression"``, ``"improvement"`` or ``"same"``: confidence intervals apart."""
-        apart = True
-        if self.before_ci_us is not None and self.after_ci_us is not None:
-            first, second = self.before_ci_us, self.after_ci_us
-            apart = first[1] < second[0] or second[1] < first[0]
+        """``"regression"``, ``"improvement"`` or ``"same"``: significant and beyond the tolerance."""
+        between = self.slowdown_ci
+        apart = between is None or not between[0] <= 1 <= between[1]
         if apart and self.after_us > self.before_us * (1 + self.tolerance):
             return "regression"
         if apart and self.before_us > self.after_us * (1 + self.tolerance):
@@ -80,11 +93,19 @@ class DatabaseComparison:
         return tuple(time for time in self.times if time.verdict == "regression")
 
 
-_Key = tuple[str, str, str | None, str]
-"""Workload, kind, cache state, and the device if both databases have a common one."""
+AnswerKey = tuple[str, str, str | None, str]
+"""Workload, kind, cache state, and the device; an empty device if devices are not distinguished."""
 
 
-def compare_databases(before: Reader, after: Reader, *, tolerance: float = 0.05) -> DatabaseComparison:
+def compare_databases(
+    before: Reader,
+    after: Reader,
+    *,
+    tolerance: float = 0.05,
+    workloads: Collection[str] = (),
+    devices: Collection[str] = (),
+    installed: bool = False,
+) -> DatabaseComparison:
     """Compare the best known times of two databases.
 
     Devices that are in both databases are compared with themselves. If there is none, each database must have
@@ -94,19 +115,25 @@ def compare_databases(before: Reader, after: Reader, *, tolerance: float = 0.05)
         before: The first database.
         after: The second one.
         tolerance: Ratio of times above 1 that is no regression.
+        workloads: Canonical texts of the only workloads; empty for all.
+        devices: Keys of the only devices, each compared with itself; empty for all.
+        installed: Whether to leave out results of the second database whose source differs from that of the
+            installed variants.
 
     Raises:
         InputError: the databases share no device, and one of them has several.
     """
-    first, second = _answers(before), _answers(after)
-    devices = {row["device"] for row in first}, {row["device"] for row in second}
-    shared = bool(devices[0] & devices[1])
-    if not shared and any(len(found) > 1 for found in devices):
+    first, second = _answers(before, workloads, devices), _answers(after, workloads, devices)
+    found = {row["device"] for row in first}, {row["device"] for row in second}
+    shared = bool(devices) or bool(found[0] & found[1])
+    if not shared and any(len(keys) > 1 for keys in found):
         raise InputError(
             f"expected databases with a common device, or with one device each; {before.location} has "
-            f"{', '.join(sorted(devices[0]))} and {after.location} has {', '.join(sorted(devices[1]))}"
+            f"{', '.join(sorted(found[0]))} and {after.location} has {', '.join(sorted(found[1]))}"
         )
-    old, new = _fastest(first, shared), _fastest(second, shared)
+    if installed:
+        second = _installed(after, second)
+    old, new = _fastest(first, shared=shared), _fastest(second, shared=shared)
     times = [_compared(old[key], new[key], tolerance) for key in old.keys() & new.keys()]
     return DatabaseComparison(
         before=str(before.location),
@@ -117,12 +144,51 @@ def compare_databases(before: Reader, after: Reader, *, tolerance: float = 0.05)
     )
 
 
-def _answers(reader: Reader) -> list[Any]:
-    return [row for row in reader.answers() if row["time_us"] is not None]
+def best_answers(
+    reader: Reader, *, workloads: Collection[str] = (), devices: Collection[str] = ()
+) -> list[Mapping[str, Any]]:
+    """Return the row of the fastest current answer for each workload, device, cache state and kind of time.
+
+    Args:
+        reader: The database.
+        workloads: Canonical texts of the only workloads; empty for all.
+        devices: Keys of the only devices; empty for all.
+    """
+    found = _fastest(_installed(reader, _answers(reader, workloads, devices)), shared=True)
+    return [row for _, row in sorted(found.items(), key=lambda item: str(item[0]))]
 
 
-def _fastest(rows: list[Any], shared: bool) -> dict[_Key, Any]:
-    found: dict[_Key, Any] = {}
+def _answers(
+    reader: Reader, workloads: Collection[str] = (), devices: Collection[str] = ()
+) -> list[Mapping[str, Any]]:
+    return [
+        row
+        for row in reader.answers()
+        if row["time_us"] is not None
+        and (not workloads or row["workload"] in workloads)
+        and (not devices or row["device"] in devices)
+    ]
+
+
+def _installed(reader: Reader, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows with the source of the installed variants; without the variant, those not stale."""
+    devices = {key: Device(**fields) for key, fields in reader.descriptors().items()}
+
+    def is_current(row: Mapping[str, Any]) -> bool:
+        space = SpaceKey(device=row["device"], workload=row["workload"], variant=row["variant"])
+        revision = installed_revision(space, devices[row["device"]])
+        if revision is None:
+            return not row["stale"]
+        try:
+            return bool(revision(Config(row["config_values"])) == row["revision"])
+        except ConfigError:
+            return False
+
+    return [row for row in rows if is_current(row)]
+
+
+def _fastest(rows: list[Mapping[str, Any]], *, shared: bool) -> dict[AnswerKey, Mapping[str, Any]]:
+    found: dict[AnswerKey, Mapping[str, Any]] = {}
     for row in rows:
         key = (row["workload"], row["kind"], row["cache"], row["device"] if shared else "")
         if key not in found or row["time_us"] < found[key]["time_us"]:
@@ -130,7 +196,7 @@ def _fastest(rows: list[Any], shared: bool) -> dict[_Key, Any]:
     return found
 
 
-def _compared(old: Any, new: Any, tolerance: float) -> ComparedTime:
+def _compared(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> ComparedTime:
     return ComparedTime(
         workload=old["workload"],
         before_device=old["device"],
@@ -144,5 +210,5 @@ def _compared(old: Any, new: Any, tolerance: float) -> ComparedTime:
     )
 
 
-def _interval(row: Any) -> tuple[float, float] | None:
+def _interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
     return None if row["ci_low_us"] is None else (row["ci_low_us"], row["ci_high_us"])
