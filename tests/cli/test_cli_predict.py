@@ -301,9 +301,13 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
         (["predict", "--model", "gpt9", "--device", "t4"], "unknown network 'gpt9'"),
         (["predict", *GPT2, "--device", "t4", "--dtype", "f64"], "unknown dtype 'f64'"),
         (["predict", *GPT2, "--device", "t4", "--optimizer", "lion"], "unknown optimizer 'lion'"),
-        (["predict", *GPT2, "--device", "t4", "--microbatches", "2"], "need --data"),
+        (
+            ["predict", *GPT2, "--device", "t4", "--pipeline", "2", "--stage-layers", "6,x"],
+            "such as 11,11,10",
+        ),
+        (["predict", *GPT2, "--device", "t4", "--nodes", "2"], "needs --data"),
         (["predict", *GPT2, "--device", "t4", "--data", "3"], "a batch of 2 cannot be divided"),
-        (["predict", *GPT2, "--device", "t4", "--data", "2", "--schedule", "x"], "schedule must be"),
+        (["predict", *GPT2, "--device", "t4", "--data", "2", "--schedule", "x"], "unknown schedule"),
         (["compare", "--device", "t4"], "give the work to compare"),
         (["compare", "-w", GEMM], "this machine has no GPU: name one by --device"),
         (["compare", "-w", GEMM, "--device", "t4", "--price", "t4"], "form device=price, got 't4'"),
@@ -360,3 +364,36 @@ def test_recorded_space_is_compared_with_a_device_from_a_file(run_json: Run, tmp
     assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
     fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
     assert fma[0] == pytest.approx(2 * fma[1])
+
+
+def test_step_as_frameworks_run_it(run_json: Run) -> None:
+    asked = [
+        "predict",
+        "--model",
+        "llama-2-7b",
+        "--batch",
+        "32",
+        "--seq",
+        "4096",
+        "--training",
+        "--dtype",
+        "bf16",
+    ]
+    asked += ["--device", "h100-sxm", "--stack", "megatron", "--flash-attention", "--nodes", "1"]
+
+    def step_us(*changes: str) -> float:
+        return float(run_json(*asked, *changes)[0]["time_us"])
+
+    pipeline = ("--data", "2", "--pipeline", "4", "--microbatches", "16")
+    plain = step_us(*pipeline)
+    for schedule in ("zb-h1", "zbv"):
+        assert step_us(*pipeline, "--schedule", schedule) < plain
+    assert step_us(*pipeline, "--recompute", "full", "--recompute-layers", "2") > plain
+    assert step_us(*pipeline, "--stage-layers", "9,9,8,6") != plain
+    copies = ("--data", "8", "--microbatches", "4", "--sharding")
+    states, full = (step_us(*copies, kind) for kind in ("optimizer", "full"))
+    assert states < full
+    assert step_us(*copies, "optimizer", "--no-overlap", "--f32-gradients") > states
+    tensor = ("--tensor", "8", "--sequence-parallel", "--microbatches", "32")
+    assert step_us(*tensor, "--user-buffers") < step_us(*tensor) < step_us(*tensor, "--no-tensor-overlap")
+    assert step_us("--context", "8", "--microbatches", "32", "--cuda-graphs") > 0

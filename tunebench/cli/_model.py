@@ -63,6 +63,14 @@ class ModelRequest:
             "selective (the core of attention) and full (whole layers)."
         ),
     ] = "none"
+    recompute_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --recompute full: layers of each stage that are computed again. Default: all.",
+            show_default=False,
+        ),
+    ] = None
     flash_attention: Annotated[
         bool, typer.Option("--flash-attention", help="With --stack megatron: attention is one kernel.")
     ] = False
@@ -101,14 +109,76 @@ class ModelRequest:
     ] = 1
     microbatches: Annotated[
         int,
-        typer.Option("--microbatches", min=1, help="Pipeline parallelism: number of micro-batches per step."),
+        typer.Option(
+            "--microbatches", min=1, help="Number of micro-batches per step, whose gradients are added up."
+        ),
     ] = 1
     schedule: Annotated[
-        str, typer.Option(help="Pipeline parallelism: schedule, one of 1f1b, gpipe and interleaved-1f1b.")
+        str,
+        typer.Option(
+            help="Pipeline parallelism: schedule, one of 1f1b, gpipe, interleaved-1f1b, zb-h1, zb-h2, "
+            "interleaved-zb, zbv, v-half, v-min and dualpipe-v."
+        ),
     ] = "1f1b"
     chunks: Annotated[
-        int, typer.Option(min=1, help="Pipeline parallelism, interleaved-1f1b: stages of each device.")
+        int, typer.Option(min=1, help="Pipeline parallelism, interleaved schedules: stages of each device.")
     ] = 1
+    stage_layers: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N,…",
+            help="Pipeline parallelism: layers of each stage. Default: as even as possible.",
+            show_default=False,
+        ),
+    ] = ""
+    context: Annotated[
+        int,
+        typer.Option(
+            "--context",
+            min=1,
+            help="Context parallelism, with --stack megatron and --flash-attention: number of devices that "
+            "share every sequence.",
+        ),
+    ] = 1
+    sharding: Annotated[
+        str,
+        typer.Option(
+            help="Data parallelism: what the copies divide, one of none, optimizer (ZeRO-1, distributed "
+            "optimizer), gradients (ZeRO-2) and full (ZeRO-3, FSDP)."
+        ),
+    ] = "none"
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Data parallelism: sum gradients during the backward pass and gather updated parameters "
+            "during the forward pass, or afterwards.",
+        ),
+    ] = True
+    tensor_overlap: Annotated[
+        bool,
+        typer.Option(
+            "--tensor-overlap/--no-tensor-overlap",
+            help="Tensor parallelism with --stack megatron: run collectives of the backward pass beside "
+            "products.",
+        ),
+    ] = True
+    user_buffers: Annotated[
+        bool,
+        typer.Option(
+            "--user-buffers",
+            help="With --sequence-parallel: run collectives in parts beside products (Transformer Engine).",
+        ),
+    ] = False
+    f32_gradients: Annotated[
+        bool, typer.Option("--f32-gradients", help="Training step in 16 bits: sum gradients in f32.")
+    ] = False
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs", help="Model: launch kernels as CUDA graphs, without host time for each."
+        ),
+    ] = False
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")] = 1
     link: Annotated[
         str | None,
@@ -128,7 +198,7 @@ class ModelRequest:
     @property
     def devices(self) -> int:
         """Number of devices in use."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.context * self.tensor * self.pipeline
 
     @property
     def items(self) -> int:
@@ -161,6 +231,12 @@ class ModelRequest:
             microbatches=self.microbatches,
             schedule=self.schedule,  # type: ignore[arg-type]
             chunks=self.chunks,
+            stage_layers=_numbers(self.stage_layers) if self.stage_layers else None,
+            context=self.context,
+            sharding=self.sharding,  # type: ignore[arg-type]
+            overlap=self.overlap,
+            tensor_overlap=self.tensor_overlap,
+            user_buffers=self.user_buffers,
         )
 
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
@@ -199,12 +275,16 @@ class ModelRequest:
             flash=self.flash_attention,
             sequence_parallel=self.sequence_parallel,
             fp8=self.fp8,  # type: ignore[arg-type]
+            recompute_layers=self.recompute_layers,
+            wide_gradients=self.f32_gradients,
+            cuda_graphs=self.cuda_graphs,
             optimizer=optimizer,  # type: ignore[arg-type]
         )
         if self.devices == 1:
-            if self.nodes > 1 or self.microbatches > 1:
-                raise InputError("--nodes and --microbatches need --data, --tensor or --pipeline")
-            return predict_network(found, device, run)
+            if self.nodes > 1:
+                raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
+            if self.microbatches == 1:
+                return predict_network(found, device, run)
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
@@ -227,6 +307,13 @@ class ModelRequest:
                 f"{needed / 2**30:.0f} GiB",
                 soft_wrap=True,
             )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise InputError(f"--stage-layers {text}: expected numbers of layers, such as 11,11,10") from None
 
 
 def _own_type(network: Network) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "NetworkPrediction",
     "OperationTime",
     "PartTime",
+    "host_us",
     "interval_widths",
     "predict_network",
     "predict_operations",
@@ -260,7 +261,7 @@ def predict_network(
     times = predict_operations(network.operations(run), device, model=model)
     busy = sum(each.time_us for each in times)
     if host_us_per_launch is None:
-        host_us_per_launch = MEGATRON_HOST_US if run.stack == "megatron" else HOST_US
+        host_us_per_launch = host_us(run)
     host = host_us_per_launch * sum(each.operation.count for each in times)
     bound = sum(each.bound_us for each in times)
     less, more = interval_widths(times)
@@ -278,6 +279,13 @@ def predict_network(
         host_us=host,
         operations=times,
     )
+
+
+def host_us(run: NetworkRun) -> float:
+    """Return the host time per kernel launch of a run, in microseconds."""
+    if run.cuda_graphs:
+        return 0.0
+    return MEGATRON_HOST_US if run.stack == "megatron" else HOST_US
 
 
 def require_fp8(device: Device, fp8: str) -> None:

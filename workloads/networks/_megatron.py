@@ -149,8 +149,9 @@ def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[C
     found = [ContextExchange(nbytes=keys, count=count)]
     if run.trains:
         found.append(ContextExchange(nbytes=2 * keys, count=count, phase="backward", behind="backward"))
-        if run.recompute != "none":
-            found.append(ContextExchange(nbytes=keys, count=count, phase="backward"))
+        again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
+        if run.recompute != "none" and again:
+            found.append(ContextExchange(nbytes=keys, count=again * (run.context - 1), phase="backward"))
     return tuple(found)
 
 
@@ -249,23 +250,25 @@ def _dropout(tape: Tape, part: str, shape: tuple[int, int], probability: float) 
 
 
 def megatron_collectives(
-    run: NetworkRun, nbytes: int, products: int, has_embedding: bool, has_head: bool
+    run: NetworkRun, nbytes: int, products: int, ends: tuple[bool, bool]
 ) -> tuple[TensorCollective, ...]:
     """Return the collectives of tensor parallelism of a stage.
 
     The gradient of a divided product's input is summed while the gradient of its weights is computed. With
     sequence parallelism, an all-reduce is a reduce-scatter and an all-gather, and the backward pass gathers
-    the input of each product again.
+    the input of each product again. All-gathers inside layers carry 8-bit floats if products multiply them.
 
     Args:
         run: How the network runs.
         nbytes: Bytes of the hidden states of all tokens.
         products: Number of divided products whose results are summed in a forward pass: two per layer.
-        has_embedding: Whether the stage has the embedding.
-        has_head: Whether the stage has the head.
+        ends: Whether the stage has the embedding, and whether it has the head.
     """
-    forward = _forward_collectives(run, nbytes, products + has_embedding)
-    if not has_embedding and not run.sequence_parallel:  # each device received its part from the stage before
+    has_embedding, has_head = ends
+    forward = _forward_collectives(run, nbytes, products)
+    if has_embedding:
+        forward += _unbound(run, nbytes)
+    elif not run.sequence_parallel:  # each device received its part from the stage before
         forward.append(TensorCollective(nbytes=nbytes, count=1, part="stage", collective="all-gather"))
     if not run.trains:
         return tuple(forward)
@@ -277,19 +280,46 @@ def megatron_collectives(
     return (*forward, *backward)
 
 
-def _forward_collectives(run: NetworkRun, nbytes: int, count: int) -> list[TensorCollective]:
-    if not run.sequence_parallel:
-        return [TensorCollective(nbytes=nbytes, count=count, part="layers")]
+_AFTER = {"attention qkv": "attention output", "mlp up": "mlp down"}
+"""The product whose result is summed, for each product whose input is gathered."""
+
+
+def _unbound(run: NetworkRun, nbytes: int, count: int = 1) -> list[TensorCollective]:
+    """Return collectives that no product needs to run in parts."""
+    kinds = ("all-gather", "reduce-scatter") if run.sequence_parallel else ("all-reduce",)
     return [
-        TensorCollective(nbytes=nbytes, count=count, part="layers", collective="all-gather"),
-        TensorCollective(nbytes=nbytes, count=count, part="layers", collective="reduce-scatter"),
+        TensorCollective(nbytes=nbytes, count=count, part="layers", collective=kind)  # type: ignore[arg-type]
+        for kind in kinds
     ]
+
+
+def _gathered_bytes(run: NetworkRun, nbytes: int) -> int:
+    return nbytes // (1 if run.fp8 == "none" else itemsize(run.dtype))
+
+
+def _forward_collectives(run: NetworkRun, nbytes: int, products: int) -> list[TensorCollective]:
+    if not run.sequence_parallel:
+        return _unbound(run, nbytes, products)
+    found = []
+    for gathered, summed in _AFTER.items():
+        each = TensorCollective(nbytes=nbytes, count=products // 2, part="layers")
+        found += [
+            replace(
+                each,
+                nbytes=_gathered_bytes(run, nbytes),
+                collective="all-gather",
+                beside=(gathered, "forward"),
+            ),
+            replace(each, collective="reduce-scatter", beside=(summed, "forward")),
+        ]
+    return found
 
 
 def _recomputed_collectives(run: NetworkRun, nbytes: int, products: int) -> list[TensorCollective]:
     if run.recompute != "full":
         return []
-    again = _forward_collectives(run, nbytes, products)
+    count = products if run.recompute_layers is None else min(products, 2 * run.recompute_layers)
+    again = _forward_collectives(run, nbytes, count) if count else []
     return [replace(each, phase="backward", part="recomputation") for each in again]
 
 
@@ -299,8 +329,13 @@ def _backward_collectives(run: NetworkRun, nbytes: int, part: str, count: int) -
     )
     if not run.sequence_parallel:
         return [found]
+    after = _AFTER.get(part)
+    gathered = replace(
+        found, nbytes=_gathered_bytes(run, nbytes) if after else nbytes, collective="all-gather"
+    )
     return [
         replace(found, collective="reduce-scatter"),
-        replace(found, collective="all-gather", behind=(part, "input")),
-        replace(found, collective="all-gather", behind=None),  # gradient of the output, for both products
+        replace(gathered, behind=(part, "input")),
+        # the gradient of the output, for both products
+        replace(gathered, behind=None, beside=(after, "input") if after else None),
     ]

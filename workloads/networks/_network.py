@@ -75,6 +75,8 @@ class TensorCollective:
         collective: Kind.
         behind: Part of the network whose gradient product may run at the same time, and which: that of the
             input or that of the weights. None if the device waits.
+        beside: Part of the network whose product needs the result, or has the operand, and which: of the
+            forward pass or the gradient of the input. Both can run in parts at the same time.
     """
 
     nbytes: int
@@ -83,6 +85,7 @@ class TensorCollective:
     phase: Phase = "forward"
     collective: Literal["all-reduce", "all-gather", "reduce-scatter"] = "all-reduce"
     behind: tuple[str, Literal["input", "weights"]] | None = None
+    beside: tuple[str, Literal["forward", "input"]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,11 @@ class NetworkRun:
             values come round a ring. Needs the stack megatron and flash.
         fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
             Engine; everything else is in `dtype`. Needs the stack megatron and 16 bits.
+        shards: Devices that divide the update of the parameters.
+        wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
+        recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
+            again with `recompute="full"`; None for all.
+        cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
     """
 
     batch: int = 1
@@ -150,6 +158,10 @@ class NetworkRun:
     flash: bool = False
     context: int = 1
     fp8: Fp8 = "none"
+    shards: int = 1
+    wide_gradients: bool = False
+    recompute_layers: int | None = None
+    cuda_graphs: bool = False
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
@@ -172,8 +184,13 @@ class NetworkRun:
                 "context parallelism needs a degree of at least 1, flash, and an even number of tokens on "
                 f"each device, got {self}"
             )
-        if self.batch < 1 or self.seq < 0 or self.tensor < 1:
-            raise InputError(f"batch and tensor must be 1 or more and seq 0 or more; got {self}")
+        if min(self.batch, self.tensor, self.shards) < 1 or self.seq < 0:
+            raise InputError(f"batch, tensor and shards must be 1 or more and seq 0 or more; got {self}")
+        if self.recompute_layers is not None and (self.recompute != "full" or self.recompute_layers < 0):
+            raise InputError(
+                f"recompute_layers must be 0 or more, with recompute=full; got {self.recompute_layers} with "
+                f"recompute={self.recompute}"
+            )
         if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
             raise InputError(f"layers must be from one up to a later one, got {self.layers}")
         if self.mode == "infer" and self.optimizer != "none":
@@ -183,6 +200,11 @@ class NetworkRun:
     def compiled(self) -> bool:
         """Whether a compiler has fused elementwise operations."""
         return self.stack == "compiled"
+
+    @property
+    def gradient_dtype(self) -> DType:
+        """Dtype in which gradients are summed."""
+        return "f32" if self.wide_gradients else self.dtype
 
     @property
     def trains(self) -> bool:

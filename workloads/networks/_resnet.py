@@ -159,7 +159,7 @@ class ResNet(Network):
             self._add_head(tape)
         parameters = self.parameters(layers=(first, last))
         tape.accumulated(parameters, 3 * len(held))
-        tape.updated(parameters)
+        tape.updated(-(-parameters // run.shards))
         return merged(tape.operations)
 
     def _add_stem(self, tape: Tape) -> None:

@@ -293,7 +293,7 @@ class Tape:
         if not self.run.trains or not self.run.accumulate:
             return
         rows = max(1, round(parameters / (kernels * ROW)))
-        work = Elementwise(rows=rows, cols=ROW, dtype=self.run.dtype, expression="x+y")
+        work = Elementwise(rows=rows, cols=ROW, dtype=self.run.gradient_dtype, expression="x+y")
         once = Operation(workload=work, part="gradients", phase="backward")
         self.extend([once], kernels)
 

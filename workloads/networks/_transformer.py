@@ -276,18 +276,21 @@ class Transformer(Network):
         """Return the operations of one device in one run (see `Network.operations`)."""
         self._check(run)
         first, last = self.stage(run)
+        again = last - first if run.recompute_layers is None else run.recompute_layers
         tape = Tape(run)
         if first == 0:
             self._embedding(tape)
-        for kind, times in Counter(map(self.kind_of_layer, range(first, last))).items():
-            layer = Tape(run)
+        kept = replace(run, recompute="none", recompute_layers=None)
+        counts = Counter((self.kind_of_layer(each), each - first < again) for each in range(first, last))
+        for (kind, recomputed), times in counts.items():
+            layer = Tape(run if recomputed else kept)
             self._add_layer(layer, kind)
             tape.extend(layer.operations, times)
         if last == self.layers:
             self._head(tape)
         held = self.parameters(run.tensor, (first, last))
         tape.accumulated(held, sum(map(self._layer_tensors, range(first, last))))
-        tape.updated(held)
+        tape.updated(share(held, run.shards))
         add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)))
         return merged(tape.operations)
 
@@ -327,7 +330,7 @@ class Transformer(Network):
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
         layers = sum(map(self._divided_products, range(first, last)))
         if run.stack == "megatron":
-            return megatron_collectives(run, nbytes, layers, first == 0, last == self.layers)
+            return megatron_collectives(run, nbytes, layers, (first == 0, last == self.layers))
         found = [TensorCollective(nbytes=nbytes, count=layers, part="layers")]
         if first == 0:
             found.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))

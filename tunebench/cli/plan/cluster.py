@@ -97,6 +97,20 @@ def cluster(
             "their times are optimistic.",
         ),
     ] = False,
+    user_buffers: Annotated[
+        bool,
+        typer.Option(
+            "--user-buffers",
+            help="Plans with sequence parallelism run its collectives in parts beside products (Transformer "
+            "Engine).",
+        ),
+    ] = False,
+    f32_gradients: Annotated[
+        bool, typer.Option("--f32-gradients", help="Sum gradients in f32, with the memory for it.")
+    ] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each.")
+    ] = False,
     reasons: Annotated[
         bool,
         typer.Option(
@@ -188,6 +202,9 @@ def cluster(
         _job(model, batch, seq, dtype),
         fp8=fp8,  # type: ignore[arg-type]
         flash=flash_attention,
+        user_buffers=user_buffers,
+        wide_gradients=f32_gradients,
+        cuda_graphs=cuda_graphs,
         full_sharding=full_sharding,
     )
     if is_mixed(cluster):

@@ -1,8 +1,10 @@
-"""Gradients that copies of a network sum while the last backward pass still runs."""
+"""Gradients that copies of a network sum, and parameters that they gather, beside the kernels of a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.dtype import itemsize
@@ -10,7 +12,12 @@ from tunebench.forecast.parallel.cluster import ProcessGroup
 from tunebench.forecast.parallel.collective import Collective, collective_us
 from tunebench.workloads.networks import Network, NetworkRun
 
-__all__ = ["BUCKET_BYTES", "exposed_gradients_us", "gradient_bytes"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["BUCKET_BYTES", "BucketExchange", "bucket_bytes", "chained_us", "gradient_bytes"]
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
@@ -24,43 +31,97 @@ def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -
 
     Args:
         network: The network.
-        run: How it runs; its degree of tensor parallelism and dtype count.
+        run: How it runs; its degree of tensor parallelism and the dtype of gradients count.
         layers: Layers of the stage as a half-open range.
     """
     first, last = layers
     counts = [network.parameters(run.tensor, (layer, layer + 1)) for layer in range(first, last)][::-1]
     counts[0] -= sum(counts) - network.parameters(run.tensor, layers)
-    return [count * itemsize(run.dtype) for count in counts]
+    return [count * itemsize(run.gradient_dtype) for count in counts]
 
 
-def exposed_gradients_us(
-    sizes: Sequence[int],
-    backward_us: float,
-    group: ProcessGroup,
-    slower: float = 1.0,
-    collective: Collective = "all-reduce",
-) -> float:
-    """Return how long buckets of gradients are still in transit when the backward pass has ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketExchange:
+    """Collectives of copies of the network, in buckets, beside the kernels of a pass.
 
-    Layers take equal shares of the pass, and the gradients of a layer become available evenly in its share.
-    Buckets are sent one after the other: the last one ends at the latest of each bucket's start and the time
-    of all buckets from it on.
+    Gradients are summed during a backward pass. In reverse, the same holds for parameters that are gathered
+    during a forward pass, each bucket before its layer.
+
+    Attributes:
+        group: Devices with copies of the network.
+        bucket_bytes: Largest bucket.
+        overlap: Whether the collectives run beside the pass; otherwise all are one, at its end.
+        slower: Factor on the predicted time of collectives.
+        occupied: Share of the SMs that the collectives take from the kernels.
+    """
+
+    group: ProcessGroup
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = True
+    slower: float = 1.0
+    occupied: float = 0.0
+
+    def total_us(self, collective: Collective, sizes: Sequence[int]) -> float:
+        """Return the time of all buckets, one after the other.
+
+        Args:
+            collective: Kind of the collective.
+            sizes: Bytes of each layer, in the order of the backward pass.
+        """
+        if not self.overlap:
+            return self.slower * float(collective_us(collective, sum(sizes), self.group))
+        return float(sum(self._takes_us(collective, sizes)[0]))
+
+    def exposed_us(self, collective: Collective, sizes: Sequence[int], pass_us: float) -> float:
+        """Return how long buckets are still in transit when the pass has ended, and what it lost to them.
+
+        Layers take equal shares of the pass, and the bytes of a layer become available evenly in its share.
+        Buckets are sent one after the other: the last one ends at the latest of each bucket's start and the
+        time of all buckets from it on.
+
+        Args:
+            collective: Kind of the collective.
+            sizes: Bytes of each layer, in the order of the backward pass.
+            pass_us: Kernels of the pass, in microseconds.
+        """
+        if not self.overlap or not any(sizes):
+            return self.total_us(collective, sizes)
+        takes, ready = self._takes_us(collective, sizes)
+        remaining = np.cumsum(takes[::-1])[::-1]
+        exposed_us = max(0.0, float((pass_us * ready + remaining).max()) - pass_us)
+        return exposed_us + self.occupied * max(0.0, float(remaining[0]) - exposed_us)
+
+    def _takes_us(self, collective: Collective, sizes: Sequence[int]) -> tuple[Array, Array]:
+        """Return the time of each bucket, and the share of the pass after which it is ready."""
+        counts = np.array([-(-nbytes // self.bucket_bytes) for nbytes in sizes], dtype=np.int64)
+        sent = np.flatnonzero(counts)
+        each = counts[sent]
+        bucket_bytes = np.array(sizes, dtype=np.float64)[sent] / each
+        takes = self.slower * collective_us(collective, bucket_bytes, self.group)
+        layer = np.repeat(sent, each)
+        bucket = np.concatenate([np.arange(1, count + 1) / count for count in each])
+        return np.repeat(takes, each), (layer + bucket) / len(sizes)
+
+
+def bucket_bytes(run: NetworkRun, copies: int) -> int:
+    """Return the bytes of a bucket of gradients, by the stack of a run.
+
+    Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel; NVIDIA/Megatron-LM,
+    `megatron/core/distributed/distributed_data_parallel_config.py` (`bucket_size`, in parameters).
+    """
+    if run.stack != "megatron":
+        return BUCKET_BYTES
+    return max(40_000_000, 1_000_000 * copies) * itemsize(run.gradient_dtype)
+
+
+def chained_us(stages: Iterable[tuple[float, float, float]]) -> float:
+    """Return what remains exposed of the collectives of the stages of a device, one after the other.
 
     Args:
-        sizes: Bytes of each layer's gradients, in the order of the pass.
-        backward_us: Time of the pass, in microseconds.
-        group: Devices with copies of the network.
-        slower: Factor on the predicted time of collectives.
-        collective: Kind of the collective.
+        stages: For each stage, the last one of the device first: what is exposed of its collectives alone,
+            their total time, and the time from the end of the stage before to that of the stage.
     """
-    counts = np.array([-(-nbytes // BUCKET_BYTES) for nbytes in sizes], dtype=np.int64)
-    if not counts.sum():
-        return 0.0
-    sent = np.flatnonzero(counts)
-    each = counts[sent]
-    takes = slower * collective_us(collective, np.array(sizes, dtype=np.float64)[sent] / each, group)
-    layer = np.repeat(sent, each)
-    bucket = np.concatenate([np.arange(1, count + 1) / count for count in each])
-    ready = backward_us * (layer + bucket) / len(sizes)
-    remaining = np.cumsum(np.repeat(takes, each)[::-1])[::-1]
-    return max(0.0, float((ready + remaining).max()) - backward_us)
+    behind_us: float | None = None
+    for exposed_us, total_us, window_us in stages:
+        behind_us = exposed_us if behind_us is None else max(exposed_us, behind_us + total_us - window_us)
+    return behind_us or 0.0

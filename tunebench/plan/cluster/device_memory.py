@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from tunebench.errors import InputError
-from tunebench.plan.cluster.layer_stream import DEPTH
+from tunebench.forecast.parallel.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerRun
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement
@@ -29,6 +29,9 @@ PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
 CONVERTED_BYTES = 2
 """Bytes per parameter of a matrix in 8-bit floats and its transpose, which Transformer Engine keeps from one
 micro-batch to the next beside the 16-bit parameters."""
+
+WIDE_BYTES = 4
+"""Bytes of a gradient that is summed in f32."""
 
 RESERVED_BYTES = 1_500_000_000
 """Memory of the CUDA context, of NCCL's buffers and of cuBLAS workspaces. Assumed, not measured."""
@@ -129,7 +132,8 @@ class MemoryPricer:
         states = -(-held // shards)
         placed = Placement.of(plan)
         converted = self._converted_bytes(plan, rank, layers)
-        parameters, gradients = PARAMETER_BYTES * held, GRADIENT_BYTES * held
+        gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
+        parameters, gradients = PARAMETER_BYTES * held, gradient_bytes * held
         host, nvme = 0, 0
         if placed.scatters or plan.states != "device":
             largest = self._largest(plan.tensor)
@@ -137,7 +141,7 @@ class MemoryPricer:
             if placed.gathers or plan.parameters != "device":
                 parameters = PARAMETER_BYTES * ((states if plan.parameters == "device" else 0) + buffer)
             if placed.streams_gradients or placed.scatters:
-                gradients = GRADIENT_BYTES * ((0 if placed.streams_gradients else states) + buffer)
+                gradients = gradient_bytes * ((0 if placed.streams_gradients else states) + buffer)
             host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // shards))
         if plan.activations == "host":
             kept = self.job.network.layers * memory.layer_bytes

@@ -73,9 +73,6 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         f"--seq-length {job.seq}",
         f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
     ]
-    if job.fp8 != "none":
-        recipe = "tensorwise" if job.fp8 == "current" else "delayed"
-        found.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")
     if plan.chunks > 1:
         found.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
     if plan.recompute == "full":
@@ -91,8 +88,25 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
     if plan.sharding == "full":
         found.append("--use-torch-fsdp2")
+    return found + _megatron_overlap(plan, job)
+
+
+def _megatron_overlap(plan: ClusterPlan, job: TrainingJob) -> list[str]:
+    """Return the arguments of what runs beside kernels, of CUDA graphs, and of types of numbers."""
+    found = []
     if job.gradient_overlap and plan.sharding != "full" and plan.copies > 1:
         found.append("--overlap-grad-reduce")
+        if plan.sharding == "optimizer":
+            found.append("--overlap-param-gather")
+    if job.user_buffers and plan.sequence_parallel:
+        found.append("--tp-comm-overlap")
+    if job.cuda_graphs:
+        found.append("--cuda-graph-impl local --te-rng-tracker")
+    if job.wide_gradients:
+        found.append("--accumulate-allreduce-grads-in-fp32")
+    if job.fp8 != "none":
+        recipe = "tensorwise" if job.fp8 == "current" else "delayed"
+        found.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")
     return found
 
 

@@ -71,6 +71,8 @@ class LayerRun:
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
             fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            cuda_graphs=job.cuda_graphs,
         )
 
     def activations(self, job: TrainingJob) -> ActivationMemory:
@@ -147,6 +149,7 @@ class LayerTimes:
         seq: Tokens per sequence.
         dtype: Dtype of parameters and activations.
         fp8: Scaling of 8-bit floats in linear layers.
+        wide_gradients: Whether gradients are summed in f32.
         predictor: Returns the times of operations on the device.
         host_us: Host time per kernel launch, in microseconds.
     """
@@ -156,11 +159,25 @@ class LayerTimes:
     seq: int
     dtype: DType
     fp8: Fp8 = "none"
+    wide_gradients: bool = False
     predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
     host_us: float = HOST_US
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _updates: dict[tuple[int, tuple[int, int], int], UpdateTime] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, job: TrainingJob, device: Device) -> LayerTimes:
+        """Return the times of the layers of a job on a device."""
+        return cls(
+            network=job.network,
+            device=device,
+            seq=job.seq,
+            dtype=job.dtype,
+            fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            host_us=0.0 if job.cuda_graphs else HOST_US,
+        )
 
     def predict(self, runs: Iterable[LayerRun]) -> None:
         """Predict ways to run a layer that are not known yet, in one batch."""
@@ -208,12 +225,12 @@ class LayerTimes:
         return total.plus(kinds.middle, last - first - begins - ends)
 
     def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
-        """Return the time of one product in the backward pass, or of a kernel of attention.
+        """Return the time of one product, or of a kernel of attention.
 
         Args:
             run: How the layers run; known by `predict`.
             part: Part of the network.
-            gradient: Gradient that the product computes, or the pass of the attention.
+            gradient: Gradient that the product computes, or the pass of a product or of the attention.
         """
         return self._products[run].get((part, gradient), 0.0)
 
@@ -262,6 +279,7 @@ class LayerTimes:
             accumulate=True,
             optimizer="adamw",
             fp8=self.fp8,
+            wide_gradients=self.wide_gradients,
         )
 
     def _tensors(self, layers: tuple[int, int]) -> int:
@@ -308,12 +326,14 @@ def _attention_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float
 
 
 def _product_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
-    """Return the mean time of the products of each part in the backward pass, by gradient."""
+    """Return the mean time of the products of each part, in the forward pass and by gradient."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for each in times:
         work = each.operation.workload
-        if isinstance(work, Gemm) and each.operation.phase == "backward":
-            total = totals[each.operation.part, "weights" if work.trans == "tn" else "input"]
+        phase = each.operation.phase
+        if isinstance(work, Gemm) and each.operation.part != "recomputation":
+            gradient = "weights" if work.trans == "tn" else "input"
+            total = totals[each.operation.part, "forward" if phase == "forward" else gradient]
             total[0] += each.time_us
             total[1] += each.operation.count
     return {key: us / count for key, (us, count) in totals.items()}

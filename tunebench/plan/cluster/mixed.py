@@ -182,10 +182,7 @@ class MixedSearch:
         self, job: TrainingJob, machine: MixedCluster, *, fixed: Mapping[str, str] | None = None
     ) -> None:
         self.job, self.machine = replace(job, full_sharding=False), machine
-        self.layers = [
-            LayerTimes(network=job.network, device=group.device, seq=job.seq, dtype=job.dtype, fp8=job.fp8)
-            for group in machine.groups
-        ]
+        self.layers = [LayerTimes.of(job, group.device) for group in machine.groups]
         self.pricers = [
             StepPricer(job=self.job, machine=group, layers=layers)
             for group, layers in zip(machine.groups, self.layers, strict=True)

@@ -155,9 +155,7 @@ class ClusterSearch:
         require_fp8(machine.device, job.fp8)
         self.job, self.machine, self.objective = job, machine, objective
         self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
-        self.layers = layers or LayerTimes(
-            network=job.network, device=machine.device, seq=job.seq, dtype=job.dtype, fp8=job.fp8
-        )
+        self.layers = layers or LayerTimes.of(job, machine.device)
         space = fixed_values(plan_space(job, machine, any_nodes=objective == "cost"), self.fixed)
         self.plans: tuple[ClusterPlan, ...] = enumerated(space)
         self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)

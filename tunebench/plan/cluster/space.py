@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError, UnknownName
-from tunebench.forecast.parallel.step import Parallelism
+from tunebench.forecast.parallel.parallelism import Parallelism, Sharding
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.pipeline.activation import architecture_of
 from tunebench.space import Parameter, Space, Table, Value
@@ -15,10 +15,6 @@ from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Fp8, Recompute
 
 __all__ = ["ClusterPlan", "Place", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
-
-Sharding = Literal["none", "optimizer", "gradients", "full"]
-"""What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
-optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
 
 Place = Literal["device", "host", "nvme"]
 """Where data is: on the device, in host memory (ZeRO-Offload), or in NVMe (ZeRO-Infinity)."""
@@ -45,7 +41,11 @@ class TrainingJob:
         copy of the parameters in mixed precision (f16, bf16).
         fp8: Scaling of 8-bit floats in linear layers, by Transformer Engine; ``"none"`` without them.
         flash: Whether attention may be one kernel that stores no scores.
-        gradient_overlap: Whether gradients are summed during the backward pass.
+        gradient_overlap: Whether gradients are summed during the backward pass, and updated parameters are
+            gathered during the forward pass.
+        user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of products.
+        wide_gradients: Whether gradients are summed in f32.
+        cuda_graphs: Whether kernels are launched as CUDA graphs, without host time for each.
         tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
         pass.
         full_sharding: Whether copies may also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
@@ -61,6 +61,9 @@ class TrainingJob:
     flash: bool = True
     gradient_overlap: bool = True
     tensor_overlap: bool = True
+    user_buffers: bool = False
+    wide_gradients: bool = False
+    cuda_graphs: bool = False
     full_sharding: bool = False
 
     def __post_init__(self) -> None:
@@ -154,6 +157,8 @@ class ClusterPlan:
             chunks=self.chunks,
             overlap=job.gradient_overlap,
             tensor_overlap=job.tensor_overlap,
+            user_buffers=job.user_buffers,
+            sharding=self.sharding,
         )
 
     def run(self, job: TrainingJob) -> NetworkRun:
@@ -169,6 +174,8 @@ class ClusterPlan:
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
             fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            cuda_graphs=job.cuda_graphs,
         )
 
     def __str__(self) -> str:

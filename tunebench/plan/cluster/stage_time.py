@@ -3,14 +3,12 @@
 The composition is that of `predict_step`, whose time it reproduces for plans that do not shard. In addition:
 
 - Optimizer sharding (ZeRO-1): a reduce-scatter of gradients takes the place of the all-reduce, each copy
-updates its
-  share, and an all-gather of the parameters follows, which nothing hides.
-- Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
-behind the
-  layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does not fit
-  behind a layer's pass is exposed.
-
+  updates its share, and an all-gather of the parameters follows, behind the first forward pass of the next
+  step if gradients overlap too.
 - Gradient sharding (ZeRO-2): gradients are reduce-scattered behind each layer of each micro-batch.
+- Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
+  behind the layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does
+  not fit behind a layer's pass is exposed.
 - States, parameters and activations in host memory or NVMe: see `tunebench.plan.cluster.storage`.
 
 Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
@@ -31,7 +29,8 @@ from dataclasses import dataclass, field, replace
 from tunebench.dtype import itemsize
 from tunebench.forecast.parallel.cluster import ProcessGroup
 from tunebench.forecast.parallel.collective import Collective, collective_us, send_us
-from tunebench.forecast.parallel.gradient import exposed_gradients_us, gradient_bytes
+from tunebench.forecast.parallel.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
+from tunebench.forecast.parallel.overlap import TensorOverlap, occupied_sms
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
 from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
@@ -66,9 +65,12 @@ class StageTime:
         backward_us: Kernels of a backward pass.
         waits_forward_us: Exposed collectives of a forward pass: tensor parallelism, gathered parameters.
         waits_backward_us: Exposed collectives of a backward pass.
-        gradients_us: Exposed sum of gradients after the last backward pass.
+        gradients_us: Exposed sum of gradients after the last backward pass; in a plan, for all stages of a
+            device with the first one.
         optimizer_us: Update of the parameters.
-        gather_us: All-gather of the updated parameters.
+        gather_us: Exposed all-gather of the updated parameters, in the same way.
+        gradients_total_us: Sum of gradients alone.
+        gather_total_us: All-gather of the updated parameters alone.
         storage_forward_us: Exposed transfers of host memory and NVMe in a forward pass.
         storage_backward_us: Exposed transfers of host memory and NVMe in a backward pass.
     """
@@ -80,6 +82,8 @@ class StageTime:
     gradients_us: float = 0.0
     optimizer_us: float = 0.0
     gather_us: float = 0.0
+    gradients_total_us: float = 0.0
+    gather_total_us: float = 0.0
     storage_forward_us: float = 0.0
     storage_backward_us: float = 0.0
 
@@ -192,20 +196,40 @@ class StepPricer:
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        return [self.stage(plan, layers) for layers in self._ranges(plan.pipeline, plan.chunks)]
+        found = [self.stage(plan, layers) for layers in self._ranges(plan.pipeline, plan.chunks)]
+        return found if plan.chunks == 1 else self._chained(plan, found)
+
+    def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
+        """Return the stages with the exposed collectives of a device's copies in its first one."""
+        count = min(plan.microbatches(self.job.batch), plan.pipeline) if self.job.gradient_overlap else 0
+        found = []
+        for rank in range(plan.pipeline):
+            mine = stages[rank :: plan.pipeline][::-1]
+            gradients_us = chained_us(
+                (each.gradients_us, each.gradients_total_us, count * each.backward_us) for each in mine
+            )
+            gather_us = chained_us(
+                (each.gather_us, each.gather_total_us, count * each.forward_us) for each in mine
+            )
+            found.append(replace(stages[rank], gradients_us=gradients_us, gather_us=gather_us))
+        return found + [replace(each, gradients_us=0.0, gather_us=0.0) for each in stages[plan.pipeline :]]
 
     def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
         """Return the times of a stage with these layers, a half-open range."""
         placed = Placement.of(plan)
         accumulates = plan.microbatches(self.job.batch) > 1
         passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates, placed.shards)
-        gradients_us, gather_us = self._ends(
-            plan.tensor, layers, plan.nodes, plan.copies, plan.sharding, passes.backward_us
+        gradients, gather = self._ends(
+            (plan.tensor, plan.nodes, plan.copies, plan.sharding),
+            layers,
+            (passes.forward_us, passes.backward_us),
         )
         return replace(
             passes,
-            gradients_us=gradients_us,
-            gather_us=gather_us,
+            gradients_us=gradients[0],
+            gradients_total_us=gradients[1],
+            gather_us=gather[0],
+            gather_total_us=gather[1],
             optimizer_us=self._optimizer_us(plan, layers, placed.shards),
         )
 
@@ -315,15 +339,22 @@ class StepPricer:
     def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
         """Return the communication of tensor and context parallelism that no kernel hides, by pass."""
         exposed = {"forward": 0.0, "backward": 0.0}
+        overlap = TensorOverlap(
+            products=self.job.tensor_overlap,
+            user_buffers=self.job.user_buffers,
+            parts=run.tensor,
+            occupied=self._occupied(self._group(nodes, run.tensor, 1)),
+        )
+
+        def product_us(part: str, gradient: str) -> float:
+            return self.layers.product_us(run, part, gradient) * self.slowdown.kernels
+
         for each in self.job.network.collectives(run.network_run(self.job, layers)):
             takes_us = self._collective(each.collective, each.nbytes, nodes, run.tensor, 1)
-            hidden_us = 0.0
-            if each.behind and self.job.tensor_overlap:
-                hidden_us = self.layers.product_us(run, *each.behind) * self.slowdown.kernels
-            exposed[each.phase] += each.count * max(0.0, takes_us - hidden_us)
+            exposed[each.phase] += each.count * overlap.exposed_us(each, takes_us, product_us)
         for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
             us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
-            hidden_us = self.layers.product_us(run, "attention", sent.behind) * self.slowdown.kernels
+            hidden_us = product_us("attention", sent.behind)
             exposed[sent.phase] += sent.count * max(0.0, us - hidden_us)
         return exposed["forward"], exposed["backward"]
 
@@ -363,28 +394,45 @@ class StepPricer:
         return held
 
     def _stage_ends(
-        self, tensor: int, layers: tuple[int, int], nodes: int, copies: int, sharding: str, backward_us: float
-    ) -> tuple[float, float]:
-        """Return the exposed sum of gradients, and the gather of updated parameters."""
+        self, of: tuple[int, int, int, str], layers: tuple[int, int], passes_us: tuple[float, float]
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the exposed sum of gradients and all of it, and the same of the gather of parameters.
+
+        Args:
+            of: Degree of tensor parallelism, nodes, copies, and what these divide.
+            layers: Layers of the stage.
+            passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
+        """
+        tensor, nodes, copies, sharding = of
         kind = self.layers.alike(layers)
         if kind != layers:
-            return self._ends(tensor, kind, nodes, copies, sharding, backward_us)
+            return self._ends(of, kind, passes_us)
+        nothing = (0.0, 0.0)
         if copies == 1 or sharding == "full":
-            return 0.0, 0.0
-        if sharding == "gradients":
-            nbytes = self.job.network.parameters(tensor, layers) * itemsize(self.job.dtype)
-            return 0.0, self._collective("all-gather", nbytes, nodes, copies, tensor)
+            return nothing, nothing
         run = LayerRun(tensor, 1, "none", False, False).network_run(self.job, layers)
         sizes = gradient_bytes(self.job.network, run, layers)
-        collective: Collective = "all-reduce" if sharding == "none" else "reduce-scatter"
-        gather_us = 0.0
-        if sharding == "optimizer":
-            gather_us = self._collective("all-gather", sum(sizes), nodes, copies, tensor)
-        if not self.job.gradient_overlap:
-            return self._collective(collective, sum(sizes), nodes, copies, tensor), gather_us
+        held = [nbytes * itemsize(run.dtype) // itemsize(run.gradient_dtype) for nbytes in sizes]
         group = self._group(nodes, copies, tensor)
-        exposed_us = exposed_gradients_us(sizes, backward_us, group, self.slowdown.communication, collective)
-        return exposed_us, gather_us
+        exchange = BucketExchange(
+            group=group,
+            bucket_bytes=bucket_bytes(run, copies),
+            overlap=self.job.gradient_overlap,
+            slower=self.slowdown.communication,
+            occupied=self._occupied(group),
+        )
+
+        def both_us(collective: Collective, sizes: list[int], pass_us: float) -> tuple[float, float]:
+            return exchange.exposed_us(collective, sizes, pass_us), exchange.total_us(collective, sizes)
+
+        gather = both_us("all-gather", held, passes_us[0]) if sharding != "none" else nothing
+        if sharding == "gradients":
+            return nothing, gather
+        return both_us("all-reduce" if sharding == "none" else "reduce-scatter", sizes, passes_us[1]), gather
+
+    def _occupied(self, group: ProcessGroup) -> float:
+        """Return the share of the SMs that a collective takes from kernels beside it."""
+        return occupied_sms(group) / self.machine.device.sm_count
 
     def _sends(self, plan: ClusterPlan) -> list[float]:
         """Return the time to send the output of each stage to the next one; 0 for the last."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunebench.plan.cluster.layer_stream import LayerWork, Transfer, stream_us
+from tunebench.forecast.parallel.layer_stream import LayerWork, Transfer, stream_us
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tunebench.errors import InputError
-from tunebench.plan.cluster.layer_stream import LayerWork, stream_us
+from tunebench.forecast.parallel.layer_stream import LayerWork, stream_us
 
 RESOURCES = ("nvme read", "to device", "network", "to host")
 
