@@ -18,6 +18,7 @@ from tunebench.db.record import (
     FastestSample,
     MeasuredSpace,
     Record,
+    RunSummary,
     SpaceKey,
     Stats,
     TrialOutcome,
@@ -33,6 +34,8 @@ from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
 __all__ = ["Reader"]
+
+_EFFORT = ("compile_s", "verify_s", "measure_s")
 
 
 class Reader(Database):
@@ -269,6 +272,24 @@ class Reader(Database):
         )
         with self._read() as connection:
             return list(connection.execute(query).scalars())
+
+    def run_summaries(self, workload: str, device: str) -> list[RunSummary]:
+        """Return the summary of each finished run of a workload on a device (by its key), newest first."""
+        columns = (_run.c[name] for name in ("masked", "cached", "wall_s", "overhead_s", *_EFFORT))
+        query = (
+            sa.select(*columns)
+            .join(_device, _device.c.id == _run.c.device_id)
+            .where(_run.c.workload == workload, _device.c.key == device, _run.c.finished_at.is_not(None))
+            .order_by(_run.c.started_at.desc())
+        )
+        with self._read() as connection:
+            return [
+                RunSummary(
+                    **{name: row[name] for name in ("masked", "cached", "wall_s", "overhead_s")},
+                    effort=Effort(**{name: row[name] for name in _EFFORT}),
+                )
+                for row in connection.execute(query).mappings()
+            ]
 
     def parameters(self, space: SpaceKey) -> tuple[str, ...] | None:
         """Return the parameter names of a space, in order; None if it has no trial."""

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
 from tests.cli.conftest import Run, run_json, run_refused, run_text  # noqa: F401 (fixtures)
 from tests.support import measured
-from tunebench import device
+from tests.tuning.test_replay import recording
+from tunebench import device, kernels
 from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.db.record import MeasurementBatch, NewMeasurement, Verdict
-from tunebench.outcome import CompileFailed, Result
-from tunebench.report import best_records, compare_databases, history_page, search_histories
-from tunebench.space import Config
+from tunebench.outcome import CompileFailed, Resources, Result
+from tunebench.report import (
+    SuiteCounts,
+    best_records,
+    compare_databases,
+    history_page,
+    replay_history,
+    search_histories,
+    with_best_kernels,
+)
+from tunebench.report.gap import optimality_gaps
+from tunebench.space import Config, Parameter, Space
+from tunebench.tuning.replay import Space as RecordedReplay
+from tunebench.tuning.replay import replay
+from tunebench.workloads import parse
 
 WORKLOAD = "softmax:rows=16,cols=16,dtype=f32"
 HOSTILE = "<script>alert('x')</script>\"&"
-VOID = {"meta", "link", "br", "path", "rect", "circle", "input"}
+VOID = {"meta", "link", "br", "wbr", "input"}
 
 
 def database(path: Path, times: dict[int, float], gpu: str = "rtx-3090", workload: str = WORKLOAD) -> Path:
@@ -124,9 +139,88 @@ def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: R
     assert "Search history" in out.read_text()
     compared = run_json("report", "--compare", path, path, "--out", str(out))
     assert compared == {"file": str(out), "compared": 1, "regressions": 0}
-    assert "no record" in run_refused("report", "--db", path, "--arch", "sm_80", "--out", str(out))
-    refused = run_refused("report", "--compare", path, path, "--db", path, "--out", str(out))
+    assert "unknown device 'sm_80'" in run_refused(
+        "report", "--db", path, "--arch", "sm_80", "--out", str(out)
+    )
+    refused = run_refused("report", "--compare", path, path, "--arch", "sm_80", "--out", str(out))
     assert "--compare A B excludes" in refused
+    assert "no record" in run_refused("report", "--db", path, "--suite", "gpt2", "--out", str(out))
+    database(tmp_path / "a.db", {32: 4.0, 64: 4.0}, gpu="a100-80-sxm")
+    devices = ("--compare", "rtx-3090", "a100-80-sxm", "--db", path)
+    assert run_json("report", *devices, "--out", str(out))["regressions"] == 1
+    assert "regression</span>" in out.read_text()
+    run_json("db", "export", "--format", "jsonl", "--out", str(tmp_path / "a.jsonl"), "--db", path)
+    assert (
+        run_json("report", "--compare", path, str(tmp_path / "a.jsonl"), "--out", str(out))["compared"] == 2
+    )
+
+
+def test_suite_page_has_the_time_of_one_pass(tmp_path: Path) -> None:
+    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0})
+    missing = "softmax:rows=99,cols=16,dtype=f32"
+    with open_store(path, read_only=True) as store:
+        histories = search_histories(store, workloads=[WORKLOAD, missing])
+    suite = SuiteCounts(name="mine", counts={WORKLOAD: 10, missing: 1})
+    text = history_page(histories, database="a.db", suite=suite)
+    assert "Tuning report of mine" in text
+    assert "1 of 2" in text
+    assert "20 us" in text  # 10 calls of 2 us
+    assert f"<li>{missing}</li>" in text
+
+
+def test_optimality_gap_is_that_of_the_proof_after_each_record(tmp_path: Path) -> None:
+    table = Space((Parameter("block", (32, 64, 128), ""),)).enumerate()
+    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0, 128: 4.0})
+    with open_store(path, read_only=True) as store:
+        (history,) = search_histories(store)
+    records = [
+        replace(one, key=replace(one.key, config=Config({"block": one.key.config["block"]})))
+        for one in history.records
+    ]
+    bounds_us = np.array([0.5, 1.0, 3.0])
+    # open: 64 and 128; then 128, whose bound is above the best; then none; the failure is no configuration
+    assert optimality_gaps(records, {"softmax/a": (table, bounds_us)}) == (8.0, 1.0, 1.0, 1.0)
+    assert optimality_gaps(records, {}) == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_best_kernel_has_source_roofline_and_occupancy(tmp_path: Path) -> None:
+    gpu, workload = device.described()["a100-80-sxm"], parse("softmax:rows=64,cols=1024,dtype=f32")
+    block = kernels.variant("softmax/cuda_block")
+    config = block.default(workload, gpu)
+    key = TrialKey(device=gpu.key, workload=str(workload), variant=block.key, revision="old", config=config)
+    resources = Resources(registers=40, static_smem_bytes=1024, dynamic_smem_bytes=0, spill_bytes=8)
+    done = NewMeasurement(key=key, result=Result(outcome=measured(50.0), resources=resources), bound_us=0.5)
+    with open_store(tmp_path / "a.db") as store:
+        start = RunStart(device=gpu, workload=str(workload), sampler="random", seed=0)
+        store.add([MeasurementBatch(start=start, measurements=(done,))])
+        (history,) = with_best_kernels(search_histories(store))
+    kernel = history.kernel
+    assert kernel is not None
+    assert kernel.block is not None
+    assert (kernel.block.registers, kernel.block.smem_bytes) == (40, 1024)
+    assert kernel.block.occupancy is not None
+    assert kernel.changed
+    assert "__global__" in kernel.source
+    assert kernel.gaps[-1] is not None
+    text = history_page([history], database="a.db")
+    for part in (
+        "Roofline",
+        "Optimality gap",
+        "registers per thread",
+        "occupancy",
+        "__global__",
+        "has changed",
+    ):
+        assert part in text, part
+
+
+def test_replayed_search_has_a_page(tmp_path: Path) -> None:
+    space = RecordedReplay.of(recording())
+    history = replay_history(space, replay(space, trials=20, seed=0, sampler="random"))
+    assert history.best is not None
+    assert [record.id for record in history.records] == list(range(1, 21))
+    assert "optimum of the recording" in history_page([history], database="mine.json")
+    assert history.to_pandas()["config.a"].between(1, 12).all()
 
 
 def test_export_to_an_optuna_storage(tmp_path: Path, run_json: Run, run_refused: Run) -> None:  # noqa: F811

@@ -15,7 +15,7 @@ from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning.replay import ReplayResult
+    from tunebench.tuning.replay import ReplayResult, Space
 
 __all__ = ["command"]
 
@@ -38,6 +38,10 @@ def command(
     problem: RecordedSizes = "",
     stop_at_gap: StopAtGap = None,
     learned_pruner: LearnedPruner = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="HTML page to write of the first search."),
+    ] = None,
     calibrated: Annotated[
         bool, typer.Option("--calibrated", hidden=True, callback=renamed_flag("--learned-pruner"))
     ] = False,
@@ -71,6 +75,8 @@ def command(
             learned_pruner=learned_pruner or calibrated,
         )
         runs.append(_data(done, optimum_us, trials))
+        if report is not None and seed == 0:
+            _write_page(report, file, space, done)
     data = {
         "space": space.recording.kernel or file.name,
         "device": space.device.name if space.device is not None else space.recording.device,
@@ -95,6 +101,13 @@ _POSTPONED = {
     "unlikely_missed": ">really faster",
 }
 """JSON fields of the learned pruner, and their table headers."""
+
+
+def _write_page(report: Path, file: Path, space: Space, done: ReplayResult) -> None:
+    from tunebench.report import history_page, replay_history
+
+    page = history_page([replay_history(space, done)], database=file.name)
+    report.write_text(page, encoding="utf-8")
 
 
 def _data(done: ReplayResult, optimum_us: float, trials: int) -> dict[str, Any]:

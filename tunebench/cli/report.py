@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,24 +16,41 @@ from tunebench.cli._option import (
     ReadDatabase,
     Tolerance,
     Workloads,
-    target_device,
+    absent_device,
 )
-from tunebench.cli._output import emit
+from tunebench.cli._output import console, emit, phases
 from tunebench.errors import InputError
 
+if TYPE_CHECKING:
+    from tunebench.db.reader import Reader
+    from tunebench.report import SearchHistory, SuiteCounts
+
 __all__ = ["command"]
+
+MOST_DETAILED = 40
+"""Most workloads whose sources, rooflines and optimality gaps are in one page."""
 
 
 def command(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="HTML file to write.")],
     workload: Workloads = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.toml",
+            help="Suite or file: its workloads, and the time of one pass.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1,
     device: DeviceName = None,
     arch: Architecture = None,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Compare the best times of two databases (files or URLs) instead.",
+            help="Compare the best times of two databases (files, URLs or exported .jsonl files) instead; "
+            "with --db, of two of its devices.",
             show_default=False,
         ),
     ] = None,
@@ -39,24 +58,37 @@ def command(
     db: ReadDatabase = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML page of search histories, or of the best times of two databases.
+    """Write an HTML page of search histories, or a comparison of two databases or devices.
 
     The page loads nothing from elsewhere. It has the records of all workloads and devices of the database, or
     of those given.
     """
+    if device is not None and arch is not None:
+        raise InputError("--device and --arch exclude each other: a device has its architecture")
     if compare is not None:
-        if workload or device or arch or db:
-            raise InputError("--compare A B excludes --workload, --device, --arch and --db")
-        data = _write_comparison(out, compare, tolerance)
+        if workload or suite or device or arch:
+            raise InputError("--compare A B excludes --workload, --suite, --device and --arch")
+        data = _write_comparison(out, compare, tolerance, db)
+    elif workload and suite:
+        raise InputError("--workload and --suite exclude each other")
     else:
-        key = target_device(device, arch).key if device or arch else None
-        data = _write_histories(out, workload or [], key, db)
+        data = _write_histories(out, workload or [], _counts(suite, batch), device or arch, db)
     lines = (f"{name.replace('_', ' ')}: {value}" for name, value in data.items())
     emit(as_json, data, lambda to: to.print("\n".join(lines), soft_wrap=True))
 
 
+def _counts(suite: str | None, batch: int) -> SuiteCounts | None:
+    if suite is None:
+        return None
+    from tunebench.report import SuiteCounts
+    from tunebench.tuning import suite_workloads
+
+    name, workloads = suite_workloads(suite, batch)
+    return SuiteCounts(name=name, counts={str(one.workload): one.count for one in workloads})
+
+
 def _write_histories(
-    out: Path, workloads: list[str], device: str | None, db: str | None
+    out: Path, workloads: list[str], suite: SuiteCounts | None, device: str | None, db: str | None
 ) -> dict[str, object]:
     from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
@@ -64,28 +96,79 @@ def _write_histories(
     from tunebench.workloads import parse
 
     texts = [text if text.startswith(RECORDED) else str(parse(text)) for text in workloads]
-    with open_store(db, read_only=True) as store:
-        histories = search_histories(store, workloads=texts, device=device)
-        database = str(store.location)
-    if not histories:
-        raise InputError(f"no record to report in {database}: expected a record of the workload and device")
-    out.write_text(history_page(histories, database=database), encoding="utf-8")
+    texts += suite.counts if suite is not None else ()
+    with phases(console(stderr=True)) as show:
+        show("reading records")
+        with open_store(db, read_only=True) as store:
+            keys = _device_keys(store, device) if device is not None else ()
+            histories = search_histories(store, workloads=texts, devices=keys)
+            database = str(store.location)
+        if not histories:
+            raise InputError(
+                f"no record to report in {database}: expected a record of the workload and device"
+            )
+        show("describing the best configurations")
+        page = history_page(_detailed(histories), database=database, suite=suite)
+    out.write_text(page, encoding="utf-8")
     records = sum(len(history.records) for history in histories)
     return {"file": str(out), "histories": len(histories), "records": records}
 
 
-def _write_comparison(out: Path, databases: tuple[str, str], tolerance: float) -> dict[str, object]:
-    from tunebench.db.location import locate
-    from tunebench.db.store import open_store
+def _detailed(histories: list[SearchHistory]) -> list[SearchHistory]:
+    """Return the histories, the first of them with what is known of their best configurations."""
+    from tunebench.report import with_best_kernels
+
+    return [*with_best_kernels(histories[:MOST_DETAILED]), *histories[MOST_DETAILED:]]
+
+
+def _device_keys(store: Reader, name: str) -> set[str]:
+    """Return the keys of the devices of a database with a name, an architecture, a key or a file."""
+    from tunebench import datasheet
+    from tunebench.db.exchange import device_keys
+
+    wanted = absent_device(name).key if datasheet.is_file(name) else name
+    return device_keys(wanted, {space.device for space in store.spaces()})
+
+
+def _write_comparison(
+    out: Path, sides: tuple[str, str], tolerance: float, db: str | None
+) -> dict[str, object]:
     from tunebench.report import compare_databases, comparison_page
 
-    for database in databases:
-        locate(database).require()
-    with (
-        open_store(databases[0], read_only=True) as before,
-        open_store(databases[1], read_only=True) as after,
-    ):
-        comparison = compare_databases(before, after, tolerance=tolerance)
+    with contextlib.ExitStack() as stack:
+        if db is None:
+            before, after = (stack.enter_context(_opened(side)) for side in sides)
+            pair: tuple[str, str] | None = None
+        else:
+            before = after = stack.enter_context(_opened(db))
+            pair = (_device_key(before, sides[0]), _device_key(before, sides[1]))
+        comparison = compare_databases(before, after, pair=pair, tolerance=tolerance)
     out.write_text(comparison_page(comparison), encoding="utf-8")
     regressions = len(comparison.regressions)
     return {"file": str(out), "compared": len(comparison.times), "regressions": regressions}
+
+
+@contextlib.contextmanager
+def _opened(database: str) -> Iterator[Any]:
+    """Open a database, or an exported file in a temporary one."""
+    import tempfile
+
+    from tunebench.db.exchange import import_file
+    from tunebench.db.location import locate
+    from tunebench.db.store import open_store
+
+    if not database.endswith((".jsonl", ".jsonl.gz")):
+        locate(database).require()
+        with open_store(database, read_only=True) as store:
+            yield store
+        return
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder, Path(database).name)) as store:
+        import_file(store, Path(database))
+        yield store
+
+
+def _device_key(store: Reader, name: str) -> str:
+    keys: Sequence[str] = sorted(_device_keys(store, name))
+    if len(keys) > 1:
+        raise InputError(f"{name} names several devices of {store.location}: {', '.join(keys)}; give a key")
+    return keys[0]

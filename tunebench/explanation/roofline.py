@@ -17,7 +17,7 @@ from tunebench.device import Device
 from tunebench.variant import Costs
 from tunebench.workload import Traffic, Workload
 
-__all__ = ["Ceiling", "Pipe", "Roofline", "roofline"]
+__all__ = ["Ceiling", "Pipe", "Roofline", "roofline", "roofline_of_work"]
 
 Pipe = Literal["tensor pipe", "fma pipe"]
 
@@ -109,21 +109,31 @@ def roofline(workload: Workload, costs: Costs, device: Device) -> Roofline:
         costs: Costs of the configuration.
         device: The device.
     """
+    return roofline_of_work(
+        flops=workload.flops(), traffic=workload.traffic(), dtype=workload.dtype, costs=costs, device=device
+    )
+
+
+def roofline_of_work(*, flops: int, traffic: Traffic, dtype: str, costs: Costs, device: Device) -> Roofline:
+    """Return the roofline of some work.
+
+    Args:
+        flops: FLOPs of the textbook algorithm.
+        traffic: Compulsory memory traffic.
+        dtype: Type of the inputs.
+        costs: Costs of the configuration.
+        device: The device.
+    """
     fma = _ceiling("fma pipe", "f32", 2 * device.fma_per_clock, device)
     tensor = {
-        dtype: _ceiling("tensor pipe", dtype, rate, device)
-        for dtype, rate in device.mma_flop_per_clock.items()
-        if dtype in (workload.dtype, costs.mma_dtype)
+        name: _ceiling("tensor pipe", name, rate, device)
+        for name, rate in device.mma_flop_per_clock.items()
+        if name in (dtype, costs.mma_dtype)
     }
     multiplies = bool(np.any(np.asarray(costs.mma_flop)))
     used = tensor.pop(str(costs.mma_dtype)) if multiplies else fma
     others = (*tensor.values(), *([fma] if multiplies else []))
-    return Roofline(
-        flops=workload.flops(),
-        traffic=workload.traffic(),
-        dram_gb_s=device.dram_gb_s,
-        ceilings=(used, *others),
-    )
+    return Roofline(flops=flops, traffic=traffic, dram_gb_s=device.dram_gb_s, ceilings=(used, *others))
 
 
 def _ceiling(pipe: Pipe, dtype: str, flop_per_clock: float, device: Device) -> Ceiling:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import html
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tunebench._figure import significant
+from tunebench._figure import duration, significant
+from tunebench.report.svg import Axis, Box, log_axis, svg, text, time_unit, titled
 
-__all__ = ["Line", "Point", "bar_chart", "history_chart"]
+__all__ = [
+    "Bar",
+    "Line",
+    "Point",
+    "bar_chart",
+    "gap_chart",
+    "history_chart",
+    "interval_chart",
+    "ratio_chart",
+    "slice_chart",
+    "stacked_bar",
+]
 
-WIDTH, HEIGHT = 760, 340
-LEFT, RIGHT, TOP, BOTTOM = 78, 16, 14, 44
-BAR_ROW, BAR_LEFT = 26, 190
-MARGIN = 1.05
-"""Ratio of the ends of the time axis to the extreme times."""
+BAR_ROW, BAR_LEFT, BAR_RIGHT = 26, 190, 190
 MANY, RADIUS, SMALL_RADIUS = 500, 3.5, 2.0
 """Number of points above which they are small."""
+LONGEST = 28
+"""Most characters of a label next to a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,27 @@ class Line:
     us: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar of a chart.
+
+    Attributes:
+        label: Label before the bar.
+        value: Length.
+        note: Text after the bar.
+        style: Class of the bar.
+        low: Lower end of an interval; None without one.
+        high: Upper end.
+    """
+
+    label: str
+    value: float
+    note: str
+    style: str = "bar"
+    low: float | None = None
+    high: float | None = None
+
+
 def history_chart(points: Sequence[Point], lines: Sequence[Line], *, trials: int, name: str) -> str:
     """Return the time of each trial, the best time so far, and horizontal lines, on a logarithmic axis.
 
@@ -58,42 +89,55 @@ def history_chart(points: Sequence[Point], lines: Sequence[Line], *, trials: int
     values = [*(point.us for point in points), *(line.us for line in lines)]
     if not values:
         return ""
-    low, high = min(values) / MARGIN, max(values) * MARGIN
-
-    def x(trial: float) -> float:
-        return LEFT + (trial - 0.5) / max(1, trials) * (WIDTH - LEFT - RIGHT)
-
-    def y(us: float) -> float:
-        share = (math.log(us) - math.log(low)) / (math.log(high) - math.log(low))
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
-
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(name)}">']
-    for us in _log_ticks(low, high):
-        parts.append(f'<path class="grid" d="M{LEFT} {y(us):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 8, y(us) + 4, significant(us), "end"))
-    for trial in _trial_ticks(trials):
-        parts.append(_text(x(trial), HEIGHT - BOTTOM + 18, str(trial), "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "trial", "middle"))
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(
-        f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">time, microseconds</text>'
-    )
+    box = Box()
+    x, y = _trial_axis(box, trials), log_axis(values, box.y_end, box.top)
+    unit, scale = time_unit(math.sqrt(min(values) * max(values)))
+    parts = [box.horizontal_grid(y, scale), _trial_ticks(box, x, trials)]
+    parts.append(box.frame(x="trial", y=f"time, {unit}"))
     for line in lines:
-        title = f"<title>{html.escape(line.label)}: {significant(line.us)} us</title>"
-        parts.append(
-            f'<path class="{line.style}" d="M{LEFT} {y(line.us):.1f}H{WIDTH - RIGHT}">{title}</path>'
-        )
+        place = f'class="{line.style}" d="M{box.left} {y(line.us):.1f}H{box.x_end}"'
+        parts.append(titled("path", place, f"{line.label}: {duration(line.us)}"))
+        if line.style == "library":  # several lines may have this style
+            parts.append(text(box.x_end - 4, y(line.us) - 5, line.label, "end"))
     best = _best_so_far(points)
     if best:
         steps = f"M{x(best[0].trial):.1f} {y(best[0].us):.1f}"
         steps += "".join(f"H{x(point.trial):.1f}V{y(point.us):.1f}" for point in best[1:])
-        parts.append(f'<path class="best" d="{steps}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path class="best" d="{steps}H{box.x_end}"/>')
     radius = RADIUS if len(points) < MANY else SMALL_RADIUS
-    for point in points:
-        place = f'cx="{x(point.trial):.1f}" cy="{y(point.us):.1f}"'
-        title = f"<title>{html.escape(point.title)}</title>"
-        parts.append(f'<circle class="{point.style}" {place} r="{radius}">{title}</circle>')
-    return "".join((*parts, "</svg>"))
+    parts += [_dot(x(point.trial), y(point.us), radius, point.style, point.title) for point in points]
+    return svg(box, name, *parts)
+
+
+def gap_chart(gaps: Sequence[float | None], *, name: str) -> str:
+    """Return the optimality gap after each trial, on a logarithmic axis; the grid line 1 is the proof.
+
+    Args:
+        gaps: Gap after each trial; None before the first time, or without a bound.
+        name: Accessible name of the chart.
+    """
+    known = [(trial, gap) for trial, gap in enumerate(gaps, start=1) if gap is not None]
+    if not known:
+        return ""
+    box = Box(height=200)
+    x = _trial_axis(box, len(gaps))
+    y = Axis(low=0.98, high=max(gap for _, gap in known) * 1.1, start=box.y_end, end=box.top)
+    steps = f"M{x(known[0][0]):.1f} {y(known[0][1]):.1f}"
+    for (_, before), (trial, gap) in itertools.pairwise(known):
+        if gap != before:
+            steps += f"H{x(trial):.1f}V{y(gap):.1f}"
+    steps += f"H{box.x_end}"
+    start = f"V{y(1.0):.1f}H{x(known[0][0]):.1f}Z"
+    last = known[-1][1]
+    return svg(
+        box,
+        name,
+        box.horizontal_grid(y),
+        _trial_ticks(box, x, len(gaps)),
+        box.frame(x="trial", y="best / lowest open bound"),
+        f'<path class="area" d="{steps}{start}"/>',
+        titled("path", f'class="best" d="{steps}"', f"after {len(gaps)} trials: {significant(last)}"),
+    )
 
 
 def bar_chart(values: Mapping[str, float], *, name: str, unit: str) -> str:
@@ -104,18 +148,130 @@ def bar_chart(values: Mapping[str, float], *, name: str, unit: str) -> str:
         name: Accessible name of the chart.
         unit: Unit after each number, with its space.
     """
-    most = max(values.values(), default=0.0) or 1.0
-    height = BAR_ROW * len(values) + 8
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(name)}">']
-    for row, (label, value) in enumerate(values.items()):
+    bars = [
+        Bar(label=label, value=value, note=f"{significant(value, 3)}{unit}")
+        for label, value in values.items()
+    ]
+    return interval_chart(bars, name=name)
+
+
+def interval_chart(bars: Sequence[Bar], *, name: str, line: Bar | None = None) -> str:
+    """Return horizontal bars with intervals.
+
+    Args:
+        bars: The bars, the first one at the top.
+        name: Accessible name of the chart.
+        line: A vertical line at a value; None for none.
+    """
+    box = Box(height=BAR_ROW * len(bars) + 8 + (16 if line is not None else 0))
+    most = max((max(bar.value, bar.high or 0.0) for bar in bars), default=0.0) or 1.0
+    x = Axis(low=0.0, high=most, start=BAR_LEFT, end=box.width - BAR_RIGHT, log=False)
+    parts = []
+    for row, bar in enumerate(bars):
         top = 4 + row * BAR_ROW
-        length = value / most * (WIDTH - BAR_LEFT - 100)
-        parts.append(_text(BAR_LEFT - 8, top + 16, label if len(label) < 28 else f"…{label[-26:]}", "end"))
-        parts.append(
-            f'<rect class="bar" x="{BAR_LEFT}" y="{top + 3}" width="{max(1.0, length):.1f}" height="18"/>'
-        )
-        parts.append(_text(BAR_LEFT + length + 8, top + 16, f"{significant(value, 3)}{unit}", "start"))
-    return "".join((*parts, "</svg>"))
+        label = bar.label if len(bar.label) < LONGEST else f"…{bar.label[-(LONGEST - 2) :]}"
+        length = max(1.0, x(bar.value) - BAR_LEFT)
+        shape = f'class="{bar.style}" x="{BAR_LEFT}" y="{top + 3}" width="{length:.1f}" height="18" rx="3"'
+        end = x(max(bar.value, bar.high or 0.0))
+        parts += [
+            text(BAR_LEFT - 8, top + 16, label, "end"),
+            titled("rect", shape, f"{bar.label}: {bar.note}"),
+            text(end + 8, top + 16, bar.note, "start"),
+        ]
+        if bar.low is not None and bar.high is not None:
+            low, high, y = x(bar.low), x(bar.high), top + 12
+            ends = f"M{low:.1f} {y - 4}v8m0 -4H{high:.1f}m0 -4v8"
+            parts.append(f'<path class="whisker" d="{ends}"/>')
+    if line is not None:
+        place = x(min(line.value, most))
+        parts.append(f'<path class="{line.style}" d="M{place:.1f} 2V{box.height - 14}"/>')
+        parts.append(text(place, box.height - 2, line.note))
+    return svg(box, name, *parts)
+
+
+def ratio_chart(ratios: Mapping[str, tuple[float, str]], *, name: str) -> str:
+    """Return bars to the right of 1 for higher ratios and to the left for lower ones, on a logarithmic axis.
+
+    Args:
+        ratios: Ratio above 0 and class of the bar, by label.
+        name: Accessible name of the chart.
+    """
+    left = 330
+    box = Box(height=BAR_ROW * len(ratios) + 30, left=left)
+    far = max([1.1, *(max(ratio, 1 / ratio) for ratio, _ in ratios.values())])
+    x = Axis(low=1 / far, high=far, start=left, end=box.width - 60)
+    parts = [
+        f'<path class="grid" d="M{x(tick):.1f} 2V{box.height - 24}"/>'
+        + text(x(tick), box.height - 8, f"{significant(tick)}x")
+        for tick in sorted({1.0, *(tick for tick in x.ticks() if tick)})
+    ]
+    for row, (label, (ratio, style)) in enumerate(ratios.items()):
+        top = 4 + row * BAR_ROW
+        start, end = sorted((x(1.0), x(ratio)))
+        shape = f'class="fill-{style}" x="{start:.1f}" y="{top + 3}" height="18" rx="3"'
+        shown = label if len(label) < 46 else f"{label[:44]}…"
+        parts += [
+            text(left - 34, top + 16, shown, "end"),
+            titled("rect", f'{shape} width="{max(1.0, end - start):.1f}"', f"{label}: {ratio:.3f}x"),
+            text(end + 6, top + 16, f"{ratio:.2f}x", "start"),
+        ]
+    return svg(box, name, *parts)
+
+
+def slice_chart(groups: Mapping[str, Sequence[float]], *, name: str, title: str) -> str:
+    """Return the times of each group as points above its label, with the median as a bar.
+
+    Args:
+        groups: Times in microseconds, by label; no group is empty.
+        name: Accessible name of the chart.
+        title: Title of the horizontal axis.
+    """
+    box = Box(width=380, height=230, left=62, right=10)
+    times = [us for group in groups.values() for us in group]
+    y = log_axis(times, box.y_end, box.top)
+    unit, scale = time_unit(math.sqrt(min(times) * max(times)))
+    step = (box.x_end - box.left) / len(groups)
+    every = max(1, math.ceil(len(groups) * 34 / (box.x_end - box.left)))
+    parts = [box.horizontal_grid(y, scale), box.frame(x=title, y=unit)]
+    for place, (label, group) in enumerate(groups.items()):
+        middle, spread = box.left + (place + 0.5) * step, min(step * 0.3, 14)
+        if place % every == 0:
+            parts.append(text(middle, box.y_end + 18, label[:8] + "…" * (len(label) > 8)))
+        for count, us in enumerate(group):
+            aside = spread * (((count * 0.618) % 1) * 2 - 1)  # evenly spread, in no visible order
+            shown = f"{title} {label}: {duration(us)}"
+            parts.append(_dot(middle + aside, y(us), SMALL_RADIUS, "measured", shown))
+        center = sorted(group)[len(group) // 2]
+        bar = f'class="median" d="M{middle - spread - 3:.1f} {y(center):.1f}H{middle + spread + 3:.1f}"'
+        parts.append(titled("path", bar, f"median of {title} {label}: {duration(center)}"))
+    return svg(box, name, *parts)
+
+
+def stacked_bar(parts: Mapping[str, float], *, name: str, unit: str) -> str:
+    """Return one bar divided into parts; the style sheet colours them in turn.
+
+    Args:
+        parts: Length of each part, by label; at least one is above 0.
+        name: Accessible name of the chart.
+        unit: Unit of the lengths, with its space.
+    """
+    box, whole, at = Box(height=34, left=0, right=0), math.fsum(parts.values()), 0.0
+    drawn = []
+    for place, (label, value) in enumerate(parts.items()):
+        length = value / whole * box.width
+        shape = f'class="part{place}" x="{at:.1f}" y="2" width="{length:.1f}" height="30"'
+        drawn.append(titled("rect", shape, f"{label}: {significant(value, 3)}{unit}"))
+        if length > 74:
+            drawn.append(
+                f'<text class="inside" x="{at + length / 2:.1f}" y="22" text-anchor="middle">'
+                f"{value / whole:.0%}</text>"
+            )
+        at += length
+    return svg(box, name, *drawn)
+
+
+def _dot(x: float, y: float, radius: float, style: str, title: str) -> str:
+    return titled("circle", f'class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"', title)
 
 
 def _best_so_far(points: Sequence[Point]) -> list[Point]:
@@ -126,23 +282,12 @@ def _best_so_far(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+def _trial_axis(box: Box, trials: int) -> Axis:
+    return Axis(low=0.5, high=max(1, trials) + 0.5, start=box.left, end=box.x_end, log=False)
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round values on a logarithmic axis, three to eight of them."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    ticks: list[float] = []
-    for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)):
-        ticks = [d * 10.0**e for e in range(first, last + 1) for d in digits if low <= d * 10.0**e <= high]
-        if len(ticks) >= 3:
-            return ticks
-    return sorted({*ticks, float(significant(low * MARGIN, 3))})
-
-
-def _trial_ticks(trials: int) -> list[int]:
+def _trial_ticks(box: Box, x: Axis, trials: int) -> str:
     step = max(1, trials // 8)
     size = 10 ** int(math.log10(step))
     step = next(size * digit for digit in (1, 2, 5, 10) if size * digit >= step)
-    return list(range(step, trials + 1, step))
+    return "".join(text(x(trial), box.y_end + 18, str(trial)) for trial in range(step, trials + 1, step))

@@ -1,4 +1,4 @@
-"""Comparison of two databases, such as of two commits or two devices."""
+"""Comparison of two databases, such as of two commits, or of two devices."""
 
 from __future__ import annotations
 
@@ -105,27 +105,30 @@ def compare_databases(
     workloads: Collection[str] = (),
     devices: Collection[str] = (),
     installed: bool = False,
+    pair: tuple[str, str] | None = None,
 ) -> DatabaseComparison:
-    """Compare the best known times of two databases.
+    """Compare the best known times of two databases, or of two devices of one database.
 
     Devices that are in both databases are compared with themselves. If there is none, each database must have
     one device, and these two are compared.
 
     Args:
         before: The first database.
-        after: The second one.
+        after: The second one; it may be the same.
         tolerance: Ratio of times above 1 that is no regression.
         workloads: Canonical texts of the only workloads; empty for all.
         devices: Keys of the only devices, each compared with itself; empty for all.
         installed: Whether to leave out results of the second database whose source differs from that of the
             installed variants.
+        pair: Key of the only device of each database, to compare two devices; None as above.
 
     Raises:
         InputError: the databases share no device, and one of them has several.
     """
-    first, second = _answers(before, workloads, devices), _answers(after, workloads, devices)
+    of_first, of_second = (devices, devices) if pair is None else ((pair[0],), (pair[1],))
+    first, second = _answers(before, workloads, of_first), _answers(after, workloads, of_second)
     found = {row["device"] for row in first}, {row["device"] for row in second}
-    shared = bool(devices) or bool(found[0] & found[1])
+    shared = pair is None and (bool(devices) or bool(found[0] & found[1]))
     if not shared and any(len(keys) > 1 for keys in found):
         raise InputError(
             f"expected databases with a common device, or with one device each; {before.location} has "
@@ -136,8 +139,8 @@ def compare_databases(
     old, new = _fastest(first, shared=shared), _fastest(second, shared=shared)
     times = [_compared(old[key], new[key], tolerance) for key in old.keys() & new.keys()]
     return DatabaseComparison(
-        before=str(before.location),
-        after=str(after.location),
+        before=_name(before, pair and pair[0]),
+        after=_name(after, pair and pair[1]),
         times=tuple(sorted(times, key=lambda time: (time.speedup, time.workload))),
         missing=tuple(sorted({key[0] for key in old.keys() - new.keys()})),
         new=tuple(sorted({key[0] for key in new.keys() - old.keys()})),
@@ -156,6 +159,10 @@ def best_answers(
     """
     found = _fastest(_installed(reader, _answers(reader, workloads, devices)), shared=True)
     return [row for _, row in sorted(found.items(), key=lambda item: str(item[0]))]
+
+
+def _name(reader: Reader, device: str | None) -> str:
+    return str(reader.location) if device is None else f"{device} of {reader.location}"
 
 
 def _answers(

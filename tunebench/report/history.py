@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tunebench import device as known_devices
+from tunebench._dataframe import Tabular, columns_of
 from tunebench.db.reader import Reader
-from tunebench.db.record import Record, TrialKey
-from tunebench.outcome import Effort, first_error, time_us
+from tunebench.db.record import Record, RunSummary, TrialKey
+from tunebench.db.store import open_store
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.outcome import FAILURES, Effort, first_error, time_us
+from tunebench.workload import Workload
+from tunebench.workloads import parse
 
-__all__ = ["ParameterEffect", "SearchHistory", "best_records", "search_histories"]
+if TYPE_CHECKING:
+    from tunebench.report.best_kernel import BestKernel
+
+__all__ = [
+    "ParameterEffect",
+    "SearchHistory",
+    "best_records",
+    "search_histories",
+    "search_history",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +42,18 @@ class ParameterEffect:
         name: Name of the parameter.
         importance: Share of the variance of log time that the parameter alone explains, in [0, 1].
         medians_us: Median time of the trials with each value, in microseconds, by value.
+        times_us: Times of the trials with each value, in microseconds, by value.
     """
 
     variant: str
     name: str
     importance: float
     medians_us: Mapping[str, float]
+    times_us: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchHistory:
+class SearchHistory(Tabular):
     """Every record of one workload on one device.
 
     Attributes:
@@ -42,12 +61,23 @@ class SearchHistory:
         device: `Device.key`.
         records: The records, oldest first.
         versions: `RunStart.versions` of the newest run.
+        runs: Summary of each finished run, newest first.
+        described: The device; None if its description has another form.
+        optimum_us: Least time of a recorded tuning space that replaced the device, in microseconds.
+        kernel: What is known of the best configuration (`tunebench.report.with_best_kernels`).
     """
 
     workload: str
     device: str
     records: tuple[Record, ...]
     versions: Mapping[str, str]
+    runs: tuple[RunSummary, ...] = ()
+    described: Device | None = None
+    optimum_us: float | None = None
+    kernel: BestKernel | None = None
+
+    def _columns(self) -> dict[str, list[object]]:
+        return columns_of(_row(trial, record) for trial, record in enumerate(self.records, start=1))
 
     @property
     def best(self) -> Record | None:
@@ -84,9 +114,35 @@ class SearchHistory:
         return {**default, **comparison.get("libraries", {})}
 
     @property
+    def library_ratios(self) -> Mapping[str, float]:
+        """Time of each library divided by the best time, in the rounds in which both were timed."""
+        return {name: found["ratio"] for name, found in self.baselines.items() if name != "default"}
+
+    @property
+    def speedup(self) -> float | None:
+        """Speedup of the best over the default: in the rounds of both, or else by the two times."""
+        best, default = self.best, self.default
+        if "default" in self.baselines:
+            return float(self.baselines["default"]["ratio"])
+        if best is None or default is None:
+            return None
+        return _us(default) / _us(best)
+
+    @property
+    def bound_ratio(self) -> float | None:
+        """Best time divided by `bound_us`; None without either."""
+        best = self.best
+        return None if best is None or self.bound_us is None else _us(best) / self.bound_us
+
+    @property
     def bound_us(self) -> float | None:
         """Lowest lower bound of the configurations that were run or predicted, in microseconds."""
         return min((record.bound_us for record in self.records if record.bound_us), default=None)
+
+    @property
+    def overhead_s(self) -> float:
+        """Wall time of the finished runs without compilation, verification or measurement, in seconds."""
+        return math.fsum(run.overhead_s for run in self.runs)
 
     @property
     def effort(self) -> Effort:
@@ -140,30 +196,84 @@ def best_records(records: Iterable[Record]) -> list[Record]:
 
 
 def search_histories(
-    reader: Reader, *, workloads: Sequence[str] = (), device: str | None = None
+    reader: Reader, *, workloads: Collection[str] = (), devices: Collection[str] = ()
 ) -> list[SearchHistory]:
     """Return the search histories of a database, by workload and device.
 
     Args:
         reader: The database.
         workloads: Canonical texts; none for all.
-        device: `Device.key` of the only device; None for all.
+        devices: `Device.key` of each device; none for all.
     """
     pairs = {
         (space.workload, space.device): None
         for space in sorted(reader.spaces(), key=lambda space: (space.workload, space.device))
-        if (not workloads or space.workload in workloads) and device in (None, space.device)
+        if (not workloads or space.workload in workloads) and (not devices or space.device in devices)
     }
+    described = reader.descriptors()
     found = []
     for workload, key in pairs:
         versions = reader.versions(workload, key)
-        records = tuple(reader.history(workload, key))
         found.append(
             SearchHistory(
-                workload=workload, device=key, records=records, versions=versions[0] if versions else {}
+                workload=workload,
+                device=key,
+                records=tuple(reader.history(workload, key)),
+                versions=versions[0] if versions else {},
+                runs=tuple(reader.run_summaries(workload, key)),
+                described=_device(described.get(key)),
             )
         )
     return found
+
+
+def search_history(
+    workload: Workload | str, *, device: Device | str | None = None, db: str | Path | None = None
+) -> SearchHistory:
+    """Return the search history of one workload on one device; `to_pandas` returns its trials.
+
+    Args:
+        workload: The workload, or its text.
+        device: A device or its name (see `tunebench.device.find`). Default: the first GPU, else the CPU.
+        db: Path or URL of the database. Default: the user's database.
+
+    Raises:
+        InputError: if the database has no record of them, or an argument is invalid.
+        DatabaseError: if the database cannot be read.
+    """
+    text = str(parse(workload)) if isinstance(workload, str) else str(workload)
+    key = (device if isinstance(device, Device) else known_devices.find(device)).key
+    with open_store(db, read_only=True) as store:
+        found = search_histories(store, workloads=[text], devices=[key])
+        if not found:
+            raise InputError(f"{store.location} has no record of {text} on {key}: tune it first")
+    return found[0]
+
+
+def _device(descriptor: Mapping[str, Any] | None) -> Device | None:
+    try:
+        return Device(**descriptor) if descriptor is not None else None
+    except TypeError:  # written by another version
+        return None
+
+
+def _row(trial: int, record: Record) -> dict[str, object]:
+    outcome = record.result.outcome
+    return {
+        "trial": trial,
+        "variant": record.key.variant,
+        "outcome": outcome.kind,
+        "purpose": record.purpose,
+        "time_us": time_us(outcome),
+        "bound_us": record.bound_us,
+        "reason": first_error(outcome.reason) if isinstance(outcome, FAILURES) else None,
+        "registers": record.result.resources.registers,
+        "spill_bytes": record.result.resources.spill_bytes,
+        **asdict(record.result.effort),
+        "stale": record.stale,
+        "recorded_at": record.recorded_at,
+        **{f"config.{name}": value for name, value in record.key.config.items()},
+    }
 
 
 def _weight(record: Record) -> tuple[bool, int]:
@@ -188,12 +298,15 @@ def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
         if len(groups) == 1:
             continue
         between = math.fsum(len(group) * (fmean(group) - center) ** 2 for group in groups.values())
-        medians_us = {
-            str(value): math.exp(median(groups[value])) for value in sorted(groups, key=_numbers_first)
-        }
-        importance = between / total if total else 0.0
+        ordered = sorted(groups, key=_numbers_first)
         found.append(
-            ParameterEffect(variant=variant, name=name, importance=importance, medians_us=medians_us)
+            ParameterEffect(
+                variant=variant,
+                name=name,
+                importance=between / total if total else 0.0,
+                medians_us={str(value): math.exp(median(groups[value])) for value in ordered},
+                times_us={str(value): tuple(map(math.exp, groups[value])) for value in ordered},
+            )
         )
     return sorted(found, key=lambda effect: -effect.importance)
 

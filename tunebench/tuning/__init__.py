@@ -49,6 +49,7 @@ __all__ = [
     "is_size_range",
     "parse_size_range",
     "show_progress",
+    "suite_workloads",
     "tune",
     "tune_all",
     "tune_devices",

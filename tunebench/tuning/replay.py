@@ -20,12 +20,13 @@ from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import OptimalityProof, violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
+from tunebench.space import Config
 from tunebench.variant import Costs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHECKPOINTS", "PostponedCheck", "ReplayResult", "ReplayTrace", "Space", "replay"]
+__all__ = ["CHECKPOINTS", "PostponedCheck", "ReplayResult", "ReplayTrace", "ReplayedTrial", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
 """Trials after which the efficiency is reported."""
@@ -180,15 +181,26 @@ class ReplayTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedTrial:
+    """One trial of a replayed search: its configuration, outcome, and lower bound in microseconds."""
+
+    config: Config
+    outcome: Outcome
+    bound_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult(ReplayTrace):
     """The result of `replay`.
 
     Attributes:
+        trials: The trials, in order.
         masked: Configurations pruned by their lower bound.
         optimality_proof: The optimality proof of the best.
         postponed: The configurations that the learned pruner would postpone next.
     """
 
+    trials: tuple[ReplayedTrial, ...]
     masked: int
     optimality_proof: OptimalityProof
     postponed: PostponedCheck
@@ -253,10 +265,14 @@ def replay(
         space.recording.kernel, prospects, sampler=sampler, seed=seed, learned_pruner=learned_pruner
     )
     best_us: list[float] = []
+    tried: list[ReplayedTrial] = []
 
     def on_result(proposal: Proposal, result: Result) -> None:
         time = getattr(result.outcome, "median_us", np.inf)
         best_us.append(min(time, best_us[-1] if best_us else np.inf))
+        tried.append(
+            ReplayedTrial(config=proposal.config, outcome=result.outcome, bound_us=proposal.bound_us)
+        )
         if violates(result.outcome, proposal.bound_us):
             proposal.search.distrust()
 
@@ -272,6 +288,7 @@ def replay(
     return ReplayResult(
         seed=seed,
         best_us=tuple(best_us),
+        trials=tuple(tried),
         masked=search.masked,
         exhausted=len(best_us) < trials,
         optimality_proof=optimality_proof([search], search.best_us),

@@ -34,9 +34,9 @@ def export_optuna(
     from tunebench.workloads import parse
 
     texts = [text if text.startswith(RECORDED) else str(parse(text)) for text in workload or []]
-    key = target_device(device, arch).key if device or arch else None
+    keys = [target_device(device, arch).key] if device or arch else []
     with open_store(db, read_only=True) as store:
-        histories = search_histories(store, workloads=texts, device=key)
+        histories = search_histories(store, workloads=texts, devices=keys)
         if not histories:
             raise InputError(f"no record to export in {store.location}")
     names = export_studies(histories, storage)
