@@ -168,6 +168,7 @@ def _session_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBENCH_DB", str(folder / "fixtures.db"))
         patch.setenv("TUNEBENCH_CACHE", str(shared / "cache"))
+        patch.setenv("TUNEBENCH_CONFIG", "none")
         patch.delenv("TUNEBENCH_DEBUG", raising=False)
         patch.delenv("COLUMNS", raising=False)  # xdist workers have this variable
         yield folder

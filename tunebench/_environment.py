@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tunebench._private_file import check_folder
@@ -13,10 +15,13 @@ __all__ = [
     "binary_folder",
     "cache_folder",
     "columns",
+    "config",
+    "config_folder",
     "cxx",
     "data_folder",
     "database",
     "debug",
+    "default_database",
     "expanded",
     "worker_memory_gb",
 ]
@@ -25,6 +30,7 @@ VARIABLES = {
     "COLUMNS": "width of tables where the output is not a terminal",
     "CXX": "host C++ compiler that emulates CUDA kernels where there is no GPU; default g++, then c++",
     "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels; closed to other users",
+    "TUNEBENCH_CONFIG": "file of defaults to use instead of the nearest tunebench.toml; none for no file",
     "TUNEBENCH_DB": "database, as a path, an SQLAlchemy URL or keywords of libpq; the option --db wins",
     "TUNEBENCH_DEBUG": "1: show the traceback of an error on the command line",
     "TUNEBENCH_WORKER_MEMORY": "memory limit of each worker in GB; default 75 % of the machine's memory",
@@ -122,7 +128,36 @@ def cxx() -> str | None:
 
 def database() -> str | None:
     """Return the database to use without `--db`, or None; read again at every lookup."""
-    return os.environ.get("TUNEBENCH_DB") or None
+    return os.environ.get("TUNEBENCH_DB") or _default_database
+
+
+_default_database: str | None = None
+"""Database of the file of defaults, while a command runs."""
+
+
+@contextlib.contextmanager
+def default_database(db: str) -> Iterator[None]:
+    """Use a database within the context where neither `--db` nor `TUNEBENCH_DB` names one.
+
+    Args:
+        db: Path or URL.
+    """
+    global _default_database
+    before, _default_database = _default_database, db
+    try:
+        yield
+    finally:
+        _default_database = before
+
+
+def config() -> str | None:
+    """Return the requested file of defaults, ``none`` for no file, or None without a request."""
+    return _text("TUNEBENCH_CONFIG")
+
+
+def config_folder() -> Path | None:
+    """Return the folder of the user's configuration; it may not exist. None without a home folder."""
+    return _user_folder("user_config_path")
 
 
 def completing() -> bool:

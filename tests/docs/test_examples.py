@@ -66,6 +66,7 @@ def run(command: list[str], folder: Path, cache: Path) -> str:
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "TUNEBENCH_DB": str(folder / "tunebench.db"),
         "TUNEBENCH_CACHE": str(cache),
+        "TUNEBENCH_CONFIG": "none",
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False

@@ -63,6 +63,9 @@ EXIT_CODES = {
 }
 """Meaning of every exit code."""
 
+_WITHOUT_DEFAULTS = {"completion", "doctor"}
+"""Commands that work with a broken file of defaults; `doctor` reports it."""
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _BAD_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_RIGHT = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -86,7 +89,10 @@ class _Commands(TyperGroup):
         name, *rest = args
         if name not in COMMANDS:
             raise UnknownName("command", name, COMMANDS)
-        return name, _load(name), rest
+        command = _load(name)
+        if name not in _WITHOUT_DEFAULTS and not {"--help", "-h"} & {*rest}:
+            _use_defaults(ctx, name, command, rest)
+        return name, command, rest
 
 
 class _WorkloadCommand(TyperCommand):
@@ -127,6 +133,14 @@ class _WorkloadCommand(TyperCommand):
                 given = True
             yield arg
             expected = expected - 1 if expected else values.get(arg, 0)
+
+
+def _use_defaults(ctx: Any, name: str, command: Any, rest: list[str]) -> None:
+    from tunebench.cli import _defaults
+
+    found = _defaults.find()
+    if found is not None:
+        _defaults.apply(found, ctx, name, command, rest)
 
 
 def _load(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -54,7 +55,9 @@ def command(db: Database = None, as_json: Json = False) -> None:
     The exit code is 1 if something that every command needs is broken. Missing optional parts, such as a GPU,
     do not change the exit code.
     """
-    found = list(checks(db))
+    with contextlib.ExitStack() as stack:
+        defaults = _defaults_file(stack)
+        found = [*checks(db), defaults]
     emit(as_json, plain(found), lambda console: _render(console, found))
     if any(check.status == "broken" for check in found):
         raise typer.Exit(1)
@@ -179,6 +182,28 @@ def _version(package: str) -> str | None:
 
 def _versions(packages: list[str]) -> str:
     return ", ".join(f"{package} {_version(package)}" for package in packages)
+
+
+def _defaults_file(stack: contextlib.ExitStack) -> EnvironmentCheck:
+    """Check the file of defaults, and use its database; state the values that are in force."""
+    from tunebench.cli import _defaults
+    from tunebench.db import locate
+
+    subject = "defaults"
+    try:
+        file = _defaults.find()
+    except (InputError, OSError) as error:
+        remedy = "correct the file, or set TUNEBENCH_CONFIG to another one or to none"
+        return EnvironmentCheck(subject, "broken", " ".join(str(error).split()), remedy)
+    if file is None:
+        return EnvironmentCheck(subject, "ok", "built in: no tunebench.toml in this folder or above it")
+    values = dict(file.values)
+    if "db" in values:
+        stack.enter_context(_environment.default_database(values["db"]))
+        replaced = _environment.database() != values["db"]
+        values["db"] = f"{locate(values['db'])}{' (TUNEBENCH_DB is used instead)' if replaced else ''}"
+    listed = ", ".join(f"{name} = {value}" for name, value in values.items()) or "no value"
+    return EnvironmentCheck(subject, "ok", f"{file.path}: {listed}")
 
 
 def _database(db: str | None) -> EnvironmentCheck:

@@ -1,0 +1,123 @@
+"""Defaults of options from `tunebench.toml` and `pyproject.toml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tunebench import _environment, cli
+from tunebench.cli import _defaults
+
+WORKLOAD = "softmax:rows=8,cols=8,dtype=f32"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an inner folder of an empty one, and return the outer one."""
+    for name in ("TUNEBENCH_CONFIG", "TUNEBENCH_DB"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outer" / "inner")
+    return tmp_path / "outer"
+
+
+def predicted(run_json: Run, *options: str) -> str:
+    """Return the name of the device that `predict` predicts for."""
+    key: str = run_json("predict", WORKLOAD, *options)[0]["device"]
+    return key.partition(":")[2].partition(",")[0]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_key_is_an_option_of_its_commands() -> None:
+    for name, key in _defaults.KEYS.items():
+        for command in key.commands:
+            group, _, sub = command.partition(" ")
+            found = cli._load(group)
+            found = found.commands[sub] if sub else found
+            options = {option for param in found.params for option in param.opts}
+            assert f"--{name}" in options, command
+
+
+def test_nearest_file_is_used_and_the_command_line_precedes_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run_json: Run
+) -> None:
+    outer = write(folder / "tunebench.toml", 'device = "t4"\ndb = "a.db"\n')
+    find = _defaults.find()
+    assert find is not None
+    assert (find.path, find.values["db"]) == (outer, str(folder / "a.db"))
+    assert predicted(run_json) == "t4"
+    assert predicted(run_json, "--device", "l4") == "l4"
+    assert predicted(run_json, "--arch", "sm_90").startswith("h100")
+    write(folder / "inner" / "pyproject.toml", "[tool.other]\nx = 'tunebench'\n")
+    assert predicted(run_json) == "t4"
+    write(folder / "inner" / "pyproject.toml", "[tool.tunebench]\ndevice = 'a100-80-sxm'\n")
+    assert predicted(run_json) == "a100-80-sxm"
+    monkeypatch.setenv("TUNEBENCH_CONFIG", str(outer))
+    assert predicted(run_json) == "t4"
+    monkeypatch.setenv("TUNEBENCH_CONFIG", "none")
+    assert _defaults.find() is None
+
+
+def test_database_of_the_file_yields_to_the_environment_and_ends_with_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run_refused: Run
+) -> None:
+    write(folder / "tunebench.toml", 'db = "a.db"')
+    assert str(folder / "a.db") in run_refused("db", "stats", exit_code=4)
+    assert _environment.database() is None
+    monkeypatch.setenv("TUNEBENCH_DB", "b.db")
+    assert "b.db does not exist" in run_refused("db", "stats", exit_code=4)
+
+
+def test_prices_of_other_devices_are_ignored(folder: Path, run_json: Run, run_refused: Run) -> None:
+    write(folder / "tunebench.toml", "[price]\nt4 = 0.5\nl4 = 0.8\n")
+    (found,) = run_json("compare", WORKLOAD, "--device", "t4")
+    assert found["price_per_hour"] == 0.5
+    assert "device with a price" in run_refused("compare", WORKLOAD, "--device", "t4", "--price", "l4=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("trails = 3", "unknown key in {file}: 'trails'. Did you mean 'trials'? Known: audit,"),
+        ("trials = '3'", "{file}: trials must be a whole number, got '3'"),
+        ("warm = 1", "{file}: warm must be true or false, got 1"),
+        ("price.t4 = -1", "{file}: the price of t4 must be a positive number, got -1"),
+        ("variant-file = 'evil.py'", "unknown key in {file}: 'variant-file'"),
+        ("cluster = 'ray://evil:1'", "unknown key in {file}: 'cluster'"),
+        ("db = 'postgresql://evil/d'", "{file}: db must be a file"),
+        ("db = 'host=evil'", "{file}: db must be a file"),
+        ("trials =", "{file} is not valid TOML"),
+    ],
+)
+def test_bad_files_are_one_error(text: str, error: str, folder: Path, run_refused: Run) -> None:
+    file = write(folder / "tunebench.toml", text)
+    assert error.format(file=file) in run_refused("devices")
+
+
+def test_own_files_may_name_a_server_and_doctor_shows_the_values(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = write(
+        folder.parent / "config" / "tunebench" / "tunebench.toml", 'db = "postgresql://u:secret@h:1/d"'
+    )
+    found = _defaults.find()
+    assert found is not None
+    assert (found.path, found.values["db"]) == (own, "postgresql://u:secret@h:1/d")
+    monkeypatch.setenv("TUNEBENCH_DB", "b.db")
+    assert cli.run(["doctor"]) == 0
+    assert "db = postgresql://u:***@h:1/d" in capsys.readouterr().out
+    write(folder / "tunebench.toml", 'device = "t4"\ndb = "a.db"')
+    assert cli.run(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{folder / 'tunebench.toml'}: device = t4, db = {folder / 'a.db'} (TUNEBENCH_DB is used" in shown
+    write(folder / "tunebench.toml", "x = 1")
+    assert cli.run(["doctor"]) == 1
+    assert cli.run(["completion", "bash"]) == 0
