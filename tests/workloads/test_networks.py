@@ -604,7 +604,7 @@ def test_gated_layers_run_by_megatron() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"recompute": "full"}, {"sequence_parallel": True}, {"flash": True}, {"stack": "jax"}]
+    "changes", [{"recompute": "selective"}, {"sequence_parallel": True}, {"context": 2}, {"stack": "jax"}]
 )
 def test_options_of_megatron_need_its_stack(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="stack"):
@@ -644,7 +644,7 @@ def test_eight_bit_products_are_those_of_linear_layers_inside_layers() -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"stack": "eager", "fp8": "delayed"}, "fp8=delayed needs stack=megatron"),
+        ({"stack": "eager", "fp8": "delayed"}, "fp8=delayed needs stack=megatron or compiled"),
         ({"fp8": "e5m2"}, "none, delayed, current|current, delayed, none"),
         ({"dtype": "f32", "fp8": "current"}, "needs dtype=bf16"),
     ],
@@ -654,6 +654,25 @@ def test_eight_bit_products_need_megatron_and_16_bits(changes: dict[str, Any], m
         from_config("small", LAYER).operations(
             NetworkRun(**{"seq": 32, "mode": "train", "dtype": "bf16", "stack": "megatron"} | changes)
         )
+
+
+@pytest.mark.parametrize("stack", ["eager", "compiled"])
+def test_layers_of_other_stacks_run_again_and_attention_may_be_one_kernel(stack: Any) -> None:
+    llama = network("llama-2-7b")
+    run = NetworkRun(seq=2048, mode="train", dtype="bf16", stack=stack, flash=True)
+    attention = [each for each in llama.operations(run) if each.workload.operator == "attention"]
+    assert sum(each.count for each in attention) == 2 * 32
+    assert not any("scores" in each.part for each in llama.operations(run))
+
+    def flops(run: NetworkRun) -> int:
+        return sum(
+            each.count * each.workload.flops() for each in llama.operations(run) if each.phase == "backward"
+        )
+
+    again = dataclasses.replace(run, recompute="full", recompute_layers=16)
+    every = dataclasses.replace(run, recompute="full")
+    assert flops(every) - flops(run) == pytest.approx(2 * (flops(again) - flops(run)))
+    assert flops(again) > 1.2 * flops(run)
 
 
 def test_fused_is_an_alias_of_the_compiled_stack() -> None:

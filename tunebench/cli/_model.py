@@ -59,8 +59,8 @@ class ModelRequest:
     recompute: Annotated[
         str,
         typer.Option(
-            help="Training step with --stack megatron: what the backward pass computes again, one of none, "
-            "selective (the core of attention) and full (whole layers)."
+            help="Training step: what the backward pass computes again, one of none, "
+            "selective (the core of attention, with --stack megatron) and full (whole layers)."
         ),
     ] = "none"
     recompute_layers: Annotated[
@@ -72,7 +72,7 @@ class ModelRequest:
         ),
     ] = None
     flash_attention: Annotated[
-        bool, typer.Option("--flash-attention", help="With --stack megatron: attention is one kernel.")
+        bool, typer.Option("--flash-attention", help="Model: attention is one kernel that stores no scores.")
     ] = False
     sequence_parallel: Annotated[
         bool,
@@ -84,7 +84,7 @@ class ModelRequest:
     fp8: Annotated[
         str,
         typer.Option(
-            help="With --stack megatron: scaling of 8-bit floats in linear layers (Transformer Engine), one "
+            help="With --stack megatron or compiled: scaling of 8-bit floats in linear layers, one "
             "of none, delayed and current."
         ),
     ] = "none"

@@ -24,6 +24,7 @@ __all__ = [
     "add_megatron_layer",
     "context_exchanges",
     "megatron_collectives",
+    "recomputed",
     "tokens_outside",
 ]
 
@@ -52,10 +53,10 @@ def add_megatron_layer(
     _add_feed_forward(layer, architecture, gated=gated, rms=rms, biased=biased)
     tape.extend(layer.operations)
     again = {"none": [], "selective": core.operations, "full": layer.operations}[tape.run.recompute]
-    tape.extend(_recomputed(again))
+    tape.extend(recomputed(again))
 
 
-def _recomputed(operations: list[Operation]) -> list[Operation]:
+def recomputed(operations: list[Operation]) -> list[Operation]:
     """Return the forward kernels as part of the backward pass."""
     return [
         replace(each, phase="backward", part="recomputation")
@@ -68,13 +69,13 @@ def _add_attention(layer: Tape, core: Tape, of: Architecture, *, rms: bool, bias
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     inner, keys = of.inner // run.tensor, of.inner_k // run.tensor
     _norm(layer, of, rms)
-    _linear(layer, "attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
+    layer.inner_linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
     if rms:  # rotary positions
         layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
     _add_core(core, of)
     layer.extend(core.operations)
-    _linear(layer, "attention output", tokens, of.hidden, inner)
+    layer.inner_linear("attention output", tokens, of.hidden, inner, bias=False)
     _residual(layer, of, biased)
 
 
@@ -180,33 +181,15 @@ def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, 
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     width = of.ffn // run.tensor
     _norm(layer, of, rms)
-    _linear(layer, "mlp up", tokens, width * (2 if gated else 1), of.hidden)
+    layer.inner_linear("mlp up", tokens, width * (2 if gated else 1), of.hidden, bias=False)
     if gated:
         layer.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
     else:
         layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
         if biased:
             layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
-    _linear(layer, "mlp down", tokens, of.hidden, width)
+    layer.inner_linear("mlp down", tokens, of.hidden, width, bias=False)
     _residual(layer, of, biased)
-
-
-def _linear(tape: Tape, part: str, m: int, n: int, k: int, *, bias: bool = False) -> None:
-    """Add a linear layer (see `Tape.linear`), in 8-bit floats if the run has them.
-
-    The measured products of 8-bit floats include the conversion of their left operand from 16 bits. That is
-    the conversion of the input in the forward pass, and of the output's gradient in that of the input. In the
-    gradient of the weights, whose operands are converted already, it is in place of their transposition,
-    which tensor cores of sm_89 and sm_90 need, for about as many bytes. With current scaling, a kernel before
-    each conversion reads the tensor for its maximum.
-    """
-    if tape.run.fp8 == "none":
-        tape.linear(part, m, n, k, bias=bias)
-        return
-    if tape.run.fp8 == "current":
-        tape.summed(part, m * k)
-        tape.summed(part, m * n, "backward")
-    tape.linear(part, m, n, k, bias=bias, dtype="e4m3")
 
 
 def add_converted_weights(tape: Tape, parameters: int) -> None:

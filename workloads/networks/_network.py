@@ -128,14 +128,14 @@ class NetworkRun:
         optimizer: Optimizer of a training step.
         accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
         recompute: What the backward pass of each layer computes again instead of storing it: nothing, the
-            core of attention (`"selective"`), or the whole layer (`"full"`). Needs the stack megatron.
+            core of attention (`"selective"`, with the stack megatron), or the whole layer (`"full"`).
         sequence_parallel: Whether devices that share layers also divide the tokens of normalisations, dropout
             and residual sums. Needs the stack megatron.
-        flash: Whether attention is one kernel that stores no scores, with the stack megatron.
+        flash: Whether attention is one kernel that stores no scores, unless its scores have a bias.
         context: Devices that share each sequence: attention sees `context` times `seq` tokens, whose keys and
             values come round a ring. Needs the stack megatron and flash.
         fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
-            Engine; everything else is in `dtype`. Needs the stack megatron and 16 bits.
+            Engine or a compiler; everything else is in `dtype`. Needs 16 bits, and another stack than eager.
         shards: Devices that divide the update of the parameters.
         wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
@@ -168,21 +168,23 @@ class NetworkRun:
             object.__setattr__(self, "stack", "compiled")
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
-        if self.fp8 != "none" and self.stack != "megatron":
-            raise InputError(f"fp8={self.fp8} needs stack=megatron, got stack={self.stack}")
+        if self.fp8 != "none" and self.stack == "eager":
+            raise InputError(f"fp8={self.fp8} needs stack=megatron or compiled, got stack={self.stack}")
         if self.stack not in get_args(Stack) or self.recompute not in get_args(Recompute):
             raise InputError(
                 f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
                 f"{', '.join(get_args(Recompute))}, got {self.stack} and {self.recompute}"
             )
-        if self.stack != "megatron" and (self.recompute != "none" or self.sequence_parallel or self.flash):
+        if self.stack != "megatron" and (self.recompute == "selective" or self.sequence_parallel):
             raise InputError(
-                f"recompute, sequence_parallel and flash need stack=megatron, got stack={self.stack}"
+                f"recompute=selective and sequence_parallel need stack=megatron, got stack={self.stack}"
             )
-        if self.context != 1 and (self.context < 1 or not self.flash or self.seq % 2):
+        if self.context != 1 and (
+            self.context < 1 or not self.flash or self.seq % 2 or self.stack != "megatron"
+        ):
             raise InputError(
-                "context parallelism needs a degree of at least 1, flash, and an even number of tokens on "
-                f"each device, got {self}"
+                "context parallelism needs a degree of at least 1, stack=megatron, flash, and an even number "
+                f"of tokens on each device, got {self}"
             )
         if min(self.batch, self.tensor, self.shards) < 1 or self.seq < 0:
             raise InputError(f"batch, tensor and shards must be 1 or more and seq 0 or more; got {self}")

@@ -210,10 +210,15 @@ class Tape:
             self.add(part, work)
             self.add(part, work.changed(direction="backward"), "backward")
             return
-        log_softmax = Softmax(rows=tokens, cols=vocabulary, dtype=self.run.dtype, log=True)
+        shape = (tokens, vocabulary)
+        self.cast(part, shape, up=True)  # model code computes the loss of 16-bit logits in f32
+        log_softmax = Softmax(rows=tokens, cols=vocabulary, dtype="f32", log=True)
         self.add(part, log_softmax)
-        self.moved(part, tokens * vocabulary * itemsize(self.run.dtype), "backward")  # mostly zeros
+        zeros = Tape(replace(self.run, dtype="f32"))
+        zeros.moved(part, tokens * vocabulary * itemsize("f32"), "backward")  # mostly zeros
+        self.extend(zeros.operations)
         self.add(part, log_softmax.changed(direction="backward"), "backward")
+        self.cast(part, shape, up=False, phase="backward")
 
     def _loss_in_parts(self, part: str, tokens: int, vocabulary: int) -> None:
         """Add Megatron-LM's cross entropy over a divided vocabulary, in f32, one kernel per step.
@@ -265,6 +270,25 @@ class Tape:
         self.add(part, Gemm(m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
         if bias:
             self.summed(part, m * n, "backward")
+
+    def inner_linear(
+        self, part: str, m: int, n: int, k: int, *, bias: bool = True, weight: Weight = "out,in"
+    ) -> None:
+        """Add a linear layer inside a layer (see `linear`), in 8-bit floats if the run has them.
+
+        The measured products of 8-bit floats include the conversion of their left operand from 16 bits. That
+        is the conversion of the input in the forward pass, and of the output's gradient in that of the input.
+        In the gradient of the weights, whose operands are converted already, it is in place of their
+        transposition, which tensor cores of sm_89 and sm_90 need, for about as many bytes. With current
+        scaling, a kernel before each conversion reads the tensor for its maximum.
+        """
+        if self.run.fp8 == "none":
+            self.linear(part, m, n, k, bias=bias, weight=weight)
+            return
+        if self.run.fp8 == "current":
+            self.summed(part, m * k)
+            self.summed(part, m * n, "backward")
+        self.linear(part, m, n, k, bias=bias, weight=weight, dtype="e4m3")
 
     def product(self, part: str, batch: int, m: int, n: int, k: int, trans: Literal["nn", "nt"]) -> None:
         """Add a batch of products of two tensors, and the gradients of both."""

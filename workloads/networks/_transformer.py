@@ -14,6 +14,7 @@ from tunebench.workloads.networks._megatron import (
     add_converted_weights,
     context_exchanges,
     megatron_collectives,
+    recomputed,
 )
 from tunebench.workloads.networks._network import (
     ContextExchange,
@@ -64,7 +65,7 @@ class Matrix:
     def on(self, tape: Tape, tokens: int) -> None:
         """Add the layer to a tape, for that many tokens."""
         n, k = self._on_device(tape.run.tensor)
-        tape.linear(self.part, tokens, n, k, bias=self.bias, weight=self.weight)
+        tape.inner_linear(self.part, tokens, n, k, bias=self.bias, weight=self.weight)
 
     def _on_device(self, tensor: int) -> tuple[int, int]:
         """Return the widths of output and input on one of `tensor` devices."""
@@ -115,7 +116,8 @@ class Heads:
 
     def on(self, tape: Tape) -> None:
         """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
-        if tape.run.compiled and (self.matched or tape.run.dtype != "f32") and not self.biased:
+        fused = tape.run.compiled and (self.matched or tape.run.dtype != "f32")
+        if (tape.run.flash or fused) and not self.biased:
             names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal")
             sizes = {name: getattr(self, name) for name in names}
             tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))
@@ -282,10 +284,12 @@ class Transformer(Network):
             self._embedding(tape)
         kept = replace(run, recompute="none", recompute_layers=None)
         counts = Counter((self.kind_of_layer(each), each - first < again) for each in range(first, last))
-        for (kind, recomputed), times in counts.items():
-            layer = Tape(run if recomputed else kept)
+        for (kind, runs_again), times in counts.items():
+            layer = Tape(run if runs_again else kept)
             self._add_layer(layer, kind)
             tape.extend(layer.operations, times)
+            if runs_again and run.recompute == "full" and run.stack != "megatron":
+                tape.extend(recomputed(layer.operations), times)
         if last == self.layers:
             self._head(tape)
         held = self.parameters(run.tensor, (first, last))
