@@ -6,12 +6,21 @@ import functools
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
 from tunebench.errors import InputError
-from tunebench.torch.coexecution._tracer import OperationTracer
-from tunebench.torch.coexecution.report import CoexecutionReport
+from tunebench.torch.coexecution import _testing
+from tunebench.torch.coexecution._function import optimizer_functions
+from tunebench.torch.coexecution._iteration import Iteration, Outcome
+from tunebench.torch.coexecution._learning import learn
+from tunebench.torch.coexecution._path import PathTree
+from tunebench.torch.coexecution._policy import Policy
+from tunebench.torch.coexecution.report import CoexecutionReport, Divergence
 from tunebench.torch.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]
@@ -27,9 +36,13 @@ class Coexecution:
     def __init__(self, step: Callable[..., Any] | None = None) -> None:
         self.graph = TraceGraph()
         self._step = step
-        self._iterations = 0
-        self._traced_s = 0.0
-        self._active: list[tuple[OperationTracer, float]] = []
+        self._tree = PathTree()
+        self._policy = Policy()
+        self._counts = Counter[str]()
+        self._times: dict[str, float] = dict.fromkeys(("traced", "diverged", "coexecuted", "graph"), 0.0)
+        self._divergences = Counter[tuple[str, str]]()
+        self._fallbacks = Counter[tuple[str, str]]()
+        self._active: list[tuple[Iteration | None, float]] = []
         if step is not None:
             functools.update_wrapper(self, step)
 
@@ -48,41 +61,128 @@ class Coexecution:
     def __enter__(self) -> Coexecution:
         """Begin an iteration."""
         if getattr(_THREAD, "active", None) is not None:
-            self._active.append((None, 0.0))  # type: ignore[arg-type]
+            self._active.append((None, 0.0))
             return self
-        tracer = OperationTracer()
-        _THREAD.active = self
-        self._active.append((tracer, time.perf_counter()))
-        tracer.__enter__()
+        if self._runs_eagerly():
+            self._active.append((None, time.perf_counter()))
+            _THREAD.active = self
+            return self
+        iteration = Iteration(self._tree if self._is_known() else None, _testing.take())
+        _THREAD.active = iteration
+        _patch()
+        self._active.append((iteration, time.perf_counter()))
+        iteration.begin()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        """End an iteration and merge its trace."""
-        tracer, start = self._active.pop()
-        if tracer is None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """End an iteration."""
+        iteration, start = self._active.pop()
+        if iteration is None:
+            if start:
+                _THREAD.active = None
+                self._counts["eager"] += 1
+                self._policy.add_eager(time.perf_counter() - start)
             return
-        tracer.__exit__(*error)
-        _THREAD.active = None
-        self._iterations += 1
-        self._traced_s += time.perf_counter() - start
-        self.graph.add(tracer.trace)
+        try:
+            iteration.end(error)
+        finally:
+            _unpatch()
+            _THREAD.active = None
+            self._account(iteration.outcome, time.perf_counter() - start)
+
+    def _runs_eagerly(self) -> bool:
+        """Return whether the next iteration runs as without co-execution."""
+        if _testing.is_forced():
+            return False
+        if torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack():
+            self._fallbacks["another mode of torch is active", "?"] += 1
+            return True
+        return self._policy.runs_eagerly()
+
+    def _is_known(self) -> bool:
+        return any(end.ready for _, end in self._tree.paths)
+
+    def _account(self, outcome: Outcome, seconds: float) -> None:
+        """Count an iteration, and learn from its record."""
+        recorder = outcome.recorder
+        outcome_is = (
+            "coexecuted" if recorder is None else "traced" if outcome.divergence is None else "diverged"
+        )
+        self._counts[outcome_is] += 1
+        self._policy.add(seconds, known=recorder is None)
+        self._times[outcome_is] += seconds
+        self._times["graph"] += outcome.graph_s
+        if outcome.divergence is not None:
+            self._divergences[outcome.divergence] += 1
+        if recorder is not None:
+            self.graph.add(recorder.trace)
+            reason = learn(self._tree, recorder)
+            if reason is not None:
+                self._fallbacks[reason] += 1
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
         return CoexecutionReport(
-            iterations=self._iterations,
-            traced=self._iterations,
-            coexecuted=0,
-            diverged=0,
-            divergences=(),
+            iterations=self._counts.total(),
+            traced=self._counts["traced"],
+            coexecuted=self._counts["coexecuted"],
+            diverged=self._counts["diverged"],
+            divergences=_listed(self._divergences),
+            fallbacks=_listed(self._fallbacks),
+            eager=self._counts["eager"],
+            returned=self._policy.reason,
             operations=len(self.graph.operations()),
             blocks=max(0, len(self.graph.blocks()) - 2),
-            traced_s=self._traced_s,
+            traced_s=self._times["traced"],
+            coexecuted_s=self._times["coexecuted"],
+            graph_s=self._times["graph"],
         )
+
+
+def _listed(places: Counter[tuple[str, str]]) -> tuple[Divergence, ...]:
+    return tuple(
+        Divergence(site=site, reason=reason, count=count)
+        for (site, reason), count in sorted(places.items(), key=lambda each: (-each[1], each[0]))
+    )
 
 
 _THREAD = threading.local()
 """The co-execution that is active in a thread: a step within a step belongs to the outer one."""
+
+
+_PATCHED: list[tuple[Any, str, Any]] = []
+_LOCK = threading.Lock()
+_USERS = [0]
+
+
+def _patch() -> None:
+    """Make the functions of torch's optimizers visible to iterations while one is active."""
+    with _LOCK:
+        _USERS[0] += 1
+        if _USERS[0] > 1:
+            return
+        for module, name, function in _PATCHED or optimizer_functions():
+            _PATCHED.append((module, name, function)) if len(_PATCHED) < 11 else None
+            setattr(module, name, _visible(function))
+
+
+def _unpatch() -> None:
+    with _LOCK:
+        _USERS[0] -= 1
+        if _USERS[0] == 0:
+            for module, name, function in _PATCHED:
+                setattr(module, name, function)
+
+
+def _visible(function: Any) -> Any:
+    @functools.wraps(function)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        iteration = getattr(_THREAD, "active", None)
+        if not isinstance(iteration, Iteration):
+            return function(*args, **kwargs)
+        return iteration.update(function, args, kwargs)
+
+    return update
 
 
 def _checked(step: Any) -> Callable[..., Any]:

@@ -35,6 +35,11 @@ class CoexecutionReport:
         operations: Number of operations in the trace graph.
         blocks: Number of basic blocks in the trace graph.
         traced_s: Time of traced iterations in seconds.
+        coexecuted_s: Time of co-executed iterations in seconds.
+        graph_s: Time in segments of the graph in seconds.
+        fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
+        eager: Iterations that ran as without co-execution, to time them or because that is faster.
+        returned: Why the step runs as without co-execution from now on; None if it is co-executed.
     """
 
     iterations: int
@@ -45,14 +50,25 @@ class CoexecutionReport:
     operations: int
     blocks: int
     traced_s: float
+    coexecuted_s: float = 0.0
+    graph_s: float = 0.0
+    fallbacks: tuple[Divergence, ...] = ()
+    eager: int = 0
+    returned: str | None = None
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
         lines = [
             f"iterations: {self.iterations} ({self.traced} traced, {self.coexecuted} co-executed, "
-            f"{self.diverged} diverged)",
+            f"{self.diverged} diverged, {self.eager} eager)",
             f"trace graph: {self.operations} operations in {self.blocks} basic blocks",
             f"time of traced iterations: {self.traced_s * 1e3:.1f} ms",
         ]
         lines += [f"diverged at {each.site}: {each.reason} ({each.count})" for each in self.divergences]
+        lines += [
+            f"only in eager mode because of {each.site}: {each.reason} ({each.count})"
+            for each in self.fallbacks
+        ]
+        if self.returned is not None:
+            lines.append(f"runs as without co-execution: {self.returned}")
         return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""What an iteration did: calls of functions of torch, and the operations of each below autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunebench.torch.coexecution._function import Kind
+
+__all__ = [
+    "Call",
+    "Constant",
+    "Number",
+    "Operation",
+    "TensorSpec",
+    "Value",
+    "Variable",
+    "flat",
+    "replaced",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor object of the program, by its position among those of the iteration."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Contents of memory, seen with a geometry, by its position among those of the iteration."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A Python number that a call passes on to its operation, by its position in the iteration."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A Python value; equal only to a value of the same type, and to a float with the same sign and bits."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same value of the same type."""
+        if not isinstance(other, Constant) or type(self.value) is not type(other.value):
+            return False
+        if isinstance(self.value, (float, complex)):
+            return repr(self.value) == repr(other.value)
+        return bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        """Return the hash of the value."""
+        return hash((type(self.value), repr(self.value)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What is known about a tensor object without its values.
+
+    Attributes:
+        value: Index of its value.
+        shape: Its sizes.
+        stride: Its strides.
+        offset: Offset into its storage in elements.
+        dtype: Its type.
+        requires_grad: Whether autograd records operations on it.
+        is_leaf: Whether it is a leaf of autograd.
+        given: Whether it is an input, a parameter or a new tensor of Python, not a result of operations.
+        alias: Index of the earlier given variable with the same storage, or -1.
+        shared: Whether other code may write its memory, such as a NumPy array.
+    """
+
+    value: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    requires_grad: bool
+    is_leaf: bool
+    given: bool
+    alias: int = -1
+    shared: bool = False
+
+    @property
+    def has_history(self) -> bool:
+        """Return whether autograd holds the operations that made it."""
+        return self.requires_grad and not self.is_leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An operation below autograd.
+
+    Attributes:
+        operator: The overload.
+        args: Arguments, with `Value` for tensors.
+        kwargs: Keyword arguments in the order of the call.
+        outputs: Indices of the values that it returns; None for a result that is no tensor.
+        is_list: Whether it returns a list of tensors.
+        writes: Indices of values whose memory it writes.
+        is_random: Whether it draws random numbers.
+    """
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[int | None, ...]
+    is_list: bool
+    writes: tuple[int, ...] = ()
+    is_random: bool = False
+
+    def reads(self) -> Iterator[int]:
+        """Return the indices of the values among its arguments."""
+        for leaf in flat((self.args, tuple(value for _, value in self.kwargs))):
+            if isinstance(leaf, Value):
+                yield leaf.index
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A call of a function of torch by the program.
+
+    Attributes:
+        function: The function.
+        kind: How it is run.
+        args: Arguments, with `Variable` for tensors.
+        kwargs: Keyword arguments in the order of the call.
+        site: File and line of the caller, ``file:line``.
+        state: Modes of autograd and autocast that were active.
+        outputs: Its result, with `Variable` for tensors.
+        specs: What is known about the tensors that it used or made first, by variable.
+        operations: What ran below autograd.
+        numbers: Values of the `Number` arguments, by index.
+        gradients: Leaves whose attribute ``grad`` it changed, with the value it has then.
+        accumulated: Leaves with a gradient before the call: pairs of variables.
+        waits: Whether Python may go on only after its operations have run.
+        checked: Values whose sizes depend on data.
+        result: For a fetch, what it returned.
+        random_states: State of the random number generator before each random operation.
+    """
+
+    function: Any
+    kind: Kind
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    site: str
+    state: tuple[Any, ...]
+    outputs: Any = None
+    specs: dict[int, TensorSpec] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    numbers: dict[int, Any] = field(default_factory=dict)
+    gradients: tuple[tuple[int, int], ...] = ()
+    accumulated: tuple[tuple[int, int], ...] = ()
+    waits: bool = False
+    checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    result: Any = None
+    random_states: list[Tensor] = field(default_factory=list)
+
+    def same_but_numbers(self, other: Call) -> bool:
+        """Return whether another call is the same, except for numbers and constants of operations."""
+        return (
+            self.function == other.function
+            and self.kind is other.kind
+            and self.args == other.args
+            and self.kwargs == other.kwargs
+            and self.state == other.state
+            and self.outputs == other.outputs
+            and self.specs == other.specs
+            and self.gradients == other.gradients
+            and self.accumulated == other.accumulated
+            and self.waits == other.waits
+            and self.checked == other.checked
+            and self.numbers.keys() == other.numbers.keys()
+            and len(self.operations) == len(other.operations)
+            and all(
+                (one.operator, one.outputs, one.is_list, one.writes, one.is_random)
+                == (two.operator, two.outputs, two.is_list, two.writes, two.is_random)
+                for one, two in zip(self.operations, other.operations, strict=True)
+            )
+        )
+
+
+def flat(tree: Any) -> Iterator[Any]:
+    """Return the leaves of nested tuples and lists."""
+    if isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from flat(each)
+    elif isinstance(tree, dict):
+        yield from flat(tuple(tree.values()))
+    else:
+        yield tree
+
+
+def replaced(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a nested pattern with another value for each leaf."""
+    if type(tree) is tuple:
+        return tuple(replaced(each, leaf) for each in tree)
+    if type(tree) is list:
+        return [replaced(each, leaf) for each in tree]
+    if type(tree) is dict:
+        return {key: replaced(each, leaf) for key, each in tree.items()}
+    if isinstance(tree, Structure):
+        return tree.made(tuple(replaced(each, leaf) for each in tree.parts))
+    return leaf(tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A tuple of another type, such as the result of ``torch.max`` with a dimension."""
+
+    type: Any
+    parts: tuple[Any, ...]
+
+    def made(self, parts: tuple[Any, ...]) -> Any:
+        """Return a tuple of the type."""
+        return self.type(parts)

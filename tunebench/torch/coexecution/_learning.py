@@ -1,0 +1,90 @@
+"""Learn paths from recorded iterations: merge, build segments, and check them against eager mode."""
+
+from __future__ import annotations
+
+from tunebench.torch.coexecution._call import Value, Variable
+from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._path import End, Node, PathTree
+from tunebench.torch.coexecution._recorder import Recorder
+from tunebench.torch.coexecution._run import difference
+from tunebench.torch.coexecution._segment import build
+
+__all__ = ["learn"]
+
+_RUNNERS = (
+    {"scripts": True, "foreach": True},
+    {"scripts": True, "foreach": False},
+    {"scripts": False, "foreach": False},
+)
+"""Ways to run segments, in the order of preference; the last runs the same calls as eager mode."""
+
+
+def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
+    """Merge a recorded iteration into the paths; return why and where it can only run eagerly, or None."""
+    if recorder.problem is not None:
+        return recorder.problem
+    if not recorder.calls:
+        return None
+    end = End(gradients=_gradients(recorder), escaping=_escaping(recorder), specs=recorder.specs)
+    tree.size = max(tree.size, recorder.size)
+    before = [(nodes, each) for nodes, each in tree.paths if each.ready]
+    nodes = tree.merge(recorder.calls, end)[1:]
+    end = nodes[-1].end or end
+    last = recorder.calls[-1].site
+    if any(end.specs[index].has_history for index in end.escaping):
+        end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
+    if end.refused is not None:
+        return end.refused, last
+    reason = _prepared(recorder, nodes, end)
+    for others, other in before:
+        if other is not end:
+            build(others, other)
+    if reason is not None:
+        end.refused = reason
+        return reason, last
+    end.ready = True
+    for node in nodes:
+        node.live = True
+    return None
+
+
+def _prepared(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
+    """Build the segments of a path with the first runners that give the results of eager mode."""
+    reason = None
+    for runners in _RUNNERS:
+        for node in nodes:
+            node.segment = None
+        try:
+            build(nodes, end, **runners)
+            reason = difference(recorder, nodes, end)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        if reason is None:
+            return None
+    return f"its graph gives other results: {reason}"
+
+
+def _escaping(recorder: Recorder) -> set[int]:
+    return {
+        index
+        for index, spec in enumerate(recorder.specs)
+        if not spec.given and recorder.tensors[index]() is not None
+    }
+
+
+def _gradients(recorder: Recorder) -> dict[int, Variable | Value | None]:
+    """Return the leaves whose gradients changed, with what they are at the end."""
+    found: dict[int, Variable | Value | None] = {}
+    for call in recorder.calls:
+        if call.kind is Kind.BACKWARD:
+            found |= {leaf: Value(value) for leaf, value in call.gradients}
+        elif call.kind is Kind.SET_GRADIENT:
+            value = call.args[1]
+            found[call.args[0].index] = value if isinstance(value, Variable) else None
+        elif (
+            call.kind is Kind.GET_GRADIENT
+            and isinstance(call.outputs, Variable)
+            and isinstance(found.get(call.args[0].index), Value)
+        ):
+            found[call.args[0].index] = call.outputs
+    return found

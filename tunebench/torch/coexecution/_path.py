@@ -1,0 +1,385 @@
+"""Paths of iterations: a tree of calls, whose branches are the paths that Python took, and their segments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunebench.torch.coexecution._call import (
+    Call,
+    Constant,
+    Number,
+    Operation,
+    Structure,
+    TensorSpec,
+    Value,
+    Variable,
+    flat,
+    replaced,
+)
+from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._operator import allocates
+
+__all__ = ["End", "Node", "PathTree", "Update", "host_operations"]
+
+
+@dataclass(slots=True, kw_only=True)
+class End:
+    """The end of a path.
+
+    Attributes:
+        gradients: Leaves and the value of their attribute ``grad`` at the end; None for no gradient.
+        escaping: Variables that outlived the iteration.
+        specs: All variables of the path.
+        ready: Whether its segments were built and gave the results of eager mode.
+        refused: Why it can only run as in eager mode.
+        segment: What runs after the last point at which Python waits.
+    """
+
+    gradients: dict[int, Variable | Value | None]
+    escaping: set[int]
+    specs: list[TensorSpec]
+    ready: bool = False
+    refused: str | None = None
+    segment: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Update:
+    """An update of parameters by a function of an optimizer: part of a segment.
+
+    Attributes:
+        call: The call.
+        values: Values by variable.
+    """
+
+    call: Call
+    values: dict[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A call on a path, after a prefix of calls.
+
+    Attributes:
+        call: The call; at the root, one that never ran.
+        following: The calls that followed.
+        matches: Function that checks whether a call is this one.
+        fixed: Numbers that must have one value, by index.
+        equal: Pairs of numbers that must be equal.
+        segment: What runs when Python waits here.
+        outputs: Values that the segment must return.
+        end: The path that ends here.
+        live: Whether a path that is ready leads through here.
+        visits: How often it was taken.
+    """
+
+    call: Call
+    following: list[Node] = field(default_factory=list)
+    matches: Callable[..., bool] | None = None
+    fixed: dict[int, Any] = field(default_factory=dict)
+    equal: set[tuple[int, int]] = field(default_factory=set)
+    segment: Any = None
+    outputs: set[int] = field(default_factory=set)
+    end: End | None = None
+    live: bool = False
+    visits: int = 0
+    made: tuple[Any, ...] = ()
+    host: tuple[Operation, ...] = ()
+
+
+class PathTree:
+    """The paths of a step.
+
+    Attributes:
+        root: The start of every iteration.
+        size: A number that all indices of its calls are smaller than.
+        paths: Nodes and end of every path.
+    """
+
+    def __init__(self) -> None:
+        self.root = Node(call=Call(function=None, kind=Kind.UNKNOWN, args=(), kwargs=(), site="", state=()))
+        self.size = 0
+        self.paths: list[tuple[list[Node], End]] = []
+
+    def merge(self, calls: Sequence[Call], end: End) -> list[Node]:
+        """Merge the calls of an iteration, and return the nodes of its path.
+
+        A path that differs from a known one in numbers only, in a way that shows where the numbers go, is the
+        known path with numbers as inputs.
+        """
+        nodes = self._similar(calls)
+        if nodes is None or nodes[-1].end is None or not _freed(nodes, calls):
+            nodes = self._inserted(calls)
+        if nodes[-1].end is None:
+            nodes[-1].end = end
+            self.paths.append((nodes[1:], end))
+        else:
+            nodes[-1].end.escaping |= end.escaping
+        return nodes
+
+    def _similar(self, calls: Sequence[Call]) -> list[Node] | None:
+        nodes = [self.root]
+        for call in calls:
+            found = [each for each in nodes[-1].following if each.call.same_but_numbers(call)]
+            exact = [each for each in found if _same_numbers(each, call)]
+            if not found:
+                return None
+            nodes.append((exact or found)[0])
+        return nodes
+
+    def _inserted(self, calls: Sequence[Call]) -> list[Node]:
+        nodes = [self.root]
+        for call in calls:
+            for each in nodes[-1].following:
+                if (
+                    each.call.same_but_numbers(call)
+                    and _same_numbers(each, call)
+                    and _same_constants(each.call, call)
+                ):
+                    nodes.append(each)
+                    break
+            else:
+                node = Node(call=call, fixed={} if call.kind is Kind.OPTIMIZER else dict(call.numbers))
+                node.host = tuple(host_operations(call))
+                nodes[-1].following.append(node)
+                nodes.append(node)
+        return nodes
+
+    def nodes(self) -> Iterator[Node]:
+        """Return all nodes below the root."""
+        pending = [self.root]
+        while pending:
+            node = pending.pop()
+            pending += node.following
+            if node is not self.root:
+                yield node
+
+
+def _same_numbers(node: Node, call: Call) -> bool:
+    return all(
+        Constant(node.fixed[index]) == Constant(value)
+        for index, value in call.numbers.items()
+        if index in node.fixed
+    )
+
+
+def _constants(call: Call) -> Iterator[Any]:
+    if call.kind is Kind.OPTIMIZER:
+        return
+    for operation in call.operations:
+        yield from flat((operation.args, tuple(value for _, value in operation.kwargs)))
+
+
+def _same_constants(one: Call, two: Call) -> bool:
+    return all(
+        left == right or isinstance(left, Number)
+        for left, right in zip(_constants(one), _constants(two), strict=False)
+    )
+
+
+def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
+    """Make numbers that differ from those of a path inputs of it; return False if they decide something else.
+
+    A constant of an operation that differs must equal a number that a call passed on, both times.
+    """
+    old: dict[int, Any] = {}
+    new: dict[int, Any] = {}
+    for node, call in zip(nodes[1:], calls, strict=True):
+        old.update(node.call.numbers)
+        new.update(call.numbers)
+    changes = []
+    for node, call in zip(nodes[1:], calls, strict=True):
+        known = node.call
+        if len(list(_constants(known))) != len(list(_constants(call))):
+            return False
+        for place, (left, right) in enumerate(zip(_constants(known), _constants(call), strict=True)):
+            if left == right:
+                continue
+            if isinstance(left, Number):
+                if Constant(new[left.index]) != right:
+                    return False
+                continue
+            if not (isinstance(left, Constant) and isinstance(right, Constant)):
+                return False
+            fitting = [
+                index for index in old if Constant(old[index]) == left and Constant(new[index]) == right
+            ]
+            fitting.sort(key=lambda index: index not in call.numbers)
+            if not fitting:
+                return False
+            changes.append((node, place, fitting))
+    free = {index for index in old if Constant(old[index]) != Constant(new[index])}
+    for node in nodes[1:]:
+        node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
+        node.matches = None
+    for node, place, fitting in changes:
+        node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
+        _set_constant(node.call, place, Number(fitting[0]))
+    if free and changes:
+        for node in nodes:
+            node.segment = None
+    return True
+
+
+def _set_constant(call: Call, place: int, number: Number) -> None:
+    counter = itertools.count()
+
+    def change(leaf: Any) -> Any:
+        return number if next(counter) == place else leaf
+
+    operations = []
+    for each in call.operations:
+        args = replaced(each.args, change)
+        kwargs = tuple((key, replaced(value, change)) for key, value in each.kwargs)
+        operations.append(
+            Operation(
+                operator=each.operator,
+                args=args,
+                kwargs=kwargs,
+                outputs=each.outputs,
+                is_list=each.is_list,
+                writes=each.writes,
+                is_random=each.is_random,
+            )
+        )
+    call.operations = operations
+
+
+def host_operations(call: Call) -> Iterable[Operation]:
+    """Return the operations that draw random numbers, with those that allocate their memory.
+
+    They run in Python's thread, so that the order of random numbers is that of the program.
+    """
+    made: dict[int | None, Operation] = {}
+    for operation in call.operations:
+        if allocates(operation.operator):
+            made[operation.outputs[0]] = operation
+        elif operation.is_random:
+            for index in operation.reads():
+                if index in made:
+                    yield made.pop(index)
+            yield operation
+
+
+# -- matching ------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes the body of a function that checks a call."""
+
+    def __init__(self, node: Node, seen: set[int], call: Call) -> None:
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = {"isnan": math.isnan, "copysign": math.copysign}
+        self._node = node
+        self._seen = seen
+        self._call = call
+        self._count = itertools.count()
+
+    def check(self, condition: str) -> None:
+        self.lines.append(f"    if not ({condition}): return False")
+
+    def constant(self, value: Any) -> str:
+        name = f"c{next(self._count)}"
+        self.constants[name] = value
+        return name
+
+    def value(self, source: str, pattern: Any) -> None:
+        if isinstance(pattern, Variable):
+            self._variable(source, pattern.index)
+        elif isinstance(pattern, Number):
+            self._number(source, pattern.index)
+        elif isinstance(pattern, Constant):
+            self._constant(source, pattern.value)
+        elif type(pattern) is dict:
+            self.check(f"type({source}) is dict and list({source}) == {list(pattern)!r}")
+            for key, each in pattern.items():
+                self._nested(f"{source}[{key!r}]", each)
+        elif type(pattern) is tuple and pattern and pattern[0] == "slice":
+            self.check(f"type({source}) is slice")
+            for name, each in zip(("start", "stop", "step"), pattern[1:], strict=True):
+                self._nested(f"{source}.{name}", each)
+        else:
+            kind = "list" if type(pattern) is list else "tuple"
+            self.check(f"isinstance({source}, {kind}) and len({source}) == {len(pattern)}")
+            for position, each in enumerate(pattern):
+                self._nested(f"{source}[{position}]", each)
+
+    def _nested(self, source: str, pattern: Any) -> None:
+        name = f"v{next(self._count)}"
+        self.lines.append(f"    {name} = {source}")
+        self.value(name, pattern)
+
+    def _variable(self, source: str, index: int) -> None:
+        spec = self._call.specs.get(index)
+        if spec is not None and spec.given and index not in self._seen:
+            self._seen.add(index)
+            self.check(f"run.bind({index}, {self.constant(spec)}, {source})")
+        else:
+            self.check(f"{source} is objects[{index}]")
+
+    def _number(self, source: str, index: int) -> None:
+        if index in self._node.fixed:
+            self._constant(source, self._node.fixed[index])
+        else:
+            self.check(f"type({source}) is {type(self._call.numbers[index]).__name__}")
+        self.lines.append(f"    numbers[{index}] = {source}")
+
+    def _constant(self, source: str, value: Any) -> None:
+        if value is None or value is Ellipsis or isinstance(value, bool):
+            self.check(f"{source} is {value!r}")
+        elif isinstance(value, float) and value != value:
+            self.check(f"type({source}) is float and isnan({source})")
+        elif isinstance(value, float) and value == 0:
+            sign = math.copysign(1, value)
+            self.check(f"type({source}) is float and {source} == 0 and copysign(1, {source}) == {sign}")
+        elif isinstance(value, complex):
+            self.check(f"type({source}) is complex and repr({source}) == {repr(value)!r}")
+        else:
+            name = self.constant(value)
+            self.check(f"type({source}) is {self.constant(type(value))} and {source} == {name}")
+
+
+def matcher(node: Node, seen: set[int]) -> Callable[..., bool]:
+    """Return a function from arguments of a call and a run to whether the call is that of a node.
+
+    It notes given tensors and numbers in the run.
+    """
+    call = node.call
+    writer = _Writer(node, seen, call)
+    if call.kind is not Kind.CREATE:
+        writer.check(f"len(args) == {len(call.args)} and len(kwargs) == {len(call.kwargs)}")
+        for position, pattern in enumerate(call.args):
+            writer._nested(f"args[{position}]", pattern)
+        for key, pattern in call.kwargs:
+            writer.check(f"{key!r} in kwargs")
+            writer._nested(f"kwargs[{key!r}]", pattern)
+        for one, two in node.equal:
+            writer.check(f"type(numbers[{one}]) is type(numbers[{two}]) and numbers[{one}] == numbers[{two}]")
+    lines = ["def matches(args, kwargs, run):", "    objects = run.objects; numbers = run.numbers"]
+    lines += [*writer.lines, "    return True"]
+    scope = writer.constants
+    # The check runs for every call of every iteration: generated code has no loops over patterns.
+    exec(compile("\n".join(lines), f"<call of {call.site}>", "exec"), scope)  # noqa: S102
+    found: Callable[..., bool] = scope["matches"]
+    return found
+
+
+def outputs_of(call: Call) -> list[int]:
+    """Return the variables that a call made."""
+    return [
+        leaf.index
+        for leaf in flat(_parts(call.outputs))
+        if isinstance(leaf, Variable) and leaf.index in call.specs
+    ]
+
+
+def _parts(tree: Any) -> Any:
+    if isinstance(tree, Structure):
+        return tuple(_parts(each) for each in tree.parts)
+    if isinstance(tree, (tuple, list)):
+        return tuple(_parts(each) for each in tree)
+    return tree

@@ -1,0 +1,264 @@
+"""The state of one run along a path, and the check of a new path against eager mode."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tunebench.torch.coexecution._call import Call, Number, TensorSpec, Variable, replaced
+from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._operator import allocates
+from tunebench.torch.coexecution._path import End, Node, outputs_of
+from tunebench.torch.coexecution._placeholder import become
+from tunebench.torch.coexecution._recorder import Recorder
+from tunebench.torch.coexecution._script import operation_result
+
+__all__ = ["Run", "difference", "rebuilt"]
+
+
+class Run:
+    """Objects, values and numbers of an iteration, by index.
+
+    Attributes:
+        objects: Tensor objects of the program, given or placeholders.
+        values: Tensors with values, as far as they were computed and are needed.
+        numbers: Python numbers that calls passed on.
+        indices: Variables by identity of their objects.
+        promised: Variables whose objects are placeholders.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.objects: list[Any] = [None] * size
+        self.values: list[Any] = [None] * size
+        self.numbers: list[Any] = [None] * size
+        self.indices: dict[int, int] = {}
+        self.specs: dict[int, TensorSpec] = {}
+        self.promised: set[int] = set()
+        self._storages: dict[int, int] = {}
+        self._bound: list[tuple[int, int | None, int]] = []
+
+    def bind(self, index: int, spec: TensorSpec, tensor: Any) -> bool:
+        """Note that a given tensor is a variable; return False if it is not like its spec."""
+        if not fits(tensor, spec) or id(tensor) in self.indices:
+            return False
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if self._storages.get(key, -1) != spec.alias or storage.resizable() is spec.shared:
+            return False
+        if spec.alias < 0:
+            self._storages[key] = index
+        self._bound.append((id(tensor), key if spec.alias < 0 else None, index))
+        self.indices[id(tensor)] = index
+        self.specs[index] = spec
+        self.objects[index] = tensor
+        self.values[spec.value] = tensor
+        return True
+
+    def keep(self) -> None:
+        """Keep what was bound since the last call."""
+        self._bound.clear()
+
+    def undo(self) -> None:
+        """Forget what was bound since the last call of `keep`."""
+        for identity, key, index in self._bound:
+            del self.indices[identity]
+            if key is not None:
+                del self._storages[key]
+            self.objects[index] = None
+        self._bound.clear()
+
+    def promise(self, index: int, spec: TensorSpec, tensor: Tensor) -> None:
+        """Note the placeholder of a variable."""
+        self.objects[index] = tensor
+        self.indices[id(tensor)] = index
+        self.specs[index] = spec
+        self.promised.add(index)
+
+    def redeem(self, index: int, real: Tensor) -> None:
+        """Turn the placeholder of a variable into a tensor with values."""
+        self.promised.discard(index)
+        become(self.objects[index], real)
+
+    def draw(self, node: Node) -> None:
+        """Run the operations of a call that draw random numbers."""
+        for operation in node.host:
+            results = operation_result(operation, self.values, self.numbers)
+            for position, result in zip(operation.outputs, results, strict=True):
+                if position is not None:
+                    self.values[position] = result
+
+    def real(self, pattern: Any) -> Any:
+        """Return an argument of a call, with values in place of placeholders."""
+        if isinstance(pattern, Variable):
+            spec = self.specs[pattern.index]
+            return self.objects[pattern.index] if spec.given else self.values[spec.value]
+        return self.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
+
+
+def fits(tensor: Any, spec: TensorSpec) -> bool:
+    """Return whether an object is a tensor like its spec."""
+    return (
+        (type(tensor) is Parameter or type(tensor) is Tensor)
+        and tensor.layout is torch.strided
+        and tensor.shape == spec.shape
+        and tensor.dtype is spec.dtype
+        and tensor.requires_grad is spec.requires_grad
+        and tensor.stride() == spec.stride
+        and tensor.storage_offset() == spec.offset
+        and tensor.is_leaf is spec.is_leaf
+        and tensor.is_cpu
+        and not tensor._backward_hooks
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def rebuilt(call: Call, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of a run."""
+
+    def leaf(pattern: Any) -> Any:
+        if isinstance(pattern, Variable):
+            return run.objects[pattern.index]
+        return run.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
+
+    args = tuple(_unsliced(each, leaf) for each in call.args)
+    return args, {key: _unsliced(value, leaf) for key, value in call.kwargs}
+
+
+def real_arguments(call: Call, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of a run with values."""
+    args = tuple(_unsliced(each, run.real) for each in call.args)
+    return args, {key: _unsliced(value, run.real) for key, value in call.kwargs}
+
+
+def _unsliced(pattern: Any, leaf: Any) -> Any:
+    if type(pattern) is tuple and pattern and pattern[0] == "slice":
+        return slice(*(_unsliced(each, leaf) for each in pattern[1:]))
+    if type(pattern) is tuple:
+        return tuple(_unsliced(each, leaf) for each in pattern)
+    if type(pattern) is list:
+        return [_unsliced(each, leaf) for each in pattern]
+    if type(pattern) is dict:
+        return {key: _unsliced(each, leaf) for key, each in pattern.items()}
+    return replaced(pattern, leaf)
+
+
+# -- check against eager mode --------------------------------------------------------------------------------
+
+
+def difference(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
+    """Run the segments of a path on a recorded iteration; return how results differ, or None."""
+    state = torch.default_generator.get_state()
+    try:
+        return _Shadow(recorder).difference(nodes, end)
+    finally:
+        torch.default_generator.set_state(state)
+
+
+class _Shadow:
+    """A second run of a recorded iteration on copies of what it wrote."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._run = Run(recorder.size)
+        self._copies = {key: copy.clone() for key, (_, copy) in recorder.saved.items()}
+        self._written: dict[int, Tensor] = {}
+
+    def difference(self, nodes: list[Node], end: End) -> str | None:
+        run = self._run
+        for node, call in zip(nodes, self._recorder.calls, strict=True):
+            for index, spec in call.specs.items():
+                run.specs[index] = spec
+                if spec.given:
+                    run.objects[index] = run.values[spec.value] = self._copy(self._recorder.given[index])
+            for index, value in call.numbers.items():
+                run.numbers[index] = value
+            if call.random_states:
+                self._draw(node, call)
+            if (call.kind is Kind.FETCH or call.waits) and node.segment is not None:
+                node.segment.run(run.values, run.numbers)
+            if call.kind is Kind.FETCH and call.result is not None and not self._same_fetch(call):
+                return f"{call.site} fetches another value"
+        if end.segment is not None:
+            end.segment.run(run.values, run.numbers)
+        return self._differing_state(end)
+
+    def _draw(self, node: Node, call: Call) -> None:
+        states = iter(call.random_states)
+        for operation in node.host:
+            if not allocates(operation.operator):
+                torch.default_generator.set_state(next(states))
+            results = operation_result(operation, self._run.values, self._run.numbers)
+            for position, result in zip(operation.outputs, results, strict=True):
+                if position is not None:
+                    self._run.values[position] = result
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        copy = self._copies.get(tensor.untyped_storage()._cdata)
+        if copy is None:
+            return tensor
+        made = torch.empty(0, dtype=tensor.dtype).set_(
+            copy, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        return made.requires_grad_() if tensor.requires_grad else made
+
+    def _same_fetch(self, call: Call) -> bool:
+        with torch.no_grad():
+            args, kwargs = real_arguments(call, self._run)
+            return _same_result(call.function(*args, **kwargs), call.result)
+
+    def _differing_state(self, end: End) -> str | None:
+        for key, (storage, _) in self._recorder.saved.items():
+            if not _same_storage(storage, self._copies[key]):
+                return "a tensor has other contents after the iteration"
+        for index, found in end.gradients.items():
+            leaf = self._recorder.tensors[index]()
+            if found is None or leaf is None:
+                continue
+            value = end.specs[found.index].value if isinstance(found, Variable) else found.index
+            if not same(leaf.grad, self._run.values[value]):
+                return "a gradient differs"
+        for index in end.escaping:
+            tensor = self._recorder.tensors[index]()
+            if tensor is not None and not same(tensor, self._run.values[end.specs[index].value]):
+                return "a result differs"
+        return None
+
+
+def same(one: Tensor | None, two: Tensor | None) -> bool:
+    """Return whether two tensors are equal to the last bit."""
+    if (
+        one is None
+        or two is None
+        or one.shape != two.shape
+        or one.dtype != two.dtype
+        or one.stride() != two.stride()
+    ):
+        return one is two
+    with torch.no_grad():
+        left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, two))
+        return bool(torch.equal(left, right))
+
+
+def _same_storage(one: torch.UntypedStorage, two: torch.UntypedStorage) -> bool:
+    left, right = (torch.empty(0, dtype=torch.uint8).set_(each) for each in (one, two))
+    return bool(torch.equal(left, right))
+
+
+def _same_result(one: Any, two: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes())
+    if isinstance(one, float):
+        return one == two or (math.isnan(one) and math.isnan(two))
+    return repr(one) == repr(two) if isinstance(one, list) else bool(one == two)
+
+
+def placeholders(call: Call) -> list[tuple[int, TensorSpec]]:
+    """Return the variables that a call makes as placeholders, with their specs."""
+    return [(index, call.specs[index]) for index in outputs_of(call) if not call.specs[index].given]
