@@ -450,9 +450,11 @@ def test_public_configurations_are_read_unchanged() -> None:
 
 
 def test_a_suite_is_a_network() -> None:
-    operations = network("mixtral-8x7b").operations(NetworkRun(batch=8, dtype="bf16"))
-    assert launches(operations) == sum(layer.count for layer in suite("mixtral-8x7b"))
-    assert {each.workload for each in operations} == {layer.workload for layer in suite("mixtral-8x7b", 8)}
+    operations = network("llama-3-8b-decode").operations(NetworkRun(batch=8, dtype="bf16"))
+    assert launches(operations) == sum(layer.count for layer in suite("llama-3-8b-decode"))
+    assert {each.workload for each in operations} == {
+        layer.workload for layer in suite("llama-3-8b-decode", 8)
+    }
 
 
 def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ class ModelRequest:
         str,
         typer.Option(
             help="Training step: what the backward pass computes again, one of none, "
-            "selective (the core of attention, with --stack megatron) and full (whole layers)."
+            "selective (the core of attention, with --stack megatron), experts (router and experts, with "
+            "--stack megatron) and full (whole layers)."
         ),
     ] = "none"
     recompute_layers: Annotated[
@@ -107,6 +108,31 @@ class ModelRequest:
             "--pipeline", min=1, help="Pipeline parallelism: number of stages that share the layers."
         ),
     ] = 1
+    expert: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Expert parallelism with --stack megatron: number of devices, of those that also share data "
+            "or layers, among which the experts of a layer are divided.",
+        ),
+    ] = 1
+    expert_tensor: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tensor parallelism: number of devices that share each expert, 1 or as many as --tensor. "
+            "Default: as many.",
+            show_default=False,
+        ),
+    ] = None
+    expert_load: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            help="Expert parallelism: tokens of the busiest device, relative to the mean. Default: 1.",
+            show_default=False,
+        ),
+    ] = 1.0
     microbatches: Annotated[
         int,
         typer.Option(
@@ -237,6 +263,8 @@ class ModelRequest:
             overlap=self.overlap,
             tensor_overlap=self.tensor_overlap,
             user_buffers=self.user_buffers,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
         )
 
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
@@ -279,8 +307,9 @@ class ModelRequest:
             wide_gradients=self.f32_gradients,
             cuda_graphs=self.cuda_graphs,
             optimizer=optimizer,  # type: ignore[arg-type]
+            expert_load=self.expert_load,
         )
-        if self.devices == 1:
+        if self.devices == 1 and self.expert == 1:
             if self.nodes > 1:
                 raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
             if self.microbatches == 1:

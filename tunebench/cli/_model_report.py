@@ -139,9 +139,11 @@ def _parts(found: NetworkPrediction) -> Any:
 
 def _render_several(found: StepPrediction, to: Console) -> None:
     division = found.parallelism
+    experts = f"experts among {division.expert}, " if division.expert > 1 else ""
     to.print(
-        f"  division    {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
-        f"{division.microbatches} micro-batches; {found.cluster.nodes} node(s) of "
+        f"  division    {division.data} x data, {division.tensor} x tensor, {experts}"
+        f"{division.pipeline} stages, {division.microbatches} micro-batches; "
+        f"{found.cluster.nodes} node(s) of "
         f"{found.cluster.devices_per_node}, {found.cluster.inside.name} inside"
     )
     shares = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.step import Parallelism
@@ -31,11 +33,17 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
     """
     copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
     try:
-        if parallelism.pipeline == 1:
-            held = network.parameters(parallelism.tensor)
+        if parallelism.devices == 1:
+            held = network.parameters()
         else:
-            stages = parallelism.stages(network.layers)
-            held = max(network.parameters(parallelism.tensor, layers) for layers in stages)
+            on_device = replace(
+                run,
+                tensor=parallelism.tensor,
+                expert=parallelism.expert,
+                expert_tensor=parallelism.expert_tensor,
+            )
+            stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
+            held = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
     except InputError:
         return None
     return held * itemsize(run.dtype) * copies

@@ -13,6 +13,7 @@ from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suite, suites
 from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._experts import Mixture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._listed import ListedNetwork, from_list
 from tunebench.workloads.networks._network import (
@@ -43,6 +44,9 @@ _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     "opt": Opt,
     "bert": Bert,
     "llama": Llama,
+    "mixtral": Mixture,
+    "qwen2_moe": Mixture,
+    "qwen3_moe": Mixture,
     "switch_transformers": Switch,
 }
 

@@ -11,11 +11,24 @@ from tunebench.workloads.operators._norm import EPS
 
 __all__ = ["Architecture", "Family"]
 
-Family = Literal["gpt2", "opt", "bert", "llama", "switch_transformers"]
+Family = Literal["gpt2", "opt", "bert", "llama", "mixtral", "qwen2_moe", "qwen3_moe", "switch_transformers"]
 
 KNOWN = (*get_args(Family), "resnet")
 """Values of `model_type`; residual networks have a separate class."""
 
+_LLAMA: Mapping[str, tuple[str, ...]] = {
+    "heads_k": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "activation": ("hidden_act",),
+    "attention_dropout": ("attention_dropout",),
+    "eps": ("rms_norm_eps",),
+}
+_QWEN: Mapping[str, tuple[str, ...]] = {
+    **_LLAMA,
+    "ffn": ("moe_intermediate_size",),
+    "experts": ("num_experts",),
+    "experts_per_token": ("num_experts_per_tok",),
+}
 _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt2": {
         "layers": ("n_layer", "num_hidden_layers"),
@@ -42,13 +55,14 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "token_types": ("type_vocab_size",),
         "eps": ("layer_norm_eps",),
     },
-    "llama": {
-        "heads_k": ("num_key_value_heads",),
-        "head_dim": ("head_dim",),
-        "activation": ("hidden_act",),
-        "attention_dropout": ("attention_dropout",),
-        "eps": ("rms_norm_eps",),
+    "llama": _LLAMA,
+    "mixtral": {
+        **_LLAMA,
+        "experts": ("num_local_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
     },
+    "qwen2_moe": {**_QWEN, "shared_ffn": ("shared_expert_intermediate_size",)},
+    "qwen3_moe": _QWEN,
     "switch_transformers": {
         "layers": ("num_layers",),
         "decoder_layers": ("num_decoder_layers",),
@@ -88,6 +102,26 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "eps": 1e-12,
     },
     "llama": {"activation": "silu", "tied": False, "eps": 1e-6},
+    "mixtral": {"activation": "silu", "tied": False, "eps": 1e-5, "experts": 8, "experts_per_token": 2},
+    "qwen2_moe": {
+        "activation": "silu",
+        "tied": False,
+        "eps": 1e-6,
+        "ffn": 1408,
+        "experts": 60,
+        "experts_per_token": 4,
+        "shared_ffn": 5632,
+        "biased_qkv": True,
+    },
+    "qwen3_moe": {
+        "activation": "silu",
+        "tied": False,
+        "eps": 1e-6,
+        "ffn": 768,
+        "experts": 128,
+        "experts_per_token": 8,
+        "normalised_heads": True,
+    },
     "switch_transformers": {
         "activation": "relu",
         "dropout": 0.1,
@@ -127,6 +161,11 @@ class Architecture:
         token_types: Number of token types with an embedding.
         decoder_layers: Number of decoder blocks of an encoder-decoder.
         experts: Number of experts of a sparse feed-forward layer; 0 if all layers are dense.
+        experts_per_token: Experts that each token is routed to, in models whose layers are all sparse; 0 in
+            others.
+        shared_ffn: Inner width of an expert that sees all tokens; 0 if there is none.
+        biased_qkv: Whether only the products of queries, keys and values add a bias.
+        normalised_heads: Whether queries and keys are normalised head by head.
         capacity: Most tokens per sequence for one expert.
         sparse_encoders: Number of encoder blocks with experts.
         sparse_decoders: Number of decoder blocks with experts.
@@ -151,6 +190,10 @@ class Architecture:
     token_types: int = 0
     decoder_layers: int = 0
     experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    biased_qkv: bool = False
+    normalised_heads: bool = False
     capacity: int = 0
     sparse_encoders: int = 0
     sparse_decoders: int = 0
@@ -165,6 +208,16 @@ class Architecture:
             raise InputError(
                 f"{self.family}: {self.heads_k} heads of keys must divide {self.heads} of queries"
             )
+
+        if self.experts_per_token and not 0 < self.experts_per_token <= self.experts:
+            raise InputError(
+                f"{self.family}: expected 1 to {self.experts} experts per token, got {self.experts_per_token}"
+            )
+
+    @property
+    def gated(self) -> bool:
+        """Whether feed-forward layers multiply two products (SwiGLU), and normalisations have no shift."""
+        return self.family in ("llama", "mixtral", "qwen2_moe", "qwen3_moe")
 
     @property
     def inner(self) -> int:
@@ -188,6 +241,13 @@ class Architecture:
             raise InputError(f"a configuration must have model_type, one of {', '.join(KNOWN)}")
         if family not in _KEYS:
             raise UnknownName("model_type", str(family), KNOWN)
+        dense = config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers")
+        if dense and "experts_per_token" in _KEYS[family]:
+            raise InputError(
+                f"{family}: expected experts in every layer, got decoder_sparse_step="
+                f"{config.get('decoder_sparse_step', 1)} and mlp_only_layers="
+                f"{config.get('mlp_only_layers') or []}: such models are not supported"
+            )
         found = dict(_DEFAULTS[family])
         keys = {**_COMMON, **_KEYS[family]}
         for name, spellings in keys.items():

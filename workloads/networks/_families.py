@@ -52,7 +52,7 @@ class _Decoder(Transformer):
             before=before,
             backward=backward,
             reordered=of.family == "opt",
-            wide=of.family in ("opt", "llama"),
+            wide=of.gated or of.family == "opt",
             matched=of.family == "bert",  # torch.compile's patterns match its division, sum and softmax
             dropout=of.attention_dropout,
         )
@@ -231,18 +231,23 @@ class Llama(_Decoder):
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer."""
+        return (*self._attention_matrices(), *self._gated_matrices(self.architecture.ffn))
+
+    def _attention_matrices(self) -> tuple[Matrix, ...]:
         of = self.architecture
-        up = Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False)
         return (
             *(
-                Matrix(part="attention qkv", k=of.hidden, n=width, divided="n", bias=False)
+                Matrix(part="attention qkv", k=of.hidden, n=width, divided="n", bias=of.biased_qkv)
                 for width in (of.inner, of.inner_k, of.inner_k)
             ),
             Matrix(part="attention output", k=of.inner, n=of.hidden, divided="k", bias=False),
-            up,
-            up,
-            Matrix(part="mlp down", k=of.ffn, n=of.hidden, divided="k", bias=False),
         )
+
+    def _gated_matrices(self, width: int) -> tuple[Matrix, Matrix, Matrix]:
+        """Return the three linear layers of a feed-forward layer of this inner width."""
+        of = self.architecture
+        up = Matrix(part="mlp up", k=of.hidden, n=width, divided="n", bias=False)
+        return (up, up, Matrix(part="mlp down", k=width, n=of.hidden, divided="k", bias=False))
 
     def vectors(self) -> tuple[int, int]:
         """Return weights of the two normalisations."""
@@ -268,28 +273,40 @@ class Llama(_Decoder):
             tape.pointwise("attention rotation", shape, step, (step,))
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
-        if run.stack == "megatron":
-            add_megatron_layer(tape, of, gated=True, rms=True, biased=False)
+        if tape.run.stack == "megatron":
+            add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
             return
-        *qkv, output, gate, up, down = self.matrices()
+        self._attention(tape)
+        self._norm(tape)
+        self._gated(tape, self._shape(tape.run)[0], self._gated_matrices(self.architecture.ffn))
+        tape.elementwise("mlp up", self._shape(tape.run), "x+y", "backward")
+        self._added(tape)
+
+    def _attention(self, tape: Tape) -> None:
+        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        *qkv, output = self._attention_matrices()
         self._norm(tape)
         for each in qkv:
             each.on(tape, tokens)
+        if of.normalised_heads:
+            for heads in (of.heads, of.heads_k):
+                tape.rmsnorm("norm", (tokens * heads // run.tensor, of.head_dim), eps=of.eps)
         self._rotated(tape, of.inner // run.tensor)
         self._rotated(tape, of.inner_k // run.tensor)
         self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
-        self._norm(tape)
+
+    def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, Matrix, Matrix]) -> None:
+        """Add a gated feed-forward layer, or an expert, for that many tokens."""
+        gate, up, down = matrices
         gate.on(tape, tokens)
         up.on(tape, tokens)
-        if run.compiled:
-            tape.pointwise("mlp activation", self._inner(run), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+        inner = (tokens, gate.n // tape.run.tensor)
+        if tape.run.compiled:
+            tape.pointwise("mlp activation", inner, "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
         else:
-            tape.activation("mlp activation", self._inner(run), of.activation)
-            tape.pointwise("mlp activation", self._inner(run), "x*y", ("dy*x", "dy*y"))
-        tape.elementwise("mlp up", self._shape(run), "x+y", "backward")
+            tape.activation("mlp activation", inner, self.architecture.activation)
+            tape.pointwise("mlp activation", inner, "x*y", ("dy*x", "dy*y"))
         down.on(tape, tokens)
-        self._added(tape)
 
     def _head(self, tape: Tape) -> None:
         self._norm(tape)

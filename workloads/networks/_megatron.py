@@ -1,21 +1,36 @@
 """Kernels of a transformer layer in Megatron-LM, where each device has a part of every layer.
 
-The layer is that of GPT-2 or Llama. Bias and gelu, bias and dropout and residual sum, and scale and mask and
-softmax are one kernel each; tensors are stored (sequence, batch, width), so that heads are views. With
-sequence parallelism, devices divide the tokens of all kernels that tensor parallelism does not divide.
+The layer is that of GPT-2 or Llama, or has experts in place of the feed-forward part. Bias and gelu, bias and
+dropout and residual sum, and scale and mask and softmax are one kernel each; tensors are stored (sequence,
+batch, width), so that heads are views. With sequence parallelism, devices divide the tokens of all kernels
+that tensor parallelism does not divide.
+
+Experts: each device routes its tokens, puts a copy of each token for each of its experts in their order, and
+exchanges them with the devices that have these experts (all-to-all); devices that share an expert gather the
+tokens of all of them. The experts of a device are grouped products. The results go back the same way and are
+added. Each token has `experts_per_token` rows on the way, which are all that the passes between need.
 
 Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al.,
 "Reducing activation recomputation in large transformer models", 2022, sections 3 to 5. 8-bit floats:
-NVIDIA/TransformerEngine, `pytorch/module`.
+NVIDIA/TransformerEngine, `pytorch/module`. Kernels of the router and the exchange were counted by a dispatch
+mode on megatron-core 0.16.1; the permutation is the fused one of Transformer Engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tunebench.dtype import itemsize
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import ContextExchange, NetworkRun, Operation, TensorCollective
+from tunebench.workloads.networks._network import (
+    ContextExchange,
+    NetworkRun,
+    Operation,
+    Phase,
+    TensorCollective,
+)
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 
@@ -23,16 +38,30 @@ __all__ = [
     "add_converted_weights",
     "add_megatron_layer",
     "context_exchanges",
+    "expert_collectives",
     "megatron_collectives",
     "recomputed",
+    "routed_rows",
     "tokens_outside",
 ]
+
+ROUTER_KERNELS = {"forward": 24, "backward": 13}
+"""Small kernels of a router after its product: the choice of experts, the loss that balances them, the count
+of tokens of each expert."""
+
+COUNT_BYTES, SCORE_BYTES = 8, 4
+"""Bytes of a number of tokens, and of the score of a token."""
 
 
 def tokens_outside(run: NetworkRun) -> int:
     """Return the tokens of one device in kernels that tensor parallelism does not divide."""
     tokens = run.batch * run.seq
     return -(-tokens // run.tensor) if run.sequence_parallel else tokens
+
+
+def routed_rows(run: NetworkRun, of: Architecture) -> int:
+    """Return the rows that the busiest device sends to experts, and receives for them."""
+    return round(tokens_outside(run) * of.experts_per_token * run.expert_load)
 
 
 def add_megatron_layer(
@@ -48,12 +77,20 @@ def add_megatron_layer(
         biased: Whether linear layers add a bias.
     """
     layer = Tape(tape.run)
-    core = Tape(tape.run)
+    core, experts = Tape(tape.run), Tape(tape.run)
     _add_attention(layer, core, architecture, rms=rms, biased=biased)
-    _add_feed_forward(layer, architecture, gated=gated, rms=rms, biased=biased)
+    if architecture.experts_per_token:
+        _add_experts(layer, experts, architecture)
+    else:
+        _add_feed_forward(layer, architecture, gated=gated, rms=rms, biased=biased)
     tape.extend(layer.operations)
-    again = {"none": [], "selective": core.operations, "full": layer.operations}[tape.run.recompute]
-    tape.extend(recomputed(again))
+    again = {
+        "none": [],
+        "selective": core.operations,
+        "experts": experts.operations,
+        "full": layer.operations,
+    }
+    tape.extend(recomputed(again[tape.run.recompute]))
 
 
 def recomputed(operations: list[Operation]) -> list[Operation]:
@@ -69,7 +106,11 @@ def _add_attention(layer: Tape, core: Tape, of: Architecture, *, rms: bool, bias
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     inner, keys = of.inner // run.tensor, of.inner_k // run.tensor
     _norm(layer, of, rms)
-    layer.inner_linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=biased)
+    bias = biased or of.biased_qkv
+    layer.inner_linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=bias)
+    if of.normalised_heads:
+        for width in (inner, keys):
+            layer.fused_rmsnorm("norm", (tokens * width // of.head_dim, of.head_dim), eps=of.eps)
     if rms:  # rotary positions
         layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
@@ -151,7 +192,7 @@ def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[C
     if run.trains:
         found.append(ContextExchange(nbytes=2 * keys, count=count, phase="backward", behind="backward"))
         again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
-        if run.recompute != "none" and again:
+        if run.recompute in ("selective", "full") and again:
             found.append(ContextExchange(nbytes=keys, count=again * (run.context - 1), phase="backward"))
     return tuple(found)
 
@@ -181,14 +222,14 @@ def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, 
     run, tokens = layer.run, layer.run.batch * layer.run.seq
     width = of.ffn // run.tensor
     _norm(layer, of, rms)
-    layer.inner_linear("mlp up", tokens, width * (2 if gated else 1), of.hidden, bias=False)
     if gated:
-        layer.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+        _add_gated(layer, tokens, width, of.hidden)
     else:
+        layer.inner_linear("mlp up", tokens, width, of.hidden, bias=False)
         layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
         if biased:
             layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
-    layer.inner_linear("mlp down", tokens, of.hidden, width, bias=False)
+        layer.inner_linear("mlp down", tokens, of.hidden, width, bias=False)
     _residual(layer, of, biased)
 
 
@@ -203,6 +244,65 @@ def add_converted_weights(tape: Tape, parameters: int) -> None:
     if tape.run.fp8 == "current":
         tape.moved("fp8 weights", parameters * size, "optimizer")
     tape.moved("fp8 weights", parameters * (size + 2), "optimizer")
+
+
+def _add_gated(tape: Tape, tokens: int, width: int, hidden: int) -> None:
+    tape.inner_linear("mlp up", tokens, 2 * width, hidden, bias=False)
+    tape.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+    tape.inner_linear("mlp down", tokens, hidden, width, bias=False)
+
+
+def _add_experts(layer: Tape, experts: Tape, of: Architecture) -> None:
+    """Add the normalisation, the router, the experts and the residual sum.
+
+    Args:
+        layer: Tape of the layer.
+        experts: Tape that receives what follows the normalisation, up to the residual sum.
+        of: Sizes of the network.
+    """
+    run, tokens = layer.run, tokens_outside(layer.run)
+    _norm(layer, of, rms=True)
+    if of.shared_ffn:
+        _add_gated(experts, run.batch * run.seq, of.shared_ffn // run.tensor, of.hidden)
+        experts.linear("router", tokens, 1, of.hidden, bias=False)
+        experts.pointwise("experts", (tokens, of.hidden), "x*row", ("dy*row", "dy*x"))
+    _add_routing(experts, of, tokens)
+    rows, held = routed_rows(run, of) * run.devices_per_expert, of.experts // run.expert
+    width = of.ffn // run.devices_per_expert
+    sorts = held > 1 and run.expert * run.devices_per_expert > 1
+    if sorts:
+        experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))  # by expert
+    experts.inner_linear("experts", rows, 2 * width, of.hidden, bias=False, groups=held)
+    experts.pointwise("experts", (rows, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+    experts.inner_linear("experts", rows, of.hidden, width, bias=False, groups=held)
+    if sorts:
+        experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))
+    moved = (tokens + routed_rows(run, of)) * of.hidden * itemsize(run.dtype)
+    for phase in ("forward", "backward"):
+        experts.moved("expert exchange", moved, phase)  # sums of the rows of each token
+    if of.shared_ffn:
+        experts.elementwise("experts", (tokens, of.hidden), "x+y")
+    layer.extend(experts.operations)
+    layer.elementwise("experts", (tokens, of.hidden), "x+y", "backward")  # gradients of router and experts
+    _residual(layer, of, biased=False)
+
+
+def _add_routing(tape: Tape, of: Architecture, tokens: int) -> None:
+    """Add the router, and the kernel that makes a row for each expert of a token.
+
+    That kernel waits for the host, which reads how many tokens each expert has.
+    """
+    tape.linear("router", tokens, of.experts, of.hidden, bias=False)
+    scores = (tokens, of.experts)
+    for phase, count in ROUTER_KERNELS.items():
+        once = Tape(tape.run)
+        once.elementwise("router", scores, "x", phase)  # type: ignore[arg-type]
+        tape.extend(once.operations, count)
+    rows = routed_rows(tape.run, of)
+    nbytes = (tokens + rows) * of.hidden * itemsize(tape.run.dtype)
+    width = max(1, round(nbytes / (2 * tokens * itemsize(tape.run.dtype))))
+    tape.elementwise("expert exchange", (tokens, width), "x", alone=True)
+    tape.elementwise("expert exchange", (tokens, width), "x", "backward")
 
 
 def _norm(tape: Tape, of: Architecture, rms: bool) -> None:
@@ -232,8 +332,57 @@ def _dropout(tape: Tape, part: str, shape: tuple[int, int], probability: float) 
         tape.moved(part, nbytes, "backward")
 
 
+def expert_collectives(run: NetworkRun, of: Architecture, layers: int) -> tuple[TensorCollective, ...]:
+    """Return the collectives that bring tokens to their experts and back, in each pass.
+
+    The backward pass sends gradients the other way round: a gather becomes a reduce-scatter, and the reverse.
+    The exchange of scores goes with that of tokens, and the counts of tokens are gathered before it.
+
+    Args:
+        run: How the network runs.
+        of: Sizes of the network.
+        layers: Layers of the stage.
+    """
+    shared = run.devices_per_expert
+    if run.stack != "megatron" or run.expert * shared == 1:
+        return ()
+    rows, size = routed_rows(run, of), itemsize(run.dtype)
+    counts = COUNT_BYTES * of.experts * run.expert
+    listed: list[TensorCollective] = []
+
+    def add(collective: Any, nbytes: int, group: Any, phase: Phase, count: int) -> None:
+        listed.append(
+            TensorCollective(
+                nbytes=nbytes,
+                count=count,
+                part="experts",
+                phase=phase,
+                collective=collective,
+                group=group,
+            )
+        )
+
+    def add_exchange(phase: Phase, times: int, *, counted: bool) -> None:
+        if run.expert > 1 and times:
+            add("all-to-all", rows * of.hidden * size, "expert", phase, 2 * times)
+            add("all-to-all", rows * SCORE_BYTES, "expert", phase, times)
+            if counted:
+                add("all-gather", counts, "expert", phase, times)
+        if shared > 1 and times:
+            for collective in ("all-gather", "reduce-scatter"):
+                add(collective, shared * rows * of.hidden * size, "expert tensor", phase, times)
+
+    add_exchange("forward", layers, counted=True)
+    if run.trains:
+        add_exchange("backward", layers, counted=False)
+        if run.recompute in ("experts", "full"):
+            again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
+            add_exchange("backward", again, counted=True)
+    return tuple(listed)
+
+
 def megatron_collectives(
-    run: NetworkRun, nbytes: int, products: int, ends: tuple[bool, bool]
+    run: NetworkRun, nbytes: int, layers: int, products: int, ends: tuple[bool, bool]
 ) -> tuple[TensorCollective, ...]:
     """Return the collectives of tensor parallelism of a stage.
 
@@ -244,20 +393,22 @@ def megatron_collectives(
     Args:
         run: How the network runs.
         nbytes: Bytes of the hidden states of all tokens.
-        products: Number of divided products whose results are summed in a forward pass: two per layer.
+        layers: Layers of the stage.
+        products: Number of divided products whose results are summed in a forward pass: those of attention,
+            and of feed-forward layers or shared experts.
         ends: Whether the stage has the embedding, and whether it has the head.
     """
     has_embedding, has_head = ends
-    forward = _forward_collectives(run, nbytes, products)
+    divided = {"attention qkv": layers, "mlp up": products - layers}
+    forward = _forward_collectives(run, nbytes, divided)
     if has_embedding:
         forward += _unbound(run, nbytes)
     elif not run.sequence_parallel:  # each device received its part from the stage before
         forward.append(TensorCollective(nbytes=nbytes, count=1, part="stage", collective="all-gather"))
     if not run.trains:
         return tuple(forward)
-    backward = list(_recomputed_collectives(run, nbytes, products))
-    each = products // 2
-    for part, count in (("attention qkv", each), ("mlp up", each), ("head", int(has_head))):
+    backward = list(_recomputed_collectives(run, nbytes, divided))
+    for part, count in (*divided.items(), ("head", int(has_head))):
         if count:
             backward += _backward_collectives(run, nbytes, part, count)
     return (*forward, *backward)
@@ -280,12 +431,15 @@ def _gathered_bytes(run: NetworkRun, nbytes: int) -> int:
     return nbytes // (1 if run.fp8 == "none" else itemsize(run.dtype))
 
 
-def _forward_collectives(run: NetworkRun, nbytes: int, products: int) -> list[TensorCollective]:
+def _forward_collectives(run: NetworkRun, nbytes: int, divided: Mapping[str, int]) -> list[TensorCollective]:
+    """Return the collectives of a forward pass, given the number of divided products by part."""
     if not run.sequence_parallel:
-        return _unbound(run, nbytes, products)
+        return _unbound(run, nbytes, sum(divided.values())) if any(divided.values()) else []
     found = []
     for gathered, summed in _AFTER.items():
-        each = TensorCollective(nbytes=nbytes, count=products // 2, part="layers")
+        if not divided[gathered]:
+            continue
+        each = TensorCollective(nbytes=nbytes, count=divided[gathered], part="layers")
         found += [
             replace(
                 each,
@@ -298,11 +452,14 @@ def _forward_collectives(run: NetworkRun, nbytes: int, products: int) -> list[Te
     return found
 
 
-def _recomputed_collectives(run: NetworkRun, nbytes: int, products: int) -> list[TensorCollective]:
-    if run.recompute != "full":
-        return []
-    count = products if run.recompute_layers is None else min(products, 2 * run.recompute_layers)
-    again = _forward_collectives(run, nbytes, count) if count else []
+def _recomputed_collectives(
+    run: NetworkRun, nbytes: int, divided: Mapping[str, int]
+) -> list[TensorCollective]:
+    """Return the collectives that the backward pass repeats; those of a shared expert with all experts."""
+    parts = {"full": tuple(divided), "experts": ("mlp up",)}.get(run.recompute, ())
+    most = max(divided.values()) if run.recompute_layers is None else run.recompute_layers
+    counts = {part: min(count, most) if part in parts else 0 for part, count in divided.items()}
+    again = _forward_collectives(run, nbytes, counts)
     return [replace(each, phase="backward", part="recomputation") for each in again]
 
 

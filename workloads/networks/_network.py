@@ -32,7 +32,7 @@ Mode = Literal["infer", "train"]
 DType = Literal["f32", "f16", "bf16"]
 Optimizer = Literal["none", "sgd", "adamw"]
 Stack = Literal["eager", "compiled", "megatron"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "experts", "full"]
 Fp8 = Literal["none", "delayed", "current"]
 """Scaling of 8-bit floats in Transformer Engine: none are used, or scales follow from the maxima of earlier
 steps (delayed), or from those of each tensor itself (current)."""
@@ -65,10 +65,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorCollective:
-    """A collective of tensor parallelism: every device holds a part of each layer.
+    """A collective of tensor or expert parallelism: every device holds a part of each layer.
 
     Attributes:
-        nbytes: Bytes of the whole tensor.
+        nbytes: Bytes of the whole tensor; of an all-to-all, those that each device sends.
         count: How often it runs.
         part: Part of the network.
         phase: Phase of the step.
@@ -77,15 +77,18 @@ class TensorCollective:
             input or that of the weights. None if the device waits.
         beside: Part of the network whose product needs the result, or has the operand, and which: of the
             forward pass or the gradient of the input. Both can run in parts at the same time.
+        group: Devices that take part: those that share a layer, those that have different experts of a layer,
+            or those that share an expert.
     """
 
     nbytes: int
     count: int
     part: str
     phase: Phase = "forward"
-    collective: Literal["all-reduce", "all-gather", "reduce-scatter"] = "all-reduce"
+    collective: Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"] = "all-reduce"
     behind: tuple[str, Literal["input", "weights"]] | None = None
     beside: tuple[str, Literal["forward", "input"]] | None = None
+    group: Literal["tensor", "expert", "expert tensor"] = "tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,8 @@ class NetworkRun:
         optimizer: Optimizer of a training step.
         accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
         recompute: What the backward pass of each layer computes again instead of storing it: nothing, the
-            core of attention (`"selective"`, with the stack megatron), or the whole layer (`"full"`).
+            core of attention (`"selective"`, with the stack megatron), the router and the experts
+            (`"experts"`, with the stack megatron), or the whole layer (`"full"`).
         sequence_parallel: Whether devices that share layers also divide the tokens of normalisations, dropout
             and residual sums. Needs the stack megatron.
         flash: Whether attention is one kernel that stores no scores, unless its scores have a bias.
@@ -141,6 +145,12 @@ class NetworkRun:
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
+        expert: Degree of expert parallelism: the experts of a layer are divided among so many devices, which
+            exchange their tokens. Needs the stack megatron.
+        expert_tensor: Devices that share each expert: `tensor`, or 1 (parallel folding: devices that share
+            the rest of a layer have whole experts). None for `tensor`.
+        expert_load: Tokens of the busiest device of expert parallelism, relative to the mean. The other
+            devices wait for it.
     """
 
     batch: int = 1
@@ -162,6 +172,9 @@ class NetworkRun:
     wide_gradients: bool = False
     recompute_layers: int | None = None
     cuda_graphs: bool = False
+    expert: int = 1
+    expert_tensor: int | None = None
+    expert_load: float = 1.0
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
@@ -175,9 +188,12 @@ class NetworkRun:
                 f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
                 f"{', '.join(get_args(Recompute))}, got {self.stack} and {self.recompute}"
             )
-        if self.stack != "megatron" and (self.recompute == "selective" or self.sequence_parallel):
+        if self.stack != "megatron" and (
+            self.recompute in ("selective", "experts") or self.sequence_parallel
+        ):
             raise InputError(
-                f"recompute=selective and sequence_parallel need stack=megatron, got stack={self.stack}"
+                "recompute=selective, recompute=experts and sequence_parallel need stack=megatron, got "
+                f"stack={self.stack}"
             )
         if self.context != 1 and (
             self.context < 1 or not self.flash or self.seq % 2 or self.stack != "megatron"
@@ -186,6 +202,7 @@ class NetworkRun:
                 "context parallelism needs a degree of at least 1, stack=megatron, flash, and an even number "
                 f"of tokens on each device, got {self}"
             )
+        self._check_experts()
         if min(self.batch, self.tensor, self.shards) < 1 or self.seq < 0:
             raise InputError(f"batch, tensor and shards must be 1 or more and seq 0 or more; got {self}")
         if self.recompute_layers is not None and (self.recompute != "full" or self.recompute_layers < 0):
@@ -197,6 +214,18 @@ class NetworkRun:
             raise InputError(f"layers must be from one up to a later one, got {self.layers}")
         if self.mode == "infer" and self.optimizer != "none":
             raise InputError(f"optimizer={self.optimizer} needs mode=train")
+
+    def _check_experts(self) -> None:
+        if self.expert < 1 or (self.expert > 1 and self.stack != "megatron"):
+            raise InputError(
+                f"expert={self.expert}: expert parallelism needs a degree of at least 1, and stack=megatron, "
+                f"got stack={self.stack}"
+            )
+        if self.expert_tensor not in (None, 1, self.tensor) or not self.expert_load >= 1:
+            raise InputError(
+                f"expert_tensor must be 1 or {self.tensor} (the degree of tensor parallelism) and "
+                f"expert_load at least 1, got {self.expert_tensor} and {self.expert_load}"
+            )
 
     @property
     def compiled(self) -> bool:
@@ -212,6 +241,18 @@ class NetworkRun:
     def trains(self) -> bool:
         """Whether gradients are computed."""
         return self.mode == "train"
+
+    @property
+    def devices_per_expert(self) -> int:
+        """Devices that share each expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices that divide the update of experts, if the update is divided."""
+        if self.shards == 1:
+            return 1
+        return max(1, self.shards * self.tensor // (self.expert * self.devices_per_expert))
 
 
 class Network(ABC):
@@ -249,7 +290,7 @@ class Network(ABC):
         """
 
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Return how many of the parameters are matrices of linear layers inside its layers.
+        """Return how many of the parameters outside experts are matrices of linear layers inside its layers.
 
         Args:
             tensor: Degree of tensor parallelism.
@@ -257,12 +298,34 @@ class Network(ABC):
         """
         return 0
 
+    def expert_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Return the part of `parameters` that belongs to the experts that tokens are routed to.
+
+        Args:
+            tensor: Devices that share each expert.
+            layers: Layers of the device as a half-open range; None for all.
+        """
+        return 0
+
+    def held_parameters(self, run: NetworkRun, layers: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Return the parameters on a device outside experts, and those of its experts.
+
+        Args:
+            run: How the network runs; its degrees of tensor and expert parallelism count.
+            layers: Layers of the device as a half-open range; None for all.
+        """
+        routed = self.expert_parameters(run.tensor, layers)
+        others = self.parameters(run.tensor, layers) - routed
+        if run.devices_per_expert != run.tensor:
+            routed = self.expert_parameters(run.devices_per_expert, layers)
+        return others, routed // run.expert
+
     @abstractmethod
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements that one layer passes to the next, or a stage sends."""
 
     def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
-        """Return the collectives of tensor parallelism; none if `run.tensor` is 1."""
+        """Return the collectives of tensor and expert parallelism; none if both degrees are 1."""
         return ()
 
     def exchanges(self, run: NetworkRun) -> tuple[ContextExchange, ...]:
@@ -287,8 +350,9 @@ class Network(ABC):
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations with equal ones merged by adding their counts."""
-    counts: dict[Operation, int] = {}
+    found: dict[tuple[Workload, str, Phase, bool], Operation] = {}
     for each in operations:
-        one = replace(each, count=1)
-        counts[one] = counts.get(one, 0) + each.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
+        key = (each.workload, each.part, each.phase, each.alone)
+        known = found.get(key)
+        found[key] = each if known is None else replace(known, count=known.count + each.count)
+    return tuple(found.values())

@@ -81,10 +81,10 @@ class Switch(Transformer):
         routed = of.experts * (dense + of.hidden) if self.is_sparse(index) else dense
         return attentions * (attention + of.hidden) + of.hidden + routed
 
-    def _divided_products(self, index: int) -> int:
+    def _divided_products(self, index: int, run: NetworkRun) -> int:
         return 2 + (index >= self.architecture.layers)  # a decoder layer has two attentions
 
-    def _layer_tensors(self, index: int) -> int:
+    def _layer_tensors(self, index: int, run: NetworkRun) -> int:
         attentions = 1 + (index >= self.architecture.layers)
         feed_forward = 2 * self.architecture.experts + 1 if self.is_sparse(index) else 2
         return attentions * (len(self.matrices()) + 1) + 1 + feed_forward

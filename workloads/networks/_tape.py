@@ -10,9 +10,10 @@ Source: PyTorch 2.1, `aten/src/ATen/native` and `tools/autograd/derivatives.yaml
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tunebench.dtype import itemsize
 from tunebench.workload import Workload
@@ -21,19 +22,31 @@ from tunebench.workloads.operators._norm import EPS, Norm
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["Prologue", "Tape", "Weight"]
+__all__ = ["ProductType", "Prologue", "Tape", "Weight"]
 
 Weight = Literal["in,out", "out,in"]
 """Storage order of a linear layer's matrix: (in, out) in GPT-2's `Conv1D`, (out, in) in `torch.nn.Linear`."""
 
 Prologue = Literal["none", "scale", "mask"]
 
+ProductType = Literal["f32", "f16", "bf16", "e4m3"]
+"""Dtype of the operands of a product."""
+
+MADE = 2**16
+"""Most workloads to keep: layers in many runs have many kernels in common."""
+
 ROW = 1024
 """Row length, in elements, of copies known only by their bytes."""
+
+
+@functools.lru_cache(maxsize=MADE)
+def _made(operator: type[Workload], **dimensions: Any) -> Workload:
+    return operator(**dimensions)
 
 
 @dataclass(slots=True)
@@ -55,7 +68,10 @@ class Tape:
 
     def extend(self, operations: Iterable[Operation], times: int = 1) -> None:
         """Add operations, each repeated a number of times."""
-        self.operations += [replace(each, count=each.count * times) for each in operations if times]
+        if times == 1:
+            self.operations += operations
+        elif times:
+            self.operations += [replace(each, count=each.count * times) for each in operations]
 
     # -- elementwise ----------------------------------------------------------------------------
 
@@ -88,7 +104,9 @@ class Tape:
         """Add one elementwise kernel."""
         rows, cols = shape
         vectors = "row" if "row" in expression else ""
-        work = Elementwise(rows=rows, cols=cols, dtype=self.run.dtype, expression=expression, vectors=vectors)
+        work = _made(
+            Elementwise, rows=rows, cols=cols, dtype=self.run.dtype, expression=expression, vectors=vectors
+        )
         self.add(part, work, phase, alone=alone)
 
     def copy(self, part: str, shape: tuple[int, int], phase: Phase = "forward") -> None:
@@ -153,8 +171,8 @@ class Tape:
         """Add a normalisation in one kernel, and its gradient."""
         sizes = {"rows": shape[0], "cols": shape[1], "dtype": self.run.dtype}
         prologue, stats = "residual" if residual else "none", self.run.trains
-        self.add(part, operator.from_dimensions({**sizes, "prologue": prologue, "stats": stats, "eps": eps}))
-        self.add(part, operator.from_dimensions({**sizes, "direction": "backward"}), "backward")
+        self.add(part, _made(operator, **sizes, prologue=prologue, stats=stats, eps=eps))
+        self.add(part, _made(operator, **sizes, direction="backward"), "backward")
 
     def fused_rmsnorm(
         self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS
@@ -193,7 +211,7 @@ class Tape:
     def softmax(self, part: str, shape: tuple[int, int], prologue: Prologue = "none") -> None:
         """Add a softmax of rows, with a scale or a mask in the same kernel."""
         rows, cols = shape
-        work = Softmax(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
+        work = _made(Softmax, rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
         self.add(part, work)
         back: Prologue = "none" if prologue == "mask" else prologue  # adding passes gradients on
         self.add(part, work.changed(prologue=back, direction="backward"), "backward")
@@ -206,13 +224,13 @@ class Tape:
             self._loss_in_parts(part, tokens, vocabulary)
             return
         if self.run.compiled:
-            work = CrossEntropy(rows=tokens, cols=vocabulary, dtype=self.run.dtype)
+            work = _made(CrossEntropy, rows=tokens, cols=vocabulary, dtype=self.run.dtype)
             self.add(part, work)
             self.add(part, work.changed(direction="backward"), "backward")
             return
         shape = (tokens, vocabulary)
         self.cast(part, shape, up=True)  # model code computes the loss of 16-bit logits in f32
-        log_softmax = Softmax(rows=tokens, cols=vocabulary, dtype="f32", log=True)
+        log_softmax = _made(Softmax, rows=tokens, cols=vocabulary, dtype="f32", log=True)
         self.add(part, log_softmax)
         zeros = Tape(replace(self.run, dtype="f32"))
         zeros.moved(part, tokens * vocabulary * itemsize("f32"), "backward")  # mostly zeros
@@ -248,7 +266,7 @@ class Tape:
         *,
         bias: bool = True,
         weight: Weight = "out,in",
-        dtype: Literal["f32", "f16", "bf16", "e4m3"] | None = None,
+        dtype: ProductType | None = None,
     ) -> None:
         """Add a linear layer, and the gradients of its input, matrix and bias.
 
@@ -264,17 +282,29 @@ class Tape:
         by_rows = weight == "in,out"
         dtype = dtype or self.run.dtype
         epilogue: Literal["bias", "none"] = "bias" if bias else "none"
-        self.add(part, Gemm(m=m, n=n, k=k, dtype=dtype, trans="nn" if by_rows else "nt", epilogue=epilogue))
-        self.add(part, Gemm(m=m, n=k, k=n, dtype=dtype, trans="nt" if by_rows else "nn"), "backward")
+        self.add(
+            part, _made(Gemm, m=m, n=n, k=k, dtype=dtype, trans="nn" if by_rows else "nt", epilogue=epilogue)
+        )
+        self.add(part, _made(Gemm, m=m, n=k, k=n, dtype=dtype, trans="nt" if by_rows else "nn"), "backward")
         rows, cols = (k, n) if by_rows else (n, k)
-        self.add(part, Gemm(m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
+        self.add(part, _made(Gemm, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
         if bias:
             self.summed(part, m * n, "backward")
 
     def inner_linear(
-        self, part: str, m: int, n: int, k: int, *, bias: bool = True, weight: Weight = "out,in"
+        self,
+        part: str,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        bias: bool = True,
+        weight: Weight = "out,in",
+        groups: int = 1,
     ) -> None:
-        """Add a linear layer inside a layer (see `linear`), in 8-bit floats if the run has them.
+        """Add a linear layer inside a layer, or those of experts, in 8-bit floats if the run has them.
+
+        See `linear`; several groups are experts (see `grouped_linear`).
 
         The measured products of 8-bit floats include the conversion of their left operand from 16 bits. That
         is the conversion of the input in the forward pass, and of the output's gradient in that of the input.
@@ -282,22 +312,46 @@ class Tape:
         transposition, which tensor cores of sm_89 and sm_90 need, for about as many bytes. With current
         scaling, a kernel before each conversion reads the tensor for its maximum.
         """
-        if self.run.fp8 == "none":
-            self.linear(part, m, n, k, bias=bias, weight=weight)
-            return
+        dtype: ProductType = self.run.dtype if self.run.fp8 == "none" else "e4m3"
         if self.run.fp8 == "current":
             self.summed(part, m * k)
             self.summed(part, m * n, "backward")
-        self.linear(part, m, n, k, bias=bias, weight=weight, dtype="e4m3")
+        if groups > 1:
+            self.grouped_linear(part, groups, m, n, k, dtype=dtype)
+        else:
+            self.linear(part, m, n, k, bias=bias, weight=weight, dtype=dtype)
+
+    def grouped_linear(
+        self, part: str, groups: int, m: int, n: int, k: int, *, dtype: ProductType | None = None
+    ) -> None:
+        """Add linear layers of several experts in one kernel, and the gradients of input and matrices.
+
+        The gradient of the matrices is listed as a batch of products, as if all experts had equally many
+        tokens.
+
+        Args:
+            part: Part of the network.
+            groups: Number of experts.
+            m: Number of tokens of all experts.
+            n: Width of the output.
+            k: Width of the input.
+            dtype: Dtype of the products; None for that of the run.
+        """
+        sizes = {"groups": groups, "m": m, "dtype": dtype or self.run.dtype}
+        self.add(part, _made(GroupedGemm, **sizes, n=n, k=k, trans="nt"))
+        self.add(part, _made(GroupedGemm, **sizes, n=k, k=n, trans="nn"), "backward")
+        each = max(1, round(m / groups))
+        weights = _made(Gemm, batch=groups, m=n, n=k, k=each, dtype=sizes["dtype"], trans="tn")
+        self.add(part, weights, "backward")
 
     def product(self, part: str, batch: int, m: int, n: int, k: int, trans: Literal["nn", "nt"]) -> None:
         """Add a batch of products of two tensors, and the gradients of both."""
         dtype = self.run.dtype
-        self.add(part, Gemm(batch=batch, m=m, n=n, k=k, dtype=dtype, trans=trans))
+        self.add(part, _made(Gemm, batch=batch, m=m, n=n, k=k, dtype=dtype, trans=trans))
         back: Literal["nn", "nt"] = "nt" if trans == "nn" else "nn"
-        self.add(part, Gemm(batch=batch, m=m, n=k, k=n, dtype=dtype, trans=back), "backward")
+        self.add(part, _made(Gemm, batch=batch, m=m, n=k, k=n, dtype=dtype, trans=back), "backward")
         rows, cols = (k, n) if trans == "nn" else (n, k)
-        self.add(part, Gemm(batch=batch, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
+        self.add(part, _made(Gemm, batch=batch, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
 
     def attention(self, part: str, work: Workload) -> None:
         """Add attention as one kernel."""
@@ -317,7 +371,7 @@ class Tape:
         if not self.run.trains or not self.run.accumulate:
             return
         rows = max(1, round(parameters / (kernels * ROW)))
-        work = Elementwise(rows=rows, cols=ROW, dtype=self.run.gradient_dtype, expression="x+y")
+        work = _made(Elementwise, rows=rows, cols=ROW, dtype=self.run.gradient_dtype, expression="x+y")
         once = Operation(workload=work, part="gradients", phase="backward")
         self.extend([once], kernels)
 

@@ -249,11 +249,11 @@ class Transformer(Network):
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
         return sum(each.parameters(tensor) for each in self.matrices()) + self.vectors()[0]
 
-    def _divided_products(self, index: int) -> int:
+    def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of all-reduces of a layer in one forward pass."""
         return 2
 
-    def _layer_tensors(self, index: int) -> int:
+    def _layer_tensors(self, index: int, run: NetworkRun) -> int:
         return sum(each.tensors() for each in self.matrices()) + self.vectors()[1]
 
     # -- shared by all families -----------------------------------------------------------------
@@ -292,10 +292,11 @@ class Transformer(Network):
                 tape.extend(recomputed(layer.operations), times)
         if last == self.layers:
             self._head(tape)
-        held = self.parameters(run.tensor, (first, last))
-        tape.accumulated(held, sum(map(self._layer_tensors, range(first, last))))
-        tape.updated(share(held, run.shards))
-        add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)))
+        others, routed = self.held_parameters(run, (first, last))
+        tensors = sum(self._layer_tensors(index, run) for index in range(first, last))
+        tape.accumulated(others + routed, tensors)
+        tape.updated(share(others, run.shards) + share(routed, run.expert_shards))
+        add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)) + routed)
         return merged(tape.operations)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
@@ -332,14 +333,15 @@ class Transformer(Network):
             return ()
         first, last = self.stage(run)
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
-        layers = sum(map(self._divided_products, range(first, last)))
+        products = sum(self._divided_products(index, run) for index in range(first, last))
         if run.stack == "megatron":
-            return megatron_collectives(run, nbytes, layers, (first == 0, last == self.layers))
-        found = [TensorCollective(nbytes=nbytes, count=layers, part="layers")]
+            ends = first == 0, last == self.layers
+            return megatron_collectives(run, nbytes, last - first, products, ends)
+        found = [TensorCollective(nbytes=nbytes, count=products, part="layers")]
         if first == 0:
             found.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
         if run.trains:
-            found.append(TensorCollective(nbytes=nbytes, count=layers, part="layers", phase="backward"))
+            found.append(TensorCollective(nbytes=nbytes, count=products, part="layers", phase="backward"))
         if run.trains and last == self.layers:
             found.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
         return tuple(found)
@@ -362,6 +364,11 @@ class Transformer(Network):
         if of.positions and run.seq * run.context > of.positions:
             seq = run.seq * run.context
             raise InputError(f"{self.name} has {of.positions} positions; seq={seq} must not exceed them")
+        if not of.experts_per_token and (run.expert > 1 or run.recompute == "experts"):
+            raise InputError(
+                f"{self.name} has no experts to divide or to compute again: expected expert=1 and another "
+                f"recomputation, got expert={run.expert} and recompute={run.recompute}"
+            )
         if of.heads % run.tensor or of.heads_k % run.tensor or of.ffn % run.tensor:
             raise InputError(
                 f"{self.name}: tensor={run.tensor} must divide {of.heads} heads, {of.heads_k} of keys, and "

@@ -171,3 +171,37 @@ def test_what_a_framework_cannot_run_is_refused(
 def test_unknown_framework_is_named() -> None:
     with pytest.raises(UnknownName, match="megatron"):
         emit("megatorn", plan(), JOB)
+
+
+EXPERTS = TrainingJob(network=network("mixtral-8x22b"), batch=128, seq=4096, capacity_factor=1.25)
+
+
+def test_experts_are_those_of_the_plan() -> None:
+    found = options(
+        emit("megatron", plan(expert=8, recompute="experts", sequence_parallel=True), EXPERTS).text
+    )
+    assert (found["--num-experts"], found["--moe-router-topk"]) == ("8", "2")
+    assert found["--moe-ffn-hidden-size"] == "16384"
+    assert (found["--expert-model-parallel-size"], found["--expert-tensor-parallel-size"]) == ("8", "1")
+    assert (found["--recompute-granularity"], found["--recompute-modules"]) == ("selective", "moe")
+    assert found["--moe-expert-capacity-factor"] == "1.25"
+    assert "--moe-grouped-gemm" in found
+    assert "--num-experts" not in options(emit("megatron", PIPELINE, JOB).text)
+    titan = options(emit("torchtitan", plan(expert=8, sequence_parallel=True), EXPERTS).text)
+    assert titan["--parallelism.expert-parallel-degree"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("framework", "changed", "expected"),
+    [
+        ("torchtitan", {"expert_tensor": 2}, "expert_tensor=1"),
+        ("torchtitan", {"recompute": "experts"}, "recompute=full"),
+        ("deepspeed", {"expert": 8}, "expert=1"),
+        ("fsdp", {"expert": 8}, "expert=1"),
+    ],
+)
+def test_frameworks_refuse_experts_that_they_cannot_divide(
+    framework: str, changed: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        emit(framework, plan(**changed), EXPERTS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tunebench.plan.cluster import ClusterAnswer, ClusterPlan, PricedPlan
 
-__all__ = ["ClusterReport"]
+__all__ = ["ClusterReport", "experts_text"]
 
 _COLUMNS = (
     ">tensor",
@@ -102,6 +102,8 @@ class ClusterReport:
             self._render_missing(to)
             return
         columns = (*_COLUMNS, *((">cost",) if of.best.cost is not None else ()))
+        if self._has_experts:
+            columns = (*columns[:4], ">expert", *columns[4:])
         nodes = (">nodes",) if of.result.objective == "cost" else ()
         to.print(table(*nodes, *columns, rows=self._rows(of.result.best)))
         to.print(f"best: {of.best.plan}", soft_wrap=True)
@@ -161,6 +163,10 @@ class ClusterReport:
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
         to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)
 
+    @property
+    def _has_experts(self) -> bool:
+        return self.answer.job.network.expert_parameters() > 0
+
     def _rows(self, plans: Iterable[PricedPlan]) -> Iterator[tuple[object, ...]]:
         from tunebench.plan.memory import size_text
 
@@ -172,6 +178,7 @@ class ClusterReport:
                 plan.context,
                 plan.pipeline,
                 plan.data,
+                *((experts_text(plan),) if self._has_experts else ()),
                 plan.chunks,
                 plan.microbatch,
                 plan.recompute,
@@ -240,6 +247,12 @@ class ClusterReport:
             assert each.cost is not None
             cost = f"${significant(each.cost)}"
             yield each.plan.nodes, duration(each.step.time_us), cost, each.plan
+
+
+def experts_text(plan: ClusterPlan) -> str:
+    """Return the degree of expert parallelism, and how many devices share an expert if several do."""
+    shared = f" x {plan.expert_tensor}" if plan.expert_tensor > 1 else ""
+    return f"{plan.expert}{shared}"
 
 
 def _stored(plan: ClusterPlan) -> str:

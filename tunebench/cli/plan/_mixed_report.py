@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
 from tunebench.cli._output import duration, table
+from tunebench.cli.plan._cluster_report import experts_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,9 +84,14 @@ class MixedReport:
             return
         to.print("the best plan is optimal for the model of time and memory")
         priced = (">cost",) if of.best[0].cost is not None else ()
-        to.print(table(*_COLUMNS, *priced, rows=self._rows()))
+        columns = (*_COLUMNS[:3], ">expert", *_COLUMNS[3:]) if self._has_experts else _COLUMNS
+        to.print(table(*columns, *priced, rows=self._rows()))
         for line in self._comparisons():
             to.print(line, soft_wrap=True)
+
+    @property
+    def _has_experts(self) -> bool:
+        return self.answer.job.network.expert_parameters() > 0
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
         from tunebench.plan.memory import size_text
@@ -96,6 +102,7 @@ class MixedReport:
                 plan.tensor,
                 plan.context,
                 plan.data,
+                *((experts_text(plan),) if self._has_experts else ()),
                 plan.microbatch,
                 plan.recompute,
                 "yes" if plan.sequence_parallel else "no",

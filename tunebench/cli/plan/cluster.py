@@ -111,6 +111,23 @@ def cluster(
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each.")
     ] = False,
+    load_factor: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            help="Model with experts: tokens of the busiest device of expert parallelism, relative to the "
+            "mean.",
+        ),
+    ] = 1.0,
+    capacity_factor: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            help="Model with experts: most tokens of an expert, relative to the mean; others are dropped. "
+            "Default: none are dropped.",
+            show_default=False,
+        ),
+    ] = None,
     reasons: Annotated[
         bool,
         typer.Option(
@@ -206,6 +223,8 @@ def cluster(
         wide_gradients=f32_gradients,
         cuda_graphs=cuda_graphs,
         full_sharding=full_sharding,
+        load_factor=load_factor,
+        capacity_factor=capacity_factor,
     )
     if is_mixed(cluster):
         _refuse(whole, "on a cluster with different products")

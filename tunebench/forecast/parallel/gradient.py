@@ -23,21 +23,23 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
 
 
-def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> list[int]:
-    """Return the bytes of each layer's gradients, in the order of the backward pass.
+def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the bytes of each layer's gradients in the order of the backward pass, and those of its experts.
 
     Parameters before the first layer count with the first layer, those behind the last layer with the last
     one. A matrix shared by both is complete with the first layer.
 
     Args:
         network: The network.
-        run: How it runs; its degree of tensor parallelism and the dtype of gradients count.
+        run: How it runs; its degrees of tensor and expert parallelism and the dtype of gradients count.
         layers: Layers of the stage as a half-open range.
     """
     first, last = layers
-    counts = [network.parameters(run.tensor, (layer, layer + 1)) for layer in range(first, last)][::-1]
-    counts[0] -= sum(counts) - network.parameters(run.tensor, layers)
-    return [count * itemsize(run.gradient_dtype) for count in counts]
+    held = [network.held_parameters(run, (layer, layer + 1)) for layer in range(first, last)][::-1]
+    others, routed = [each[0] for each in held], [each[1] for each in held]
+    others[0] -= sum(others) - network.held_parameters(run, layers)[0]
+    size = itemsize(run.gradient_dtype)
+    return [count * size for count in others], [count * size for count in routed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,32 +49,35 @@ class BucketExchange:
     Gradients are summed during a backward pass. In reverse, the same holds for parameters that are gathered
     during a forward pass, each bucket before its layer.
 
+    Parameters of experts have other copies than the rest. All buckets wait for each other.
+
     Attributes:
-        group: Devices with copies of the network.
+        groups: Devices with copies of each part of the parameters.
         bucket_bytes: Largest bucket.
         overlap: Whether the collectives run beside the pass; otherwise all are one, at its end.
         slower: Factor on the predicted time of collectives.
         occupied: Share of the SMs that the collectives take from the kernels.
     """
 
-    group: ProcessGroup
+    groups: tuple[ProcessGroup, ...]
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     slower: float = 1.0
     occupied: float = 0.0
 
-    def total_us(self, collective: Collective, sizes: Sequence[int]) -> float:
+    def total_us(self, collective: Collective, parts: Sequence[Sequence[int]]) -> float:
         """Return the time of all buckets, one after the other.
 
         Args:
             collective: Kind of the collective.
-            sizes: Bytes of each layer, in the order of the backward pass.
+            parts: Bytes of each layer, in the order of the backward pass, for each group.
         """
+        pairs = zip(parts, self.groups, strict=True)
         if not self.overlap:
-            return self.slower * float(collective_us(collective, sum(sizes), self.group))
-        return float(sum(self._takes_us(collective, sizes)[0]))
+            return self.slower * sum(float(collective_us(collective, sum(sizes), of)) for sizes, of in pairs)
+        return float(sum(self._takes_us(collective, sizes, of)[0].sum() for sizes, of in pairs))
 
-    def exposed_us(self, collective: Collective, sizes: Sequence[int], pass_us: float) -> float:
+    def exposed_us(self, collective: Collective, parts: Sequence[Sequence[int]], pass_us: float) -> float:
         """Return how long buckets are still in transit when the pass has ended, and what it lost to them.
 
         Layers take equal shares of the pass, and the bytes of a layer become available evenly in its share.
@@ -81,23 +86,29 @@ class BucketExchange:
 
         Args:
             collective: Kind of the collective.
-            sizes: Bytes of each layer, in the order of the backward pass.
+            parts: Bytes of each layer, in the order of the backward pass, for each group.
             pass_us: Kernels of the pass, in microseconds.
         """
-        if not self.overlap or not any(sizes):
-            return self.total_us(collective, sizes)
-        takes, ready = self._takes_us(collective, sizes)
-        remaining = np.cumsum(takes[::-1])[::-1]
-        exposed_us = max(0.0, float((pass_us * ready + remaining).max()) - pass_us)
+        if not self.overlap or not any(map(any, parts)):
+            return self.total_us(collective, parts)
+        listed = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
+        takes, ready = (np.concatenate(each) for each in zip(*listed, strict=True))
+        order = np.argsort(ready, kind="stable")
+        remaining = np.cumsum(takes[order][::-1])[::-1]
+        exposed_us = max(0.0, float((pass_us * ready[order] + remaining).max()) - pass_us)
         return exposed_us + self.occupied * max(0.0, float(remaining[0]) - exposed_us)
 
-    def _takes_us(self, collective: Collective, sizes: Sequence[int]) -> tuple[Array, Array]:
+    def _takes_us(
+        self, collective: Collective, sizes: Sequence[int], group: ProcessGroup
+    ) -> tuple[Array, Array]:
         """Return the time of each bucket, and the share of the pass after which it is ready."""
+        if not any(sizes):
+            return np.empty(0), np.empty(0)
         counts = np.array([-(-nbytes // self.bucket_bytes) for nbytes in sizes], dtype=np.int64)
         sent = np.flatnonzero(counts)
         each = counts[sent]
         bucket_bytes = np.array(sizes, dtype=np.float64)[sent] / each
-        takes = self.slower * collective_us(collective, bucket_bytes, self.group)
+        takes = self.slower * collective_us(collective, bucket_bytes, group)
         layer = np.repeat(sent, each)
         bucket = np.concatenate([np.arange(1, count + 1) / count for count in each])
         return np.repeat(takes, each), (layer + bucket) / len(sizes)

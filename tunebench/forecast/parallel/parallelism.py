@@ -69,6 +69,9 @@ class Parallelism:
             during the next forward pass.
         sharding: What the copies divide. Gradients and parameters are not divided in a pipeline.
         context: Devices that share every sequence.
+        expert: Devices among which the experts of a layer are divided, of those that share its other parts or
+            have copies of them.
+        expert_tensor: Devices that share each expert: `tensor`, or 1. None for `tensor`.
     """
 
     data: int = 1
@@ -83,13 +86,17 @@ class Parallelism:
     overlap: bool = True
     sharding: Sharding = "none"
     context: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
 
     def __post_init__(self) -> None:
         degrees = (self.data, self.tensor, self.context, self.pipeline, self.microbatches, self.chunks)
-        if min(degrees) < 1:
+        if min(*degrees, self.expert) < 1:
             raise InputError(
-                f"data, tensor, context, pipeline, microbatches and chunks must be at least 1, got {self}"
+                "data, tensor, context, pipeline, microbatches, chunks and expert must be at least 1, got "
+                f"{self}"
             )
+        self._check_experts()
         if self.schedule not in get_args(ScheduleName):
             raise UnknownName("schedule", self.schedule, get_args(ScheduleName))
         if self.sharding not in get_args(Sharding):
@@ -108,10 +115,35 @@ class Parallelism:
                 f"{self.stage_layers}"
             )
 
+    def _check_experts(self) -> None:
+        if self.expert_tensor not in (None, 1, self.tensor):
+            raise InputError(f"expert_tensor must be 1 or {self.tensor}, as tensor, got {self.expert_tensor}")
+        if self.width % (self.expert * self.devices_per_expert):
+            raise InputError(
+                f"{self.expert} x {self.devices_per_expert} devices with the experts of a layer must divide "
+                f"the {self.width} devices of a stage (tensor x context x data)"
+            )
+        divided = self.expert > 1 or self.devices_per_expert != self.tensor
+        if divided and self.sharding in ("gradients", "full"):
+            raise InputError(
+                f"sharding={self.sharding} is not possible with experts that are divided otherwise than the "
+                "rest of a layer: expected sharding=none or optimizer"
+            )
+
+    @property
+    def width(self) -> int:
+        """Devices of each stage."""
+        return self.copies * self.tensor
+
     @property
     def devices(self) -> int:
         """Number of devices in use."""
-        return self.copies * self.tensor * self.pipeline
+        return self.width * self.pipeline
+
+    @property
+    def devices_per_expert(self) -> int:
+        """Devices that share each expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
 
     @property
     def copies(self) -> int:

@@ -1,6 +1,6 @@
 """Predicted time of one training step or one forward pass on several devices: `predict_step`.
 
-Four kinds of parallelism and all their combinations (`Parallelism`):
+Five kinds of parallelism and all their combinations (`Parallelism`):
 
 - data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets
   during the backward pass of the last micro-batch, as in PyTorch's DistributedDataParallel;
@@ -9,6 +9,9 @@ Four kinds of parallelism and all their combinations (`Parallelism`):
   the host;
 - context: each device has a part of every sequence. Keys and values go round a ring of the devices, each
   behind the attention to those before; gradients are summed as for copies of the network;
+- expert: each device has some of the experts of a layer. The devices are those that also divide data,
+  sequences and, with `expert_tensor=1`, tensors, so that this kind needs no devices of its own. Tokens are
+  exchanged all to all before and after the experts, while the devices wait;
 - pipeline: each device has some of the layers and sends activations on
   (`tunebench.forecast.parallel.pipeline`).
 
@@ -168,18 +171,18 @@ def predict_step(
     Args:
         network: The network.
         device: One of the devices; it does not have to be present.
-        run: How the network runs. Its batch and tokens are those of all devices together; `tensor`, `context`
-            and `layers` must not be set.
+        run: How the network runs. Its batch and tokens are those of all devices together; `tensor`,
+            `context`, `expert` and `layers` must not be set.
         cluster: Devices and links; it may have more devices than are used.
         parallelism: Division of the step among the devices.
 
     Raises:
         InputError: if the network, the batch or the cluster does not allow this division.
     """
-    if run.tensor != 1 or run.context != 1 or run.layers is not None:
+    if (run.tensor, run.context, run.expert) != (1, 1, 1) or run.layers is not None:
         raise InputError(
-            "set tensor, context and pipeline parallelism by `parallelism`, not by `tensor`, `context` or "
-            "`layers` of the run"
+            "set tensor, context, expert and pipeline parallelism by `parallelism`, not by `tensor`, "
+            "`context`, `expert` or `layers` of the run"
         )
     if run.seq % (2 * parallelism.context) and parallelism.context > 1:
         raise InputError(
@@ -263,7 +266,7 @@ def _stages(
 ) -> Iterator[PipelineStage]:
     """Yield the work of each stage, without the micro-batches in flight."""
     whole = parallelism.pipeline == 1
-    width = parallelism.tensor * parallelism.copies
+    width = parallelism.width
     placement = parallelism.placement
     for index, layers in enumerate(parallelism.stages(network.layers)):
         part = dataclasses.replace(
@@ -272,6 +275,8 @@ def _stages(
             seq=run.seq // parallelism.context,
             tensor=parallelism.tensor,
             context=parallelism.context,
+            expert=parallelism.expert,
+            expert_tensor=parallelism.expert_tensor,
             layers=None if whole else layers,
             accumulate=run.accumulate or parallelism.microbatches > 1,
             shards=1 if parallelism.sharding == "none" else parallelism.copies,
@@ -298,7 +303,7 @@ def _stages(
             copies=copies,
             send=TimeRange() if silent else TimeRange.of_communication(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
-            parameters=network.parameters(parallelism.tensor, layers) if run.trains else 0,
+            parameters=sum(network.held_parameters(part, layers)) if run.trains else 0,
             in_flight=0,
         )
 
@@ -324,7 +329,7 @@ def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Para
         return TimeRange()
     held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))
     shared = (held - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
-    width = parallelism.tensor * parallelism.context * parallelism.data
+    width = parallelism.width
     link = cluster.link_between(0, (parallelism.pipeline - 1) * width, width=width)
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))

@@ -94,20 +94,25 @@ class StageWaits:
     parallelism: Parallelism
 
     def of_layers(self, phase: Phase) -> TimeRange:
-        """Return the time for which a device waits for tensor and context parallelism in one phase."""
+        """Return the time for which a device waits for parts of layers, experts and sequences in a phase."""
         of = self.parallelism
-        group = self.cluster.group(of.tensor)
+        groups = {
+            "tensor": self.cluster.group(of.tensor),
+            "expert": self.cluster.group(of.expert, stride=of.devices_per_expert),
+            "expert tensor": self.cluster.group(of.devices_per_expert),
+        }
         ring = self.cluster.link_between(0, of.tensor, width=of.tensor * (of.context - 1))
         overlap = TensorOverlap(
             products=of.tensor_overlap,
             user_buffers=of.user_buffers,
             parts=of.tensor,
-            occupied=self._occupied(group),
+            occupied=self._occupied(groups["tensor"]),
         )
         exposed = TimeRange()
         for each in self.network.collectives(self.run):
             if each.phase == phase:
-                takes = TimeRange.of_communication(float(collective_us(each.collective, each.nbytes, group)))
+                takes_us = float(collective_us(each.collective, each.nbytes, groups[each.group]))
+                takes = TimeRange.of_communication(takes_us)
                 exposed += TimeRange.of(self._exposed(overlap, each, takes)) * each.count
         for sent in self.network.exchanges(self.run):
             if sent.phase == phase:
@@ -134,40 +139,50 @@ class StageWaits:
             backward: Kernels of a backward pass.
         """
         of = self.parallelism
+        each = of.expert * of.devices_per_expert
         group = self.cluster.group(of.copies, stride=of.tensor)
-        if group.size == 1 or not self.run.trains:
+        groups = group, self.cluster.group(of.width // each, stride=each)
+        if max(one.size for one in groups) == 1 or not self.run.trains:
             return CopyWaits()
-        sizes = gradient_bytes(self.network, self.run, self.layers)
-        held = [nbytes * itemsize(self.run.dtype) // itemsize(self.run.gradient_dtype) for nbytes in sizes]
+        parts = gradient_bytes(self.network, self.run, self.layers)
+        wide = itemsize(self.run.gradient_dtype) // itemsize(self.run.dtype)
+        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
         if of.sharding == "full":
-            gathers, scatters = self._streamed(forward, backward, sizes, held, group)
+            summed_bytes, held_bytes = (
+                [sum(pair) for pair in zip(*two, strict=True)] for two in (parts, held)
+            )
+            gathers, scatters = self._streamed(forward, backward, summed_bytes, held_bytes, group)
             return CopyWaits(forward=gathers, backward=scatters)
         if of.sharding == "none":
-            return CopyWaits(gradients=self._behind(sizes, backward, group, "all-reduce"))
-        summed = self._behind(sizes, backward, group, "reduce-scatter")
-        gathered = self._behind(held, forward, group, "all-gather")
+            return CopyWaits(gradients=self._behind(parts, backward, groups, "all-reduce"))
+        summed = self._behind(parts, backward, groups, "reduce-scatter")
+        gathered = self._behind(held, forward, groups, "all-gather")
         if of.sharding == "gradients":
             return CopyWaits(backward=summed.exposed, gathered=gathered)
         return CopyWaits(gradients=summed, gathered=gathered)
 
     def _behind(
-        self, sizes: Sequence[int], kernels: TimeRange, group: ProcessGroup, collective: Collective
+        self,
+        parts: Sequence[Sequence[int]],
+        kernels: TimeRange,
+        groups: tuple[ProcessGroup, ...],
+        collective: Collective,
     ) -> Transit:
         """Return the collectives of all layers in buckets, beside the kernels of a pass."""
         of, run = self.parallelism, self.run
 
         def exchange(end: End) -> BucketExchange:
             return BucketExchange(
-                group=group,
+                groups=groups,
                 bucket_bytes=bucket_bytes(run, of.copies),
                 overlap=of.overlap,
                 slower=_PACES[end],
-                occupied=self._occupied(group),
+                occupied=self._occupied(groups[0]),
             )
 
         return Transit(
-            exposed=TimeRange.of(lambda end: exchange(end).exposed_us(collective, sizes, kernels.at(end))),
-            total=TimeRange.of(lambda end: exchange(end).total_us(collective, sizes)),
+            exposed=TimeRange.of(lambda end: exchange(end).exposed_us(collective, parts, kernels.at(end))),
+            total=TimeRange.of(lambda end: exchange(end).total_us(collective, parts)),
             window=kernels * (min(of.microbatches, of.pipeline) if of.overlap else 0),
         )
 

@@ -1,5 +1,8 @@
 """Memory of each device under a plan, by kind: `DeviceMemory`.
 
+Experts: a device has its share of each layer's experts, and divides their states with the devices that have
+the same experts. Its activations include a row for each expert of a token.
+
 Mixed precision with AdamW: two bytes per parameter, two per gradient, and twelve of the f32 parameter and two
 moments. Activations are those of Korthikanti et al. (`tunebench.plan.pipeline.activation`), times the
 micro-batches in flight: p - x on rank x of p ranks in 1F1B, and ``(v - 1) p + 2 (p - 1 - x) + 1`` stages'
@@ -15,7 +18,7 @@ from typing import ClassVar
 
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.layer_stream import DEPTH
-from tunebench.plan.cluster.layer_time import LayerRun
+from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement
 from tunebench.plan.pipeline.activation import ActivationMemory
@@ -69,7 +72,8 @@ class DeviceMemory:
     @property
     def total(self) -> int:
         """All kinds together."""
-        return sum(self.kinds.values())
+        held = self.parameters + self.gradients + self.optimizer
+        return held + self.activations + self.working + self.allowance
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -98,7 +102,7 @@ class MemoryPricer:
         self._activation = lru_cache(maxsize=None)(self._activation_memory)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
         self._parameters = lru_cache(maxsize=None)(self._rank_parameters)
-        self._stage_parameters = lru_cache(maxsize=None)(job.network.parameters)
+        self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
@@ -123,26 +127,27 @@ class MemoryPricer:
         activations, working = self._activations(plan, rank, memory, layers), memory.recomputed_bytes
         if rank == plan.pipeline - 1:
             working = max(working, memory.head_gradient_bytes)
-        held = (
-            self._stage_parameters(plan.tensor, layers)
+        division = LayerRun.of(plan).division
+        parts = (
+            self._stage_parameters(division, layers)
             if layers
-            else self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
+            else self._parameters(division, plan.pipeline, plan.chunks, rank)
         )
-        shards = 1 if plan.sharding == "none" else plan.copies
-        states = -(-held // shards)
+        held, shards = sum(parts), plan.shards
+        states = sum(-(-count // each) for count, each in zip(parts, shards, strict=True))
         placed = Placement.of(plan)
         converted = self._converted_bytes(plan, rank, layers)
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
         parameters, gradients = PARAMETER_BYTES * held, gradient_bytes * held
         host, nvme = 0, 0
         if placed.scatters or plan.states != "device":
-            largest = self._largest(plan.tensor)
+            largest = self._largest(division)
             buffer = DEPTH * largest
             if placed.gathers or plan.parameters != "device":
                 parameters = PARAMETER_BYTES * ((states if plan.parameters == "device" else 0) + buffer)
             if placed.streams_gradients or placed.scatters:
                 gradients = gradient_bytes * ((0 if placed.streams_gradients else states) + buffer)
-            host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // shards))
+            host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // min(shards)))
         if plan.activations == "host":
             kept = self.job.network.layers * memory.layer_bytes
             moved = max(0, kept - DEPTH * memory.layer_bytes)
@@ -180,14 +185,20 @@ class MemoryPricer:
             total += embeddings * memory.embedding_bytes
         return total + memory.head_bytes * (rank == ranks - 1)
 
-    def _rank_parameters(self, tensor: int, pipeline: int, chunks: int, rank: int) -> int:
-        network = self.job.network
-        each, more = divmod(network.layers, pipeline * chunks)
-        total = 0
+    def _rank_parameters(
+        self, division: LayerDivision, pipeline: int, chunks: int, rank: int
+    ) -> tuple[int, int]:
+        """Return the parameters of a rank outside experts, and those of its experts."""
+        each, more = divmod(self.job.network.layers, pipeline * chunks)
+        others = routed = 0
         for stage in range(rank, pipeline * chunks, pipeline):
             first = stage * each + min(stage, more)
-            total += network.parameters(tensor, (first, first + each + (stage < more)))
-        return total
+            found = self._stage_parameters(division, (first, first + each + (stage < more)))
+            others, routed = others + found[0], routed + found[1]
+        return others, routed
+
+    def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
+        return division.held(self.job.network, layers)
 
     def _converted_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> int:
         """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
@@ -200,16 +211,17 @@ class MemoryPricer:
             count = sum(each + (stage < more) for stage in range(rank, stages, plan.pipeline))
         if plan.parameters != "device" or plan.sharding == "full":
             count = min(count, DEPTH)
-        return CONVERTED_BYTES * network.matrix_parameters(plan.tensor, (0, count))
+        routed = LayerRun.of(plan).division.held(network, (0, count))[1]
+        return CONVERTED_BYTES * (network.matrix_parameters(plan.tensor, (0, count)) + routed)
 
     def _activation_memory(self, run: LayerRun) -> ActivationMemory:
         return run.activations(self.job)
 
-    def _largest_layer(self, tensor: int) -> int:
+    def _largest_layer(self, division: LayerDivision) -> int:
         """Return the parameters of a layer, or of the one with the embedding if that has more."""
         last = self.job.network.layers - 1
         kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
-        return max(self.job.network.parameters(tensor, each) for each in kinds)
+        return max(sum(self._stage_parameters(division, each)) for each in kinds)
 
 
 def _stored_bytes(placed: Placement, states: int, buffer: int) -> tuple[int, int]:

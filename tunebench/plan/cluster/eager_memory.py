@@ -33,7 +33,7 @@ class EagerMemory(MemoryPricer):
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
         memory = self._activation(LayerRun.of(plan))
-        held = self._parameters(plan.tensor, plan.pipeline, plan.chunks, rank)
+        held = sum(self._parameters(LayerRun.of(plan).division, plan.pipeline, plan.chunks, rank))
         states = held if plan.sharding == "none" else -(-held // plan.copies)
         parameters, gradients = held, held
         if plan.sharding == "full":

@@ -79,6 +79,11 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
     if plan.recompute == "selective":
         found.append("--recompute-granularity selective")
+    if plan.recompute == "experts":
+        found.append("--recompute-granularity selective --recompute-modules moe")
+    if architecture_of(job.network).experts:
+        found.append(f"--expert-model-parallel-size {plan.expert}")
+        found.append(f"--expert-tensor-parallel-size {plan.expert_tensor}")
     if plan.sequence_parallel:
         found.append("--sequence-parallel")
     found.append(f"--attention-backend {'flash' if plan.flash else 'unfused'}")
@@ -129,8 +134,11 @@ def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         if getattr(plan, name) not in possible:
             raise _impossible("megatron", f"{name}={getattr(plan, name)}", name, plan)
     arguments = [*_megatron_model(job), *megatron_arguments(plan, job)]
-    notes = ("add the data, the tokenizer, the optimizer's settings and the dropout",)
-    return Emitted(framework="megatron", text=_script(arguments, "pretrain_gpt.py", plan), notes=notes)
+    notes = ["add the data, the tokenizer, the optimizer's settings and the dropout"]
+    if architecture_of(job.network).experts:
+        notes.append("add --moe-aux-loss-coeff, the weight of the loss that balances the experts")
+    text = _script(arguments, "pretrain_gpt.py", plan)
+    return Emitted(framework="megatron", text=text, notes=tuple(notes))
 
 
 def _megatron_model(job: TrainingJob) -> list[str]:
@@ -148,18 +156,47 @@ def _megatron_model(job: TrainingJob) -> list[str]:
         found.append(f"--group-query-attention --num-query-groups {of.heads_k}")
     if not of.tied:
         found.append("--untie-embeddings-and-output-weights")
-    if of.family == "llama":
+    if of.gated:
         found += [
             "--normalization RMSNorm",
             "--position-embedding-type rope",
             "--swiglu",
             "--disable-bias-linear",
         ]
+    return found + _megatron_experts(job)
+
+
+def _megatron_experts(job: TrainingJob) -> list[str]:
+    """Return the arguments that describe the experts, and how tokens reach them."""
+    of = architecture_of(job.network)
+    if not of.experts:
+        return []
+    found = [
+        f"--num-experts {of.experts}",
+        f"--moe-router-topk {of.experts_per_token}",
+        f"--moe-ffn-hidden-size {of.ffn}",
+        "--moe-router-load-balancing-type aux_loss",
+        "--moe-token-dispatcher-type alltoall",
+        "--moe-grouped-gemm",
+        "--moe-permute-fusion",
+    ]
+    if of.shared_ffn:
+        found.append(f"--moe-shared-expert-intermediate-size {of.shared_ffn} --moe-shared-expert-gate")
+    if of.biased_qkv:
+        found.append("--add-qkv-bias")
+    if of.normalised_heads:
+        found.append("--qk-layernorm")
+    if job.capacity_factor is not None:
+        found.append(f"--moe-expert-capacity-factor {job.capacity_factor:g}")
     return found
 
 
 def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_f16("torchtitan", job)
+    if plan.expert_tensor > 1:
+        raise _impossible("torchtitan", "experts that devices share", "expert_tensor", plan)
+    if plan.recompute == "experts":
+        raise _impossible("torchtitan", "recomputation of experts alone", "recompute", plan)
     if plan.sharding == "none" and plan.copies > 1 and plan.devices > plan.data:
         what = "copies that share nothing, beside other parallelism"
         raise _impossible("torchtitan", what, "sharding", plan)
@@ -174,6 +211,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         f"--parallelism.tensor-parallel-degree {plan.tensor}",
         f"--parallelism.context-parallel-degree {plan.context}",
         f"--parallelism.pipeline-parallel-degree {plan.pipeline}",
+        *([f"--parallelism.expert-parallel-degree {plan.expert}"] if plan.expert > 1 else []),
     ]
     if shard > 1:
         kept = "always" if plan.sharding == "full" else "never"
@@ -200,6 +238,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
 
 def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_pipeline("deepspeed", plan)
+    _refuse_experts("deepspeed", plan)
     if plan.context > 1:
         raise _impossible("deepspeed", "a ring of context parallelism", "context", plan)
     if plan.sequence_parallel:
@@ -250,6 +289,7 @@ def _deepspeed_storage(plan: ClusterPlan) -> dict[str, object]:
 
 def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_pipeline("fsdp", plan)
+    _refuse_experts("fsdp", plan)
     _refuse_host("fsdp", plan)
     if plan.sharding == "none" and plan.copies > 1:
         raise _impossible("fsdp", "copies that share nothing", "sharding", plan)
@@ -329,6 +369,13 @@ def _refuse_pipeline(framework: str, plan: ClusterPlan) -> None:
         raise _impossible(framework, "a pipeline", "pipeline", plan)
 
 
+def _refuse_experts(framework: str, plan: ClusterPlan) -> None:
+    if plan.expert > 1:
+        raise _impossible(framework, "expert parallelism, a matter of the program", "expert", plan)
+    if plan.recompute == "experts":
+        raise _impossible(framework, "recomputation of experts alone", "recompute", plan)
+
+
 def _refuse_host(framework: str, plan: ClusterPlan) -> None:
     for name in ("parameters", "activations", "states"):
         if getattr(plan, name) != "device":
@@ -344,6 +391,9 @@ _OTHER = {
     "pipeline": "1",
     "tensor": "1",
     "context": "1",
+    "expert": "1",
+    "expert_tensor": "1",
+    "recompute": "full",
     "sequence_parallel": "no",
     "sharding": "optimizer",
     "states": "device",

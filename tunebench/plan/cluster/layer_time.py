@@ -23,10 +23,37 @@ from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["HOST_US", "LayerRun", "LayerTimes", "PassTime", "UpdateTime"]
+__all__ = ["HOST_US", "LayerDivision", "LayerRun", "LayerTimes", "PassTime", "UpdateTime"]
 
 HOST_US = MEGATRON_HOST_US
 """Host time per kernel launch, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDivision:
+    """How the parameters of a layer are divided.
+
+    Attributes:
+        tensor: Devices that share the layer.
+        expert: Devices among which the experts are divided.
+        expert_tensor: Devices that share each expert.
+    """
+
+    tensor: int
+    expert: int = 1
+    expert_tensor: int = 1
+
+    def held(self, network: Network, layers: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Return the parameters on a device outside experts, and those of its experts.
+
+        Args:
+            network: The network.
+            layers: Layers of the device as a half-open range; None for all.
+        """
+        run = NetworkRun(
+            stack="megatron", tensor=self.tensor, expert=self.expert, expert_tensor=self.expert_tensor
+        )
+        return network.held_parameters(run, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +67,8 @@ class LayerRun:
         sequence_parallel: Whether tokens are divided too.
         flash: Whether attention is one kernel.
         context: Devices that share each sequence.
+        expert: Devices among which the experts are divided.
+        expert_tensor: Devices that share each expert.
     """
 
     tensor: int
@@ -48,13 +77,32 @@ class LayerRun:
     sequence_parallel: bool
     flash: bool
     context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> LayerRun:
         """Return how the layers of a plan run."""
         return cls(
-            plan.tensor, plan.microbatch, plan.recompute, plan.sequence_parallel, plan.flash, plan.context
+            plan.tensor,
+            plan.microbatch,
+            plan.recompute,
+            plan.sequence_parallel,
+            plan.flash,
+            plan.context,
+            plan.expert,
+            plan.expert_tensor,
         )
+
+    @property
+    def division(self) -> LayerDivision:
+        """How parameters are divided."""
+        return LayerDivision(self.tensor, self.expert, self.expert_tensor)
+
+    @property
+    def plain(self) -> LayerRun:
+        """The same without recomputation, each device with all experts."""
+        return replace(self, recompute="none", expert=1, expert_tensor=1)
 
     def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
         """Return the run of a micro-batch through some layers, without accumulation and updates."""
@@ -66,6 +114,9 @@ class LayerRun:
             stack="megatron",
             tensor=self.tensor,
             context=self.context,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
+            expert_load=job.expert_load,
             layers=layers,
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel,
@@ -87,6 +138,8 @@ class LayerRun:
             recompute=self.recompute,
             flash_attention=self.flash,
             fp8=job.fp8 != "none",
+            expert_tensor=self.expert_tensor,
+            expert_load=job.expert_load,
         )
 
 
@@ -111,6 +164,10 @@ class PassTime:
             self.backward_us + times * other.backward_us,
             self.launches + times * other.launches,
         )
+
+    def without(self, other: PassTime) -> PassTime:
+        """Return the difference to another time."""
+        return self.plus(other, -1)
 
     def scaled(self, factor: float) -> PassTime:
         """Return the same with kernels that take this multiple of the time."""
@@ -139,6 +196,18 @@ class _Kinds:
     last: PassTime
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What the first and the last layer have in addition, and the products of both.
+
+    It does not depend on recomputation or experts.
+    """
+
+    first: PassTime
+    last: PassTime
+    products: dict[tuple[str, str], float]
+
+
 @dataclass(kw_only=True)
 class LayerTimes:
     """Times of the layers of a network on a device. Predictions are kept, so that plans share them.
@@ -152,6 +221,7 @@ class LayerTimes:
         wide_gradients: Whether gradients are summed in f32.
         predictor: Returns the times of operations on the device.
         host_us: Host time per kernel launch, in microseconds.
+        expert_load: Tokens of the busiest device of expert parallelism, relative to the mean.
     """
 
     network: Network
@@ -162,9 +232,13 @@ class LayerTimes:
     wide_gradients: bool = False
     predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
     host_us: float = HOST_US
+    expert_load: float = 1.0
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
-    _updates: dict[tuple[int, tuple[int, int], int], UpdateTime] = field(default_factory=dict, repr=False)
+    _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
+    _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def of(cls, job: TrainingJob, device: Device) -> LayerTimes:
@@ -177,6 +251,7 @@ class LayerTimes:
             fp8=job.fp8,
             wide_gradients=job.wide_gradients,
             host_us=0.0 if job.cuda_graphs else HOST_US,
+            expert_load=job.expert_load,
         )
 
     def predict(self, runs: Iterable[LayerRun]) -> None:
@@ -184,27 +259,51 @@ class LayerTimes:
         new = [run for run in dict.fromkeys(runs) if run not in self._kinds]
         if not new:
             return
-        job = TrainingJob(network=self.network, batch=1, seq=self.seq, dtype=self.dtype, fp8=self.fp8)
-        listed: list[Operation] = []
-        parts: list[tuple[LayerRun, int, int]] = []
+        plain = [run for run in dict.fromkeys(run.plain for run in new) if run not in self._ends]
+        first, middle, last = self._kinds_of_layer()
+        wanted = dict.fromkeys((run, middle) for run in (*new, *plain))
+        wanted |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
+        found = self._predicted(wanted)
+        for run in plain:
+            each = found[run, middle]
+            self._ends[run] = _Ends(
+                found[run, first].without(each), found[run, last].without(each), self._products[run]
+            )
         for run in new:
-            for layers in self._kinds_of_layer():
-                operations = self.network.operations(run.network_run(job, layers))
-                parts.append((run, len(listed), len(listed) + len(operations)))
-                listed += operations
+            ends, each = self._ends[run.plain], found[run, middle]
+            self._products[run] = {**ends.products, **self._products[run]}
+            self._kinds[run] = _Kinds(each.plus(ends.first), each, each.plus(ends.last))
+
+    def _predicted(
+        self, wanted: Iterable[tuple[LayerRun, tuple[int, int]]]
+    ) -> dict[tuple[LayerRun, tuple[int, int]], PassTime]:
+        """Return the times of layers, and keep those of their products."""
+        job = TrainingJob(
+            network=self.network,
+            batch=1,
+            seq=self.seq,
+            dtype=self.dtype,
+            fp8=self.fp8,
+            load_factor=self.expert_load,
+        )
+        listed: list[Operation] = []
+        parts: list[tuple[LayerRun, tuple[int, int], int, int]] = []
+        for run, layers in wanted:
+            operations = self.network.operations(run.network_run(job, layers))
+            parts.append((run, layers, len(listed), len(listed) + len(operations)))
+            listed += operations
         times = self.predictor(listed, self.device)
-        passes: dict[LayerRun, list[PassTime]] = defaultdict(list)
-        for run, start, end in parts:
-            passes[run].append(_pass_time(times[start:end]))
+        found = {}
+        for run, layers, start, end in parts:
+            found[run, layers] = _pass_time(times[start:end])
             products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
             self._products.setdefault(run, {}).update(products)
-        for run, found in passes.items():
-            self._kinds[run] = _Kinds(found[0], found[len(found) // 2], found[-1])
+        return found
 
     def _kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
-        """Return a first layer, one between, and a last one; fewer if there are fewer layers."""
+        """Return a first layer, one between, and a last one, which are the same if there are few layers."""
         count = self.network.layers
-        return tuple(sorted({(0, 1), (count // 2, count // 2 + 1), (count - 1, count)}))
+        return (0, 1), (count // 2, count // 2 + 1), (count - 1, count)
 
     def passes(self, run: LayerRun, layers: tuple[int, int]) -> PassTime:
         """Return the kernels of a stage, without the accumulation of gradients.
@@ -234,15 +333,15 @@ class LayerTimes:
         """
         return self._products[run].get((part, gradient), 0.0)
 
-    def update(self, tensor: int, layers: tuple[int, int], shards: int) -> UpdateTime:
+    def update(self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]) -> UpdateTime:
         """Return the kernels that depend on the parameters of a stage.
 
         Args:
-            tensor: Devices that share every layer.
+            division: How parameters are divided.
             layers: Layers of the stage as a half-open range.
-            shards: Devices that divide the states of the optimizer.
+            shards: Devices that divide the states of the optimizer, and those of the experts' states.
         """
-        key = (tensor, self.alike(layers), shards)
+        key = (division, self.alike(layers), shards)
         if key not in self._updates:
             self._updates[key] = self._update(*key)
         return self._updates[key]
@@ -252,12 +351,15 @@ class LayerTimes:
         first, last = layers
         return layers if first == 0 or last == self.network.layers else (1, 1 + last - first)
 
-    def _update(self, tensor: int, layers: tuple[int, int], shards: int) -> UpdateTime:
-        held = self.network.parameters(tensor, layers)
+    def _update(
+        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
+    ) -> UpdateTime:
+        held = division.held(self.network, layers)
         added, updated = Tape(self._updating), Tape(self._updating)
-        added.accumulated(held, self._tensors(layers))
-        updated.updated(-(-held // shards))
-        add_converted_weights(updated, self.network.matrix_parameters(tensor, layers))
+        added.accumulated(sum(held), self._tensors(layers))
+        updated.updated(sum(-(-count // each) for count, each in zip(held, shards, strict=True)))
+        matrices = self.network.matrix_parameters(division.tensor, layers) + held[1]
+        add_converted_weights(updated, matrices)
         times = self.predictor([*added.operations, *updated.operations], self.device)
         accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
         optimizer_us = sum(each.time_us for each in optimizer)

@@ -51,6 +51,8 @@ class TrainingJob:
         full_sharding: Whether copies may also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
             are on the device. Predicted times are optimistic: published runs of FSDP took 1.1 to 1.3 times as
             long, the first version of ZeRO-3 1.5 to 4.9 times.
+        load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
+        capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
     """
 
     network: Network
@@ -65,6 +67,8 @@ class TrainingJob:
     wide_gradients: bool = False
     cuda_graphs: bool = False
     full_sharding: bool = False
+    load_factor: float = 1.0
+    capacity_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.seq < 1:
@@ -72,10 +76,16 @@ class TrainingJob:
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         of = architecture_of(self.network)
-        if of.family not in ("gpt2", "llama"):
+        if of.family != "gpt2" and not of.gated:
             raise InputError(
-                f"{self.network.name} is a {of.family} model: expected a transformer with the layers of gpt2 "
-                "or llama, which the kernels of Megatron-LM are known for"
+                f"{self.network.name} is a {of.family} model: expected a transformer with the layers of "
+                "gpt2, llama, mixtral, qwen2_moe or qwen3_moe, which the kernels of Megatron-LM are known for"
+            )
+        factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
+        if not all(1 <= each < float("inf") for each in factors):
+            raise InputError(
+                f"load_factor and capacity_factor must be at least 1, got {self.load_factor} and "
+                f"{self.capacity_factor}"
             )
         if of.positions and self.seq > of.positions:
             raise InputError(
@@ -84,14 +94,22 @@ class TrainingJob:
             )
 
     @property
+    def expert_load(self) -> float:
+        """Tokens of the busiest device of expert parallelism that are not dropped, relative to the mean."""
+        return min(self.load_factor, self.capacity_factor or self.load_factor)
+
+    @property
     def model_flops(self) -> float:
         """Floating-point operations of a step without recomputation: all scores count, masked or not.
+
+        Of experts, those count that a token is routed to.
 
         Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
         """
         of, tokens = architecture_of(self.network), self.batch * self.seq
         each = 2 * of.hidden * (2 * of.inner + 2 * of.inner_k) + 4 * self.seq * of.inner
-        each += 2 * of.hidden * of.ffn * (3 if of.family == "llama" else 2)
+        width = of.shared_ffn + of.experts_per_token * of.ffn if of.experts_per_token else of.ffn
+        each += 2 * of.hidden * (width * (3 if of.gated else 2) + of.experts)
         return 3.0 * tokens * (each * of.layers + 2 * of.hidden * of.vocabulary)
 
 
@@ -114,6 +132,8 @@ class ClusterPlan:
         parameters: Where parameters are between passes, and gradients.
         activations: Where the inputs of layers are, if full recomputation keeps nothing else.
         context: Devices that share each sequence, next to those that share layers.
+        expert: Devices among which the experts of a layer are divided, of those of a stage.
+        expert_tensor: Devices that share each expert: `tensor` or 1.
     """
 
     nodes: int
@@ -130,6 +150,8 @@ class ClusterPlan:
     parameters: Place = "device"
     activations: Literal["device", "host"] = "device"
     context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
 
     @property
     def devices(self) -> int:
@@ -140,6 +162,16 @@ class ClusterPlan:
     def copies(self) -> int:
         """Devices with the same parameters, which sum gradients: of data and context parallelism."""
         return self.data * self.context
+
+    @property
+    def expert_copies(self) -> int:
+        """Devices with the same parts of the same experts, which sum the gradients of these."""
+        return self.copies * self.tensor // (self.expert * self.expert_tensor)
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        """Devices that divide the states of parameters outside experts, and of those of experts."""
+        return (1, 1) if self.sharding == "none" else (self.copies, self.expert_copies)
 
     def microbatches(self, batch: int) -> int:
         """Return the micro-batches of each copy in a step."""
@@ -159,6 +191,8 @@ class ClusterPlan:
             tensor_overlap=job.tensor_overlap,
             user_buffers=job.user_buffers,
             sharding=self.sharding,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
         )
 
     def run(self, job: TrainingJob) -> NetworkRun:
@@ -176,6 +210,7 @@ class ClusterPlan:
             fp8=job.fp8,
             wide_gradients=job.wide_gradients,
             cuda_graphs=job.cuda_graphs,
+            expert_load=job.expert_load,
         )
 
     def __str__(self) -> str:
@@ -196,6 +231,8 @@ _ABOUT = {
     "context": "devices that share each sequence",
     "pipeline": "stages that share the layers",
     "data": "copies of the network",
+    "expert": "devices among which the experts of a layer are divided",
+    "expert_tensor": "devices that share each expert",
     "chunks": "stages of each device",
     "microbatch": "sequences in a micro-batch",
     "recompute": "what the backward pass computes again",
@@ -215,7 +252,10 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
     divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients and parameters, and
     parameters or activations off the device, are not combined with a pipeline, and selective recomputation
-    not with flash attention, which already does it.
+    not with flash attention, which already does it. Models with experts have sequence parallelism wherever
+    they have tensor parallelism, as Megatron-LM needs. Their experts are divided among devices of a stage
+    that also share or copy the other parts, and are whole or divided like these (`expert_tensor`). Data that
+    moves layer by layer is not combined with expert parallelism.
 
     Args:
         job: The network and its batch.
@@ -224,30 +264,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     """
     of, batch, links = architecture_of(job.network), job.batch, machine.links
     nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
-    tensors = tuple(
-        size
-        for size in _divisors(links.devices_per_node)
-        if not (of.heads % size or of.heads_k % size or of.ffn % size)
-    )
-    counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
-    places = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
-    sharded = job.full_sharding or bool(machine.host_bytes)
-    values: dict[str, tuple[Value, ...]] = {
-        "nodes": nodes,
-        "tensor": tensors,
-        "context": _contexts(job, links.nodes * links.devices_per_node),
-        "pipeline": tuple(count for count in counts if count <= of.layers),
-        "data": tuple(count for count in counts if batch % count == 0) or (1,),
-        "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
-        "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
-        "recompute": ("none", "selective", "full"),
-        "sequence_parallel": ("no", "yes"),
-        "flash": ("no", "yes") if job.flash else ("no",),
-        "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
-        "states": places,
-        "parameters": places,
-        "activations": places[:2],
-    }
+    values = _values(job, machine, nodes)
 
     def uses_all_devices(nodes: Any, tensor: Any, context: Any, pipeline: Any, data: Any) -> Any:
         return data * context * tensor * pipeline == nodes * links.devices_per_node
@@ -297,9 +314,60 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             shards_copies,
             stores_parameters,
             stores_activations,
+            *((_divides_experts, _divides_tokens_of_experts, _keeps_experts) if of.experts else ()),
             *(() if job.full_sharding else (shards_for_storage,)),
         ),
     )
+
+
+def _values(
+    job: TrainingJob, machine: TrainingCluster, nodes: tuple[int, ...]
+) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each parameter, given the numbers of nodes."""
+    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    tensors = tuple(
+        size
+        for size in _divisors(links.devices_per_node)
+        if not (of.heads % size or of.heads_k % size or of.ffn % size or of.shared_ffn % size)
+    )
+    counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
+    places = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
+    sharded = job.full_sharding or bool(machine.host_bytes)
+    return {
+        "nodes": nodes,
+        "tensor": tensors,
+        "context": _contexts(job, links.nodes * links.devices_per_node),
+        "pipeline": tuple(count for count in counts if count <= of.layers),
+        "data": tuple(count for count in counts if batch % count == 0) or (1,),
+        "expert": _divisors(of.experts) if of.experts else (1,),
+        "expert_tensor": tensors if of.experts else (1,),
+        "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
+        "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
+        "recompute": ("none", "selective", *(("experts",) if of.experts else ()), "full"),
+        "sequence_parallel": ("no", "yes"),
+        "flash": ("no", "yes") if job.flash else ("no",),
+        "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
+        "states": places,
+        "parameters": places,
+        "activations": places[:2],
+    }
+
+
+def _divides_experts(tensor: Any, context: Any, data: Any, expert: Any, expert_tensor: Any) -> Any:
+    shared = (expert_tensor == 1) | (expert_tensor == tensor)
+    return shared & (data * context * tensor % (expert * expert_tensor) == 0)
+
+
+def _divides_tokens_of_experts(tensor: Any, sequence_parallel: Any) -> Any:
+    return (tensor == 1) | (sequence_parallel == "yes")
+
+
+def _keeps_experts(
+    tensor: Any, expert: Any, expert_tensor: Any, sharding: Any, parameters: Any, activations: Any
+) -> Any:
+    whole = (expert == 1) & (expert_tensor == tensor)
+    streams = (sharding == "gradients") | (sharding == "full")
+    return whole | ~(streams | (parameters != "device") | (activations != "device"))
 
 
 def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:

@@ -24,7 +24,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
 from tunebench.dtype import itemsize
 from tunebench.forecast.parallel.cluster import ProcessGroup
@@ -35,10 +36,13 @@ from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
 from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
 from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
-from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes, PassTime
+from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.cluster.storage import Placement, StorageTimes, StreamedLayer
+
+_ON_DEVICE: dict[str, Any] = {"states": "device", "parameters": "device", "activations": "device"}
+"""Places that a bound of kernels and collectives of layers does not depend on."""
 
 __all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
 
@@ -155,13 +159,17 @@ class StepPricer:
         self._update = functools.cache(self._host_update_us)
         self._send = functools.cache(self._send_us)
         self._ranges = functools.cache(self._stage_ranges)
+        self._floor = functools.cache(self._floor_us)
         self.step_us = functools.cache(self._step_us)
         """Return the time of the step of a plan, by simulation of its schedule."""
 
     def floor_us(self, plan: ClusterPlan) -> float:
         """Return a lower bound of the step without gradients and the optimizer, which takes little time."""
+        return self._floor(replace(plan, sharding="none", **_ON_DEVICE))
+
+    def _floor_us(self, plan: ClusterPlan) -> float:
         stages = [
-            self._passes(LayerRun.of(plan), layers, plan.nodes, None, False, 1)
+            self._passes(LayerRun.of(plan), layers, plan.nodes, None, False)
             for layers in self._ranges(plan.pipeline, plan.chunks)
         ]
         return self.pipeline_bound_us(plan, stages, [0.0] * len(stages))
@@ -218,9 +226,9 @@ class StepPricer:
         """Return the times of a stage with these layers, a half-open range."""
         placed = Placement.of(plan)
         accumulates = plan.microbatches(self.job.batch) > 1
-        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates, placed.shards)
+        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates)
         gradients, gather = self._ends(
-            (plan.tensor, plan.nodes, plan.copies, plan.sharding),
+            (LayerRun.of(plan).division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
             layers,
             (passes.forward_us, passes.backward_us),
         )
@@ -230,17 +238,23 @@ class StepPricer:
             gradients_total_us=gradients[1],
             gather_us=gather[0],
             gather_total_us=gather[1],
-            optimizer_us=self._optimizer_us(plan, layers, placed.shards),
+            optimizer_us=self._optimizer_us(plan, layers),
         )
 
-    def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int], shards: int) -> float:
+    def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int]) -> float:
         """Return the time of the update, by kernels or in host memory."""
+        division = LayerRun.of(plan).division
         if plan.states == "device":
-            return self.layers.update(plan.tensor, layers, shards).optimizer_us * self.slowdown.kernels
-        return self._update(plan.tensor, self.layers.alike(layers), Placement.of(plan))
+            update = self.layers.update(division, layers, plan.shards)
+            return update.optimizer_us * self.slowdown.kernels
+        return self._update(division, self.layers.alike(layers), plan.shards, Placement.of(plan))
 
-    def _host_update_us(self, tensor: int, layers: tuple[int, int], placed: Placement) -> float:
-        return StorageTimes(self.machine).update_us(self._layer_parameters(tensor, layers), placed)
+    def _host_update_us(
+        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], placed: Placement
+    ) -> float:
+        held = self._layer_parameters(division, layers)
+        shares = [sum(-(-count // each) for count, each in zip(layer, shards, strict=True)) for layer in held]
+        return StorageTimes(self.machine).update_us(shares, placed)
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
@@ -306,15 +320,14 @@ class StepPricer:
         nodes: int,
         placed: Placement | None,
         accumulates: bool,
-        shards: int,
     ) -> StageTime:
         """Return the passes of a stage; layers of the same kind have equal times."""
         kind = self.layers.alike(layers)
         if kind != layers:
-            return self._passes(run, kind, nodes, placed, accumulates, shards)
+            return self._passes(run, kind, nodes, placed, accumulates)
         kernels = self.layers.passes(run, layers)
         if accumulates and not (placed and placed.streams_gradients):
-            update = self.layers.update(run.tensor, layers, shards)
+            update = self.layers.update(run.division, layers, (1, 1))
             kernels = kernels.plus(PassTime(0.0, update.accumulate_us, update.accumulate_launches))
         kernels = kernels.scaled(self.slowdown.kernels)
         busy_us = kernels.forward_us + kernels.backward_us
@@ -337,8 +350,13 @@ class StepPricer:
         )
 
     def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
-        """Return the communication of tensor and context parallelism that no kernel hides, by pass."""
+        """Return the exposed communication of tensor, expert and context parallelism, by pass."""
         exposed = {"forward": 0.0, "backward": 0.0}
+        groups = {
+            "tensor": (run.tensor, 1),
+            "expert": (run.expert, run.expert_tensor),
+            "expert tensor": (run.expert_tensor, 1),
+        }
         overlap = TensorOverlap(
             products=self.job.tensor_overlap,
             user_buffers=self.job.user_buffers,
@@ -350,7 +368,7 @@ class StepPricer:
             return self.layers.product_us(run, part, gradient) * self.slowdown.kernels
 
         for each in self.job.network.collectives(run.network_run(self.job, layers)):
-            takes_us = self._collective(each.collective, each.nbytes, nodes, run.tensor, 1)
+            takes_us = self._collective(each.collective, each.nbytes, nodes, *groups[each.group])
             exposed[each.phase] += each.count * overlap.exposed_us(each, takes_us, product_us)
         for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
             us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
@@ -373,7 +391,7 @@ class StepPricer:
         def us(collective: Collective, parameters: int) -> float:
             return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
 
-        held = self._layer_parameters(run.tensor, (0, count))
+        held = [sum(each) for each in self._layer_parameters(run.division, (0, count))]
         return [
             StreamedLayer(
                 parameters=parameters,
@@ -386,49 +404,62 @@ class StepPricer:
             for parameters, each in zip(held, kinds, strict=True)
         ]
 
-    def _layer_parameters(self, tensor: int, layers: tuple[int, int]) -> list[int]:
-        """Return the parameters of each layer; a matrix that the first and last one share counts once."""
+    def _layer_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> list[tuple[int, int]]:
+        """Return the parameters of each layer outside experts, and of experts.
+
+        A matrix that the first and the last layer share counts once.
+        """
         network = self.job.network
-        held = [network.parameters(tensor, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
-        held[0] -= sum(held) - network.parameters(tensor, layers)
-        return held
+        held = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        others, routed = held[0]
+        shared = sum(each[0] for each in held) - division.held(network, layers)[0]
+        return [(others - shared, routed), *held[1:]]
 
     def _stage_ends(
-        self, of: tuple[int, int, int, str], layers: tuple[int, int], passes_us: tuple[float, float]
+        self,
+        of: tuple[LayerDivision, int, tuple[int, int], str],
+        layers: tuple[int, int],
+        passes_us: tuple[float, float],
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the exposed sum of gradients and all of it, and the same of the gather of parameters.
 
         Args:
-            of: Degree of tensor parallelism, nodes, copies, and what these divide.
+            of: How parameters are divided, nodes, copies of what is outside experts and of experts, and what
+                the copies divide.
             layers: Layers of the stage.
             passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
         """
-        tensor, nodes, copies, sharding = of
+        division, nodes, copies, sharding = of
         kind = self.layers.alike(layers)
         if kind != layers:
             return self._ends(of, kind, passes_us)
         nothing = (0.0, 0.0)
-        if copies == 1 or sharding == "full":
+        if max(copies) == 1 or sharding == "full":
             return nothing, nothing
-        run = LayerRun(tensor, 1, "none", False, False).network_run(self.job, layers)
-        sizes = gradient_bytes(self.job.network, run, layers)
-        held = [nbytes * itemsize(run.dtype) // itemsize(run.gradient_dtype) for nbytes in sizes]
-        group = self._group(nodes, copies, tensor)
+        of_run = LayerRun(division.tensor, 1, "none", division.tensor > 1, False, 1, *astuple(division)[1:])
+        run = of_run.network_run(self.job, layers)
+        parts = gradient_bytes(self.job.network, run, layers)
+        wide = itemsize(run.gradient_dtype) // itemsize(run.dtype)
+        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
+        strides = division.tensor, division.expert * division.expert_tensor
+        groups = tuple(self._group(nodes, *each) for each in zip(copies, strides, strict=True))
         exchange = BucketExchange(
-            group=group,
-            bucket_bytes=bucket_bytes(run, copies),
+            groups=groups,
+            bucket_bytes=bucket_bytes(run, copies[0]),
             overlap=self.job.gradient_overlap,
             slower=self.slowdown.communication,
-            occupied=self._occupied(group),
+            occupied=self._occupied(groups[0]),
         )
 
-        def both_us(collective: Collective, sizes: list[int], pass_us: float) -> tuple[float, float]:
-            return exchange.exposed_us(collective, sizes, pass_us), exchange.total_us(collective, sizes)
+        def both_us(
+            collective: Collective, parts: Sequence[list[int]], pass_us: float
+        ) -> tuple[float, float]:
+            return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
 
         gather = both_us("all-gather", held, passes_us[0]) if sharding != "none" else nothing
         if sharding == "gradients":
             return nothing, gather
-        return both_us("all-reduce" if sharding == "none" else "reduce-scatter", sizes, passes_us[1]), gather
+        return both_us("all-reduce" if sharding == "none" else "reduce-scatter", parts, passes_us[1]), gather
 
     def _occupied(self, group: ProcessGroup) -> float:
         """Return the share of the SMs that a collective takes from kernels beside it."""

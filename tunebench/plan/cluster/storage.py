@@ -145,14 +145,14 @@ class StorageTimes:
             stored.append(max(0.0, whole_us - max(network_us, compute_us)))
         return (waits[0], waits[1]), (stored[0], stored[1])
 
-    def update_us(self, parameters: Sequence[int], placed: Placement) -> float:
+    def update_us(self, shares: Sequence[int], placed: Placement) -> float:
         """Return the time of the update in host memory.
 
         Args:
-            parameters: Parameters of each layer on the device, before copies divide them.
+            shares: Parameters of each layer whose states the device keeps.
             placed: Where data is; states are not on the device.
         """
-        works = [self._update(-(-count // placed.shards), placed) for count in parameters]
+        works = [self._update(count, placed) for count in shares]
         return max(stream_us(works), sum(self._host_us(each) + each.compute_us for each in works))
 
     # -- layers --------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ Tensor parallelism by t divides all but the inputs of normalisations, of the pro
 masks: ``s b h (10 + 24/t + 5 a s / (h t))``. Sequence parallelism divides those too. Selective recomputation
 and flash attention keep nothing of size a s. Full recomputation keeps the input of each layer.
 
+In a layer with experts, the feed-forward layer has a row for each expert of a token, and keeps its input
+(h) and 3 f per row, as Megatron-LM's grouped products and fused activation do.
+
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022
 (arXiv 2205.05198), sections 4 and 5; bytes kept for the gradient of the weights: Qi et al., "Zero bubble
 pipeline parallelism", 2023, which counts 32 s b h.
@@ -32,6 +35,8 @@ __all__ = ["LOGIT_BYTES", "ActivationMemory", "architecture_of"]
 MASK_BYTES = 1
 
 FP8_BYTES = 1
+ROUTER_TENSORS, ROUTER_BYTES = 3, 4
+"""Tensors of a router with a number in f32 for each token and expert: logits, and two sets of scores."""
 
 LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
@@ -46,7 +51,8 @@ def architecture_of(network: Network) -> Architecture:
     if not isinstance(network, Transformer) or network.architecture.family == "switch_transformers":
         raise InputError(
             f"activations of {network.name} are not known: expected a transformer with equal layers (gpt2, "
-            "opt, bert or llama); for other models give the costs of the stages"
+            "opt, bert, llama, mixtral, qwen2_moe or qwen3_moe); for other models give the costs of the "
+            "stages"
         )
     return network.architecture
 
@@ -66,6 +72,8 @@ class ActivationMemory:
         flash_attention: Whether attention keeps nothing of the size of its scores.
         fp8: Whether linear layers keep their inputs in 8 bits. The input of the output product is also the
             result of attention, which is kept in `dtype` besides.
+        expert_tensor: Devices that share each expert: `tensor` or 1.
+        expert_load: Tokens of the busiest device of expert parallelism, relative to the mean.
     """
 
     architecture: Architecture
@@ -77,6 +85,8 @@ class ActivationMemory:
     recompute: Recompute = "none"
     flash_attention: bool = False
     fp8: bool = False
+    expert_tensor: int = 1
+    expert_load: float = 1.0
 
     def __post_init__(self) -> None:
         if self.recompute not in get_args(Recompute):
@@ -87,6 +97,8 @@ class ActivationMemory:
     @property
     def layer_bytes(self) -> int:
         """Bytes that a layer keeps for each micro-batch."""
+        if self.recompute == "experts":
+            return self.computed_bytes - self.expert_bytes
         return self.input_bytes if self.recompute == "full" else self.computed_bytes
 
     @property
@@ -98,15 +110,32 @@ class ActivationMemory:
         divided = size * (2 * of.inner + 2 * of.inner_k + self._feed_forward)
         if self.fp8:
             whole -= 2 * (size - FP8_BYTES) * of.hidden
-            divided += FP8_BYTES * of.inner - (size - FP8_BYTES) * of.ffn
+            divided += FP8_BYTES * of.inner - (size - FP8_BYTES) * self._width
         scores = 0 if self.recompute == "selective" else self._scores
-        return self._tokens(whole, divided + scores)
+        return self._tokens(whole, divided + scores) + self.expert_bytes
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the router and the experts, with a row for each expert of a token.
+
+        Megatron-LM keeps the input of an expert, its two products, and their product after the activation. A
+        device that shares an expert has the rows of all that share it, and its part of the products.
+        """
+        size, of = itemsize(self.dtype), self.architecture
+        if not of.experts_per_token:
+            return 0
+        given = FP8_BYTES if self.fp8 else size
+        row = given * self.expert_tensor * of.hidden + (2 * size + given) * of.ffn
+        rows = of.experts_per_token * self.expert_load
+        return self._tokens(ROUTER_TENSORS * ROUTER_BYTES * of.experts + rows * row, 0)
 
     @property
     def recomputed_bytes(self) -> int:
         """Bytes of a layer that the backward pass computes again, and keeps for one layer at a time."""
         if self.recompute == "selective":
             return self._tokens(0, self._scores)
+        if self.recompute == "experts":
+            return self.expert_bytes
         return self.computed_bytes if self.recompute == "full" else 0
 
     @property
@@ -116,9 +145,13 @@ class ActivationMemory:
         Inputs of the products, and gradients of their results.
         """
         size, of = itemsize(self.dtype), self.architecture
-        projections = 2 if of.family == "llama" else 1
-        divided = 2 * of.inner + 2 * of.inner_k + (1 + projections) * of.ffn
-        return self._tokens(4 * size * of.hidden, size * divided)
+        each = 3 if of.gated else 2
+        divided = 2 * of.inner + 2 * of.inner_k + each * self._width
+        whole = 4 * of.hidden
+        if of.experts_per_token:
+            rows = of.experts_per_token * self.expert_load
+            whole += rows * (2 * self.expert_tensor * of.hidden + each * of.ffn)
+        return self._tokens(size * whole, size * divided)
 
     @property
     def input_bytes(self) -> int:
@@ -146,7 +179,13 @@ class ActivationMemory:
     @property
     def _feed_forward(self) -> int:
         """Elements per token inside the feed-forward layer: a gated one keeps both factors of the product."""
-        return (4 if self.architecture.family == "llama" else 2) * self.architecture.ffn
+        return (4 if self.architecture.gated else 2) * self._width
+
+    @property
+    def _width(self) -> int:
+        """Inner width of the feed-forward layer that all tokens see."""
+        of = self.architecture
+        return of.shared_ffn if of.experts_per_token else of.ffn
 
     @property
     def _scores(self) -> int:

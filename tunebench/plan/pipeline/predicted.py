@@ -105,11 +105,11 @@ class PredictedStages:
                 "recomputation, sequence parallelism and a choice of flash attention need the stack "
                 f"megatron, got {self.stack}"
             )
-        family = architecture_of(self.network).family
-        if self.stack == "megatron" and family not in ("gpt2", "llama"):
+        of = architecture_of(self.network)
+        if self.stack == "megatron" and of.family != "gpt2" and not of.gated:
             raise InputError(
-                f"the kernels of Megatron-LM are known for gpt2 and llama, got {family}: use the stack eager "
-                "or compiled"
+                "the kernels of Megatron-LM are known for gpt2, llama, mixtral, qwen2_moe and qwen3_moe, got "
+                f"{of.family}: use the stack eager or compiled"
             )
 
     @cached_property
@@ -124,6 +124,7 @@ class PredictedStages:
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             flash_attention=self.flash_attention or (self.stack == "compiled" and self.dtype != "f32"),
+            expert_tensor=self.tensor,
         )
 
     def costs(self, placement: Sequence[int], *, pairs: bool = False) -> PipelineCosts:

@@ -1,0 +1,124 @@
+"""Transformers with a mixture of experts in every layer: Mixtral, Qwen2-MoE and Qwen3-MoE.
+
+A router sends each token to some of the experts, which are gated feed-forward layers. Which ones is data:
+operations assume that experts have equally many tokens, `NetworkRun.expert_load` times as many on the busiest
+device of expert parallelism. Kernels are those of HuggingFace's eager code, which runs one expert after the
+other, or those of Megatron-LM (`tunebench.workloads.networks._megatron`). The loss that balances experts is
+part of Megatron-LM's router. HuggingFace's code computes it once per pass, which is left out.
+
+Source: transformers 4.36, `models/mixtral/modeling_mixtral.py`.
+"""
+
+from __future__ import annotations
+
+from tunebench.errors import InputError
+from tunebench.workloads.networks._families import Llama
+from tunebench.workloads.networks._megatron import add_megatron_layer, expert_collectives
+from tunebench.workloads.networks._network import NetworkRun, TensorCollective
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks._transformer import Matrix
+
+__all__ = ["Mixture"]
+
+ROUTING_KERNELS = 8
+"""Small kernels of a layer's router in eager PyTorch: conversion, softmax, choice, its sum, quotient and
+conversion, and two of the mask of experts."""
+
+
+class Mixture(Llama):
+    """A transformer with Llama's attention and experts in every layer."""
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers that all tokens see, without the router."""
+        of = self.architecture
+        shared = self._gated_matrices(of.shared_ffn) if of.shared_ffn else ()
+        return (*self._attention_matrices(), *shared)
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def expert_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Return the parameters of all experts of these layers (see `Network.expert_parameters`)."""
+        first, last = layers or (0, self.layers)
+        each = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
+        return (last - first) * self.architecture.experts * each
+
+    def _layer_parameters(self, index: int, tensor: int = 1) -> int:
+        of = self.architecture
+        heads = 2 * of.head_dim if of.normalised_heads else 0
+        gate = of.hidden if of.shared_ffn else 0
+        router = of.experts * of.hidden
+        others = super()._layer_parameters(index, tensor) + heads + gate + router
+        return others + self.expert_parameters(tensor, (index, index + 1))
+
+    def _layer_tensors(self, index: int, run: NetworkRun) -> int:
+        of = self.architecture
+        tensors = super()._layer_tensors(index, run) + 1 + 2 * of.normalised_heads + bool(of.shared_ffn)
+        return tensors + (2 if run.stack == "megatron" else 3 * of.experts)  # one for a grouped product
+
+    def _divided_products(self, index: int, run: NetworkRun) -> int:
+        """Return the number of sums of a layer: Megatron-LM sums the results of experts on their way back."""
+        return 1 + (run.stack != "megatron" or bool(self.architecture.shared_ffn))
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
+        """Return the collectives of tensor parallelism, and those that exchange tokens between experts."""
+        first, last = self.stage(run)
+        return (*super().collectives(run), *expert_collectives(run, self.architecture, last - first))
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        if tape.run.stack == "megatron":
+            add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
+            return
+        self._attention(tape)
+        self._norm(tape)
+        self._experts(tape)
+        self._shared(tape)
+        tape.elementwise("experts", self._shape(tape.run), "x+y", "backward")  # router and experts
+        self._added(tape)
+
+    def _experts(self, tape: Tape) -> None:
+        """Add the router, then each expert: gather its tokens, apply its layers, add the results."""
+        of, shape = self.architecture, self._shape(tape.run)
+        tape.linear("router", shape[0], of.experts, of.hidden, bias=False)
+        for _ in range(ROUTING_KERNELS):
+            tape.pointwise("router", (shape[0], of.experts), "x", ("x",))
+        tape.elementwise("experts", shape, "x")  # zeros
+        tokens = max(1, round(shape[0] * of.experts_per_token / of.experts))
+        taken = (tokens, of.hidden)
+        for _ in range(of.experts):
+            tape.elementwise("router", (shape[0], of.experts_per_token), "x", alone=True)  # which tokens
+            tape.copy("experts", taken)
+            self._gated(tape, tokens, self._gated_matrices(of.ffn))
+            tape.elementwise("experts", taken, "x+y", "backward")  # gradients of the input of two products
+            tape.pointwise("experts", taken, "x*row", ("dy*row", "dy*x"))
+            tape.pointwise("experts", taken, "x+y", ("x",))
+            tape.elementwise("experts", shape, "x", "backward")  # zeros, and the tokens' gradients
+            tape.copy("experts", taken, "backward")
+            tape.elementwise("experts", shape, "x+y", "backward")
+
+    def _shared(self, tape: Tape) -> None:
+        """Add the expert that sees all tokens, if there is one, with its gate."""
+        of, shape = self.architecture, self._shape(tape.run)
+        if not of.shared_ffn:
+            return
+        self._gated(tape, shape[0], self._gated_matrices(of.shared_ffn))
+        tape.elementwise("mlp up", shape, "x+y", "backward")
+        tape.linear("router", shape[0], 1, of.hidden, bias=False)
+        tape.pointwise("experts", shape, "x*row", ("dy*row", "dy*x"))
+        tape.residual("experts", shape)
+
+    def _check(self, run: NetworkRun) -> None:
+        super()._check(run)
+        of = self.architecture
+        if of.shared_ffn % run.tensor:
+            raise InputError(
+                f"{self.name}: tensor={run.tensor} must divide the {of.shared_ffn} of its shared expert"
+            )
+        if of.experts % run.expert:
+            raise InputError(f"{self.name}: expert={run.expert} must divide its {of.experts} experts")
+        if run.trains and run.stack == "megatron" and run.tensor > 1 and not run.sequence_parallel:
+            raise InputError(
+                f"{self.name}: tensor parallelism of a model with experts needs sequence parallelism in "
+                "Megatron-LM: set sequence_parallel"
+            )
