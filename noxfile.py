@@ -53,7 +53,7 @@ LONG = (
 )
 """Benchmarks that run only when named."""
 
-NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
+NOT_QUICK = ("browser", "cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", "--no-loadscope-reorder")
@@ -66,7 +66,7 @@ SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "do
 @nox.session
 def quick(session: nox.Session) -> None:
     """Run the tests that need no compiler, torch, server or GPU; slow files are left out."""
-    session.install("-e", ".[postgres,dev]")
+    session.install("-e", ".[postgres,dashboard,dev]")
     left_out = " or ".join(NOT_QUICK)
     ignored = ("--ignore=tests/torch", "--ignore=tests/gpu")
     session.run("pytest", *PARALLEL, *ignored, "-m", f"not ({left_out})", *session.posargs)
@@ -75,14 +75,14 @@ def quick(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
-    session.install("-e", ".[cuda,postgres,cluster,dev,docs]", *TORCH, *FRAMEWORKS)
+    session.install("-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *TORCH, *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting, types and who imports whom."""
-    session.install("-e", ".[postgres,dev]")
+    session.install("-e", ".[postgres,dashboard,dev]")
     session.run("ruff", "check", *SOURCES)
     session.run("ruff", "format", "--check", *SOURCES)
     session.run("mypy")

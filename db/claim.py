@@ -51,7 +51,7 @@ def take_over_dead(
 
 def release_dead(connection: sa.Connection) -> None:
     """Delete the claims of dead processes of this host."""
-    owners = sa.select(_trial.c.claim_owner).where(_trial.c.state == "claimed").distinct()
+    owners = sa.select(_trial.c.claim_owner).where(_trial.c.claim_owner.is_not(None)).distinct()
     dead = [owner for owner in connection.execute(owners).scalars() if is_dead(owner)]
     if dead:
         connection.execute(_trial.delete().where(_trial.c.state == "claimed", _trial.c.claim_owner.in_(dead)))

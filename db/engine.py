@@ -39,7 +39,7 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
 
     Args:
         location: Path or URL.
-        read_only: Open SQLite so that nothing is written, not even next to the file.
+        read_only: Refuse to write; with SQLite, write nothing next to the file either.
         foreign_keys: Whether SQLite enforces foreign keys (a migration that rebuilds tables checks them at
             its end).
 
@@ -60,7 +60,8 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
         if url.drivername == "postgresql":  # the extra `postgres` installs psycopg 3
             url = url.set(drivername="postgresql+psycopg")
         patient = {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=patient, **common)
+        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=patient, **common)
+        return engine.execution_options(postgresql_readonly=True) if read_only else engine
     except (sa.exc.ArgumentError, ValueError):  # the message would quote a bad port: it may be a password
         raise InputError(f"database {location}: cannot parse the URL") from None
     except ModuleNotFoundError as error:

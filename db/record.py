@@ -131,6 +131,8 @@ class RunStart:
         seed: Seed of all random choices of the run.
         host: Machine and process of the run (see `tunebench.db.new_owner`).
         versions: Versions of tunebench, compilers and drivers; for an import, the name of the file.
+        budget_trials: Most trials of the run, without those of its earlier, interrupted attempts; None if it
+            has no such budget.
     """
 
     device: Device
@@ -139,6 +141,7 @@ class RunStart:
     seed: int
     host: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    budget_trials: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

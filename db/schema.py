@@ -67,6 +67,11 @@ _BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite: only INTEGE
 _REAL: sa.Double[float] = sa.Double()
 
 
+def _partial_index(name: str, *columns: str, sqlite: str, postgresql: str) -> sa.Index:
+    """Return an index of the rows with a condition, which is written for each dialect."""
+    return sa.Index(name, *columns, sqlite_where=sa.text(sqlite), postgresql_where=sa.text(postgresql))
+
+
 class Base(DeclarativeBase):
     """Base of the tables. Every constraint has a name, so that migrations can change it."""
 
@@ -116,7 +121,10 @@ class RunRow(Base):
     verify_s: Mapped[float] = mapped_column(default=0.0)
     measure_s: Mapped[float] = mapped_column(default=0.0)
     overhead_s: Mapped[float] = mapped_column(default=0.0)
+    budget_trials: Mapped[int | None] = mapped_column(_BIG)
 
+
+_CLAIMED = "claim_owner IS NOT NULL"
 
 TRIAL_KEY = ("device_id", "workload", "variant", "config", "revision")
 """Columns that identify a trial. Without the last one they find all revisions of a configuration."""
@@ -137,6 +145,11 @@ class TrialRow(Base):
             "(state = 'claimed') = (claim_owner IS NOT NULL) "
             "AND (state = 'claimed') = (claim_expires_at IS NOT NULL)",
             name="claim",
+        ),
+        # Few trials are claimed or stale, so that these indexes stay small.
+        _partial_index("ix_trial_claim_owner", "claim_owner", sqlite=_CLAIMED, postgresql=_CLAIMED),
+        _partial_index(
+            "ix_trial_stale", "device_id", "workload", "variant", sqlite="stale = 1", postgresql="stale"
         ),
     )
 
@@ -177,6 +190,7 @@ class MeasurementRow(Base):
         sa.CheckConstraint(f"(kind IN ({_FAILED})) = (reason IS NOT NULL)", name="reason"),
         sa.CheckConstraint("cache IN ('cold', 'warm')", name="cache"),
         sa.CheckConstraint("versus_default IN ('itself', 'faster', 'not faster')", name="versus_default"),
+        sa.Index("ix_measurement_run_id", "run_id", "id"),
     )
 
     id: Mapped[int] = mapped_column(_BIG, primary_key=True)

@@ -365,6 +365,7 @@ class Store(Reader):
             "host": start.host,
             "versions": dict(start.versions),
             "started_at": self._now(),
+            "budget_trials": start.budget_trials,
         }
         connection.execute(_run.insert(), row)
         return run_id

@@ -55,6 +55,12 @@ def _unless(met: Callable[[], Any], reason: str) -> Callable[[], str | None]:
     return lambda: None if met() else reason
 
 
+def _no_browser() -> str | None:
+    if not all(map(importlib.util.find_spec, ("playwright", "starlette", "uvicorn"))):
+        return "playwright or the extra `dashboard` is not installed"
+    return None if shutil.which("chromium") or shutil.which("google-chrome") else "Chromium is not installed"
+
+
 def _no_postgres() -> str | None:
     from tunebench.testing.postgres import unavailable as missing
 
@@ -73,6 +79,7 @@ REQUIREMENTS = {
     "torch": Requirement(missing=_package("torch", "torch"), mark="torch"),
     "triton": Requirement(missing=_package("triton")),
     "postgres": Requirement(missing=_no_postgres, mark="server"),
+    "browser": Requirement(missing=_no_browser, mark="browser"),
     "ray": Requirement(missing=_package("ray", "cluster"), mark="server"),
     "matplotlib": Requirement(missing=_package("matplotlib", "plot")),
     "fork": Requirement(missing=_unless(lambda: hasattr(os, "fork"), "this system has no fork")),
@@ -92,6 +99,7 @@ needs_no_gpu = pytest.mark.needs("no-gpu")
 needs_torch = pytest.mark.needs("torch")
 needs_triton = pytest.mark.needs("torch", "triton")
 needs_postgres = pytest.mark.needs("postgres")
+needs_browser = pytest.mark.needs("browser")
 needs_ray = pytest.mark.needs("ray")
 needs_matplotlib = pytest.mark.needs("matplotlib")
 needs_fork = pytest.mark.needs("fork")

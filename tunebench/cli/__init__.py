@@ -31,6 +31,9 @@ COMMANDS = {
     "show": "Show the records of a workload: the fastest configurations, and failures by class.",
     "report": "Write an HTML page of search histories, or of the best times of two databases.",
     "check": "Compare best times with those of a baseline file; exit with 1 if a workload became slower.",
+    "dashboard": (
+        "Browse the database in a web browser: coverage, workloads, trials, searches that run, predictions."
+    ),
     "predict": "Predict the time of a workload or a model on GPUs, present or not.",
     "compare": "Compare GPUs, present or not, by predicted time, throughput and cost of the same work.",
     "extract": "Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.",

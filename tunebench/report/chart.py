@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunebench._figure import duration, significant
-from tunebench.report.svg import Axis, Box, log_axis, svg, text, time_unit, titled
+from tunebench.report.svg import Axis, Box, linked, log_axis, svg, text, time_unit, titled
 
 __all__ = [
     "Bar",
@@ -39,12 +39,14 @@ class Point:
         us: Time, in microseconds.
         style: Class of the point: ``measured``, ``predicted``, ``finalist`` or ``aborted``.
         title: Text that a pointer on the point shows.
+        href: URL that the point leads to; empty for none.
     """
 
     trial: int
     us: float
     style: str
     title: str
+    href: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,9 @@ def history_chart(points: Sequence[Point], lines: Sequence[Line], *, trials: int
         steps += "".join(f"H{x(point.trial):.1f}V{y(point.us):.1f}" for point in best[1:])
         parts.append(f'<path class="best" d="{steps}H{box.x_end}"/>')
     radius = RADIUS if len(points) < MANY else SMALL_RADIUS
-    parts += [_dot(x(point.trial), y(point.us), radius, point.style, point.title) for point in points]
+    for point in points:
+        dot = _dot(x(point.trial), y(point.us), radius, point.style, point.title)
+        parts.append(linked(dot, point.href) if point.href else dot)
     return svg(box, name, *parts)
 
 

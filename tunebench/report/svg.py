@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tunebench._figure import significant
 
-__all__ = ["Axis", "Box", "log_axis", "rate_text", "svg", "text", "time_unit", "titled"]
+__all__ = ["Axis", "Box", "linked", "log_axis", "rate_text", "svg", "text", "time_unit", "titled"]
 
 MARGIN = 1.06
 """Ratio of the ends of a logarithmic axis to the extreme values."""
@@ -138,6 +138,16 @@ def titled(element: str, attributes: str, title: str) -> str:
         title: Plain text.
     """
     return f"<{element} {attributes}><title>{html.escape(title)}</title></{element}>"
+
+
+def linked(element: str, href: str) -> str:
+    """Return an element that leads to a URL; the tab key skips it, because a chart may have thousands.
+
+    Args:
+        element: The element.
+        href: The URL.
+    """
+    return f'<a href="{html.escape(href)}" tabindex="-1">{element}</a>'
 
 
 def rate_text(gflop_s: float) -> str:

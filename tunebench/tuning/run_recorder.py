@@ -87,6 +87,7 @@ class RunRecorder:
                 seed=self._plan.seed,
                 host=self.owner,
                 versions={"tunebench": __version__, "python": platform.python_version()},
+                budget_trials=max(0, self._plan.trials - done),
             )
         )
         return done

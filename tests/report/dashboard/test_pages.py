@@ -1,0 +1,301 @@
+"""Pages of the dashboard: contents, order, filters, pages of lists, hostile texts and requests."""
+
+from __future__ import annotations
+
+import html
+import re
+import sqlite3
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, run_refused  # noqa: F401 (a fixture)
+from tests.db.support import load_golden
+from tests.report.dashboard.conftest import Get
+from tests.report.dashboard.support import GEMM, GPU, HOSTILE, OTHER, WORKLOADS, fill, workload_path
+from tests.support import measured
+from tunebench.db import RunStart, TrialKey, open_store
+from tunebench.db.browse import open_browser
+from tunebench.outcome import Result
+from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.space import Config
+
+VOID = {"meta", "link", "br", "wbr", "path", "rect", "circle", "input"}
+PATHS = ("/", "/workloads", "/searches", "/stale", "/predictions", "/plans", workload_path())
+
+
+class Table(HTMLParser):
+    """Texts of the cells of the last table, and tags that were opened, which must match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: set[str] = set()
+        self.urls: set[str] = set()
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes |= {name for name, _ in attrs}
+        self.urls |= {value or "" for name, value in attrs if name in ("src", "href", "action")}
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tbody":
+            self.rows = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag == "td" and self.rows:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            while self.open.pop() != tag:
+                assert self.open, f"</{tag}> without its start"
+
+    def handle_data(self, data: str) -> None:
+        if "td" in self.open and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def rows(page: str) -> list[list[str]]:
+    table = Table()
+    table.feed(page)
+    return [[" ".join(cell.split()) for cell in row] for row in table.rows]
+
+
+def link(page: str, rel: str) -> str:
+    found = re.search(rf'<a href="([^"]*)" rel="{rel}">', page)
+    return html.unescape(found[1]) if found else ""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_are_well_formed_and_load_nothing_from_elsewhere(get: Get, path: str) -> None:
+    answer = get(path)
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    table = Table()
+    table.feed(answer.text)
+    assert table.open == []
+    assert not {name for name in table.attributes if name.startswith("on") or name == "style"}
+    assert not {url for url in table.urls if not url.startswith(("/", "#"))}
+
+
+def test_overview_counts_and_covers(get: Get) -> None:
+    page = get("/").text
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert facts["workloads"] == str(WORKLOADS + 2)
+    assert (facts["devices"], facts["stale trials"], facts["searches now"]) == ("2", "1", "1")
+    assert f"gemm on {GPU.name}: 1 of 1 measured" in page
+    assert f"softmax on {GPU.name}: {WORKLOADS} of {WORKLOADS} measured" in page
+    assert f"softmax on {OTHER.name}: none" in page
+
+
+def test_workloads_are_ordered_and_divided_into_pages(get: Get) -> None:
+    def times(page: str) -> list[float]:
+        return [float(row[2].split()[0]) for row in rows(page)]
+
+    first = get("/workloads?sort=time&operator=softmax").text
+    second = get(link(first, "next")).text
+    assert times(first) + times(second) == sorted(times(first) + times(second))
+    assert len(times(first)) == 50
+    assert len(times(second)) == WORKLOADS - 50
+    assert link(second, "next") == ""
+    assert times(get(link(second, "prev")).text) == times(first)
+    down = get("/workloads?sort=time&order=desc&operator=softmax").text
+    assert times(down) == sorted(times(down), reverse=True)
+    assert f"50 of {WORKLOADS} rows" in down
+
+
+def test_workload_has_best_bound_and_ratios(get: Get) -> None:
+    (row,) = rows(get(f"/workloads?text=gemm&device={GPU.key}").text)
+    assert row[:2] == [GEMM, f"{GPU.name} {GPU.architecture}"]
+    assert row[2:9] == ["10.2 µs", "measured", "0.5 µs", "20.40x", "1.50x", "0.80x", "6"]
+    assert [row[1] for row in rows(get("/workloads?text=gemm&how=measured").text)] == [
+        f"{OTHER.name} {OTHER.architecture}",
+        f"{GPU.name} {GPU.architecture}",
+    ]
+    assert rows(get("/workloads?how=predicted").text) == [["No workload with these filters."]]
+
+
+def test_trials_are_ordered_filtered_and_lead_to_samples(get: Get) -> None:
+    path = workload_path()
+    page = get(path).text
+    found = rows(page)
+    assert [row[0] for row in found] == ["10.2 µs", "19 µs", "20.5 µs", "30.5 µs", "-", "-"]
+    assert [row[1] for row in found[:3]] == ["measured finalist", "measured", "measured stale"]
+    assert [row[0] for row in rows(get(f"{path}&kind=aborted").text)] == ["-"]
+    assert [row[0] for row in rows(get(f"{path}&source=stale").text)] == ["20.5 µs"]
+    assert [row[0] for row in rows(get(f"{path}&config=BLOCK%3D2").text)] == ["10.2 µs"]
+    assert [row[0] for row in rows(get(f"{path}&config=%25").text)] == ["No trial with these filters."]
+    by_config = [row[2] for row in rows(get(f"{path}&sort=config&order=desc").text)]
+    assert by_config == sorted(by_config, reverse=True)
+    place = get(f"{path}&after=[20.5,{2**40}]").text
+    assert [row[0] for row in rows(place)][:1] == ["30.5 µs"]
+    trial = re.search(r'href="(/trials/\d+)">10.2 µs', page)
+    assert trial is not None
+    trial_page = get(trial[1]).text
+    assert trial_page.count('class="measured"') == 3 + 4  # samples of the finalist and of the search
+    assert "faster than the default" in trial_page
+    assert "ratio 0.8, low 0.7, high 0.9" in trial_page
+
+
+def test_searches_show_progress(get: Get) -> None:
+    page = get("/searches").text
+    assert '<progress max="10" value="3"' in page
+    assert "3 of 10 trials" in page
+    assert "1 in work" in page
+    assert "13 µs" in page
+    assert next(row[2] for row in rows(page)) == "running"
+    assert len(rows(page)) == 25
+    older = get(link(page, "next")).text
+    assert len(rows(older)) == 25
+    assert rows(older) != rows(page)
+    search = re.search(r'href="(/searches/\w+)"', page)
+    assert search is not None
+    assert "Newest measurements" in get(search[1]).text
+    assert {row[2] for row in rows(get("/searches?state=finished").text)} == {"finished"}
+    assert rows(get("/searches?state=interrupted").text) == [["None."]]
+
+
+def test_stale_trials_and_predictions(get: Get) -> None:
+    (stale,) = rows(get("/stale").text)
+    assert stale[:4] == ["1 of 6", GEMM, f"{GPU.name} {GPU.architecture}", "gemm/a"]
+    page = get("/predictions").text
+    found = {row[2]: row for row in rows(page)}
+    assert found["library"][4:6] == ["8.16 µs", "cublas"]
+    assert found["offline"][3:5] == ["12 µs", "13 µs"]
+    assert page.count('<circle class="measured"') == 1
+    assert len(rows(get("/predictions?method=offline").text)) == 1
+
+
+def test_plans_of_a_folder(get: Get) -> None:
+    page = get("/plans").text
+    assert page.index("damaged.toml") < page.index("cannot be read") < page.index("good.toml")
+    assert "other.toml" not in page
+    assert "gpt&lt;b&gt;" in page
+    assert "--tensor-model-parallel-size=2" in page
+    assert "1500 ms" in page
+
+
+def test_texts_of_the_database_are_escaped(get: Get) -> None:
+    hostile = workload_path(f"recorded:kernel={HOSTILE}", OTHER)
+    trial = re.findall(r'href="(/trials/\d+)"', get(f"{workload_path()}&kind=compile_failed").text)[-1]
+    for path in (*PATHS, hostile, trial):
+        text = get(path).text
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert "\u202e" not in text  # would reverse the text after it
+    assert "&lt;script&gt;" in get(hostile).text
+    assert "&lt;script&gt;" in get(trial).text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [
+        ("/nowhere", 404, "no page"),
+        ("/trials/123456", 404, "no trial"),
+        ("/trials/99999999999999999999", 404, "no trial"),
+        ("/trials/x", 404, "no trial"),
+        ("/searches/x", 404, "no search"),
+        ("/workload?device=x&workload=y", 404, "no device"),
+        ("/workloads?sort=x", 400, "sort must be one of"),
+        ("/workloads?how=x", 400, "how must be one of"),
+        ("/workloads?after=x", 400, "JSON list"),
+        ("/workloads?after=[[1]]", 400, "JSON list"),
+        ("/workloads?after=[1]", 400, "another order"),
+        ("/workloads?sort=time&after=[0,null]", 400, "JSON list"),
+        (f"/workloads?text={'x' * 501}", 400, "at most 500"),
+        (f"{workload_path()}&after=[1]", 400, "another list"),
+        (f'{workload_path()}&after=["x",1]', 400, "another order"),
+        ("/searches?after=[1]", 400, "another list"),
+    ],
+)
+def test_wrong_paths_are_explained(get: Get, path: str, status: int, reason: str) -> None:
+    answer = get(path)
+    assert answer.status == status
+    assert reason in html.unescape(answer.text)
+
+
+def test_other_sites_and_methods_are_refused(get: Get) -> None:
+    for host in ("127.0.0.1", "localhost:1", "[::1]:8642", "192.0.2.7:8642", "Tuner.example:80"):
+        assert get("/", host=host).status == 200
+    for host in ("evil.example", "127.0.0.1.evil.example:8642", "", "localhost.evil"):
+        assert get("/", host=host).status == 421
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert get("/", method=method).status == 405
+    assert get("/", method="HEAD").status == 200
+
+
+def test_headers_forbid_scripts_and_frames_of_others(get: Get) -> None:
+    for path in ("/", "/nowhere", "/dashboard.js", "/page.css"):
+        headers = get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_unchanged_pages_are_not_sent_again(get: Get) -> None:
+    tag = get("/page.css").headers["etag"]
+    again = get("/page.css", headers={"if-none-match": tag})
+    assert (again.status, again.text) == (304, "")
+
+
+def test_catalogue_follows_the_database(tmp_path: Path) -> None:
+    db = str(tmp_path / "changing.db")
+    fill(db)
+    with open_browser(db) as browser, open_store(db) as store:
+        catalogue = Catalogue(browser)
+        catalogue._look()
+        assert not catalogue._snapshot.unread
+        before = catalogue._snapshot.lines
+        catalogue._look()
+        assert catalogue._snapshot.lines == before
+        run = store.begin_run(
+            RunStart(device=OTHER, workload="softmax:rows=9,cols=9", sampler="bound", seed=0)
+        )
+        config = Config({"block": 1, "stages": 3})
+        key = TrialKey(
+            device=OTHER.key,
+            workload="softmax:rows=9,cols=9",
+            variant="softmax/a",
+            revision="r1",
+            config=config,
+        )
+        store.record(key, Result(outcome=measured(3.0)), run_id=run)
+        catalogue._look()
+        (new,) = (line for line in catalogue._snapshot.lines if line not in before)
+        assert new.best is not None
+        assert new.best.time_us == 3.0
+        store.recheck(OTHER.key, key.workload, key.variant, lambda config: "r2")
+        catalogue._look()
+        line = catalogue._snapshot.line((new.device.id, key.workload))
+        assert line is not None
+        assert line.best is not None
+        assert line.best.stale
+
+
+def test_database_is_only_read(database: str) -> None:
+    from tunebench.errors import DatabaseError
+
+    with open_browser(database) as browser, pytest.raises(DatabaseError), browser._write() as connection:
+        connection.exec_driver_sql("DELETE FROM measurement")
+
+
+def test_command_refuses_what_it_cannot_show(tmp_path: Path, run_refused: Run) -> None:  # noqa: F811
+    old, empty = tmp_path / "old.db", tmp_path / "empty.db"
+    load_golden("0005", old)
+    before = old.read_bytes()
+    assert "tunebench db upgrade" in run_refused("dashboard", "--db", str(old), exit_code=4)
+    assert old.read_bytes() == before
+    sqlite3.connect(empty).close()
+    assert "does not exist" in run_refused("dashboard", "--db", str(tmp_path / "none.db"), exit_code=4)
+    fill(str(tmp_path / "a.db"))
+    command = ("dashboard", "--db", str(tmp_path / "a.db"))
+    assert "must be a folder" in run_refused(*command, "--plans", str(tmp_path / "nothing"))
+    assert "cannot listen on 192.0.2.1" in run_refused(*command, "--host", "192.0.2.1")
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, run_refused: Run) -> None:  # noqa: F811
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    assert "uvicorn is not installed; run: " in run_refused("dashboard", exit_code=6)

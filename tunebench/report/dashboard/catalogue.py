@@ -1,0 +1,254 @@
+"""What a database contains of every workload on every device, read in the background and kept up to date.
+
+The best time of a workload depends on all its measurements (`answer_v1`), so that reading a large database
+takes seconds. A thread reads it once, in the order of the first page, and later only the workloads that
+changed. Pages show what is known so far.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGroup, WorkloadEntry
+from tunebench.errors import TunebenchError
+
+__all__ = ["Catalogue", "Line", "Snapshot"]
+
+REFRESH_S = 2.0
+"""Shortest time between two looks for changes, in seconds; without requests there are none."""
+
+PUBLISH_S = 0.3
+"""Time between two snapshots while everything is read, in seconds."""
+
+_REST = 4
+"""The thread rests that many times as long as the last look took."""
+
+Pair = tuple[int, str]
+"""Id of a device, and a workload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A workload on a device, as lists of workloads show it.
+
+    Attributes:
+        device: The device.
+        entry: What the database contains; without measurements until `read`.
+        read: Whether the measurements were read.
+    """
+
+    device: DeviceEntry
+    entry: WorkloadEntry
+    read: bool
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator, or ``"recorded"``."""
+        return self.entry.workload.partition(":")[0]
+
+    @property
+    def best(self) -> Answer | None:
+        """What `lookup` would return; None without a usable time."""
+        return next(iter(self.entry.answers), None)
+
+    @property
+    def time_us(self) -> float | None:
+        """Time of `best`, or else the fastest measured time, which is not verified."""
+        return self.best.time_us if self.best is not None else self.entry.fastest_us
+
+    @property
+    def how(self) -> str | None:
+        """How the time is known: ``"measured"``, ``"predicted"`` or ``"unverified"``; None without one."""
+        if self.best is not None:
+            return self.best.kind
+        return "unverified" if self.entry.fastest_us is not None else None
+
+    @property
+    def gap(self) -> float | None:
+        """Best time over the lowest lower bound of any measurement."""
+        best, bound_us = self.best, self.entry.least_bound_us
+        return best.time_us / bound_us if best is not None and bound_us else None
+
+    @property
+    def default_ratio(self) -> float | None:
+        """Time of the default configuration over the best time, measured in the same rounds."""
+        return _ratio(self.best.comparison.get("default")) if self.best is not None else None
+
+    @property
+    def library(self) -> tuple[str, float] | None:
+        """The fastest library, and its time over the best time, measured in the same rounds."""
+        libraries = self.best.comparison.get("libraries") if self.best is not None else None
+        if not isinstance(libraries, Mapping):
+            return None
+        ratios = {
+            str(name): ratio for name, found in libraries.items() if (ratio := _ratio(found)) is not None
+        }
+        return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+
+    def fastest(self, kind: str) -> Answer | None:
+        """Return the best answer of one kind, ``"measured"`` or ``"predicted"``."""
+        return next((answer for answer in self.entry.answers if answer.kind == kind), None)
+
+
+def _ratio(found: object) -> float | None:
+    value = found.get("ratio") if isinstance(found, Mapping) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State of the catalogue.
+
+    Attributes:
+        devices: The devices, by id.
+        lines: Every workload on every device with a trial of it, by workload.
+        stale: Search spaces with stale trials.
+        unread: Number of workloads whose measurements are not read yet.
+        workloads: Number of workloads.
+        error: Reason why the database could not be read at the last look; empty if it could.
+    """
+
+    devices: Mapping[int, DeviceEntry] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+    stale: tuple[StaleGroup, ...] = ()
+    unread: int = 0
+    workloads: int = 0
+    error: str = ""
+
+    def line(self, pair: Pair) -> Line | None:
+        """Return the line of a device and workload; None if there is no trial."""
+        return next((line for line in self.lines if (line.device.id, line.entry.workload) == pair), None)
+
+    def device(self, key: str) -> DeviceEntry | None:
+        """Return a device by its key."""
+        return next((device for device in self.devices.values() if device.key == key), None)
+
+
+class Catalogue:
+    """Reads a database in a thread; `snapshot` never waits for it.
+
+    Args:
+        browser: The database.
+        on_read: Called by the thread with each line that was read, after all are read.
+    """
+
+    def __init__(self, browser: Browser, on_read: Callable[[Line], object] = lambda line: None) -> None:
+        self._browser, self._on_read = browser, on_read
+        self._snapshot = Snapshot()
+        self._entries: dict[Pair, WorkloadEntry] = {}
+        self._pending: dict[str, tuple[int, ...]] = {}
+        self._devices: dict[int, DeviceEntry] = {}
+        self._stale: tuple[StaleGroup, ...] = ()
+        self._runs: set[str] = set()
+        self._state: Changes | None = None
+        self._wanted, self._closing = threading.Event(), threading.Event()
+        self._first = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tunebench dashboard", daemon=True)
+
+    def start(self) -> None:
+        """Start reading."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading, and wait for the query that runs."""
+        self._closing.set()
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def snapshot(self, *, wait_s: float = 0.2) -> Snapshot:
+        """Return what is known, and look for changes soon.
+
+        Args:
+            wait_s: Longest wait for the list of workloads, after the start only.
+        """
+        self._wanted.set()
+        self._first.wait(wait_s)
+        return self._snapshot
+
+    def wait(self, limit_s: float = 60.0) -> Snapshot:
+        """Return the state once everything was read, or after `limit_s`."""
+        end = time.monotonic() + limit_s
+        while (found := self.snapshot()).unread or not self._first.is_set():
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
+        return found
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self._wanted.clear()
+            began, first = time.monotonic(), self._state is None
+            try:
+                self._look()
+            except TunebenchError as error:
+                self._snapshot = replace(self._snapshot, error=str(error))
+            self._first.set()
+            took = time.monotonic() - began
+            self._closing.wait(max(REFRESH_S, 0.0 if first else _REST * took))
+            self._wanted.wait()
+
+    def _look(self) -> None:
+        """Read the workloads that changed since the last look; the first time, all."""
+        state = self._browser.changes()
+        if self._state is not None and state == self._state:
+            return
+        self._devices = {device.id: device for device in self._browser.devices()}
+        stale = tuple(self._browser.stale_groups())
+        changed = self._browser.changed_workloads(self._state or state, self._runs)
+        there = dict(self._browser.workloads())
+        changed |= {group.workload for group in set(stale) ^ set(self._stale)}
+        changed |= {workload for (_, workload), entry in self._entries.items() if entry.claimed}
+        known = {workload for _, workload in self._entries}
+        self._pending |= {w: there[w] for w in sorted(there) if w in changed or w not in known}
+        self._stale = stale
+        for pair in [pair for pair in self._entries if pair[0] not in there.get(pair[1], ())]:
+            del self._entries[pair]
+        self._publish()
+        self._read_pending()
+        self._state = state
+
+    def _read_pending(self) -> None:
+        published, read = time.monotonic(), set[Pair]()
+        for workload in sorted(self._pending):
+            if self._closing.is_set():
+                return
+            for entry in self._browser.entries(workload):
+                self._entries[entry.device_id, workload] = entry
+                read.add((entry.device_id, workload))
+            del self._pending[workload]
+            if time.monotonic() > published + PUBLISH_S:
+                self._publish()
+                published = time.monotonic()
+        self._publish()
+        for line in self._snapshot.lines:
+            if (line.device.id, line.entry.workload) in read and not self._closing.is_set():
+                self._on_read(line)
+
+    def _publish(self) -> None:
+        unread = {
+            (device_id, workload): WorkloadEntry(device_id=device_id, workload=workload)
+            for workload, devices in self._pending.items()
+            for device_id in devices
+            if (device_id, workload) not in self._entries
+        }
+        self._snapshot = Snapshot(
+            devices=self._devices,
+            lines=tuple(self._lines(unread)),
+            stale=self._stale,
+            unread=len({workload for _, workload in unread}),
+            workloads=len({workload for _, workload in (*self._entries, *unread)}),
+        )
+        self._first.set()
+
+    def _lines(self, unread: Mapping[Pair, WorkloadEntry]) -> Iterable[Line]:
+        entries = {**unread, **self._entries}
+        for pair in sorted(entries, key=lambda pair: (pair[1], pair[0])):
+            device = self._devices.get(pair[0])
+            if device is not None:
+                yield Line(device=device, entry=entries[pair], read=pair in self._entries)

@@ -1,0 +1,115 @@
+"""Templates, and how they show values. Every text is escaped: a database may come from anyone."""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+from markupsafe import Markup
+
+from tunebench._console import printable
+from tunebench._figure import duration, significant
+from tunebench._version import __version__
+
+__all__ = ["prepare_templates", "render"]
+
+_AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: Name of the template.
+        values: What the template shows.
+    """
+    return _environment().get_template(template).render(active=template, **values)
+
+
+def prepare_templates() -> None:
+    """Compile all templates, so that the first page is as fast as later ones."""
+    found = _environment()
+    for name in found.list_templates(extensions=("html",)):
+        found.get_template(name)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("tunebench.report.dashboard"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "us": _us,
+        "ratio": _ratio,
+        "share": lambda value: "" if value is None else f"{value:.0%}",
+        "count": lambda value: f"{value:,}",
+        "figure": lambda value: significant(value) if isinstance(value, float) else value,
+        "span": _span,
+        "ago": _ago,
+        "href": _href,
+    }
+    found.globals["version"] = __version__
+    return found
+
+
+def _finalize(value: Any) -> Any:
+    """Return a value for a page: nothing for None, and control characters of texts escaped."""
+    if value is None:
+        return ""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _us(value: float | None) -> str:
+    """Return a time with a readable unit, from microseconds; empty for None."""
+    return "" if value is None else duration(value).replace(" us", " µs")
+
+
+def _ratio(value: float | None) -> str:
+    """Return a ratio with about three digits; empty for None."""
+    if value is None:
+        return ""
+    if value >= 100:
+        return f"{value:,.0f}x"
+    return f"{value:.2f}x" if value >= 0.1 else f"{significant(value, 2)}x"
+
+
+def _span(seconds: float | None) -> str:
+    """Return a duration of seconds to hours; empty for None."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _ago(moment: datetime | None) -> Markup:
+    """Return the age of a moment, with the moment itself as a hint; empty for None."""
+    if moment is None:
+        return Markup("")
+    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+    text = "just now"
+    for unit, size in _AGES:
+        number = int(seconds // size)
+        if number and seconds >= 2:
+            text = f"{number} {unit}{'s' if number > 1 else ''} ago"
+            break
+    exact = moment.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        exact.isoformat(timespec="seconds"), exact.strftime("%Y-%m-%d %H:%M:%S"), text
+    )
+
+
+def _href(path: str, **values: Any) -> str:
+    """Return a URL with a query; names without a value are left out."""
+    given = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,90 @@
+"""Whether a search runs, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tunebench.db.browse import DeviceEntry, RunEntry
+from tunebench.db.claim import CLAIM_S
+from tunebench.db.owner import is_dead
+
+__all__ = ["STATES", "Search", "search_of"]
+
+STATES = {
+    "running": "measured or claimed a configuration within the last ten minutes",
+    "silent": "has no end, and measured nothing within ten minutes; its machine is another one",
+    "interrupted": "its process has ended before the search",
+    "finished": "has ended",
+    "imported": "was imported from a file",
+}
+"""States of a search, with their meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A run of `tune` with its state.
+
+    Attributes:
+        run: The run.
+        device: Its device; None if its row is missing.
+        state: One of `STATES`.
+        elapsed_s: Time from its start to its end, or to its newest measurement if it does not run.
+        per_minute: Measurements per minute; None before the first.
+        remaining_s: Expected time until the budget is spent; None if it is unknown.
+    """
+
+    run: RunEntry
+    device: DeviceEntry | None
+    state: str
+    elapsed_s: float
+    per_minute: float | None
+    remaining_s: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Share of the budget that is spent, at most 1; None without a budget."""
+        budget = self.run.budget_trials
+        return min(1.0, self.run.progress.searched / budget) if budget else None
+
+    @property
+    def gap(self) -> float | None:
+        """Best time over the lowest lower bound of its measurements."""
+        best_us, bound_us = self.run.progress.best_us, self.run.progress.least_bound_us
+        return best_us / bound_us if best_us is not None and bound_us else None
+
+
+def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime) -> Search:
+    """Return a run with its state.
+
+    Args:
+        run: The run.
+        device: Its device.
+        now: Time of the database.
+    """
+    state = _state(run, now)
+    newest = run.progress.newest_at or run.started_at
+    end = run.finished_at or (now if state == "running" else newest)
+    elapsed_s = max(0.0, (end - run.started_at).total_seconds())
+    rate = run.progress.measurements / elapsed_s if elapsed_s and run.progress.measurements else None
+    left = max(0, (run.budget_trials or 0) - run.progress.searched)
+    return Search(
+        run=run,
+        device=device,
+        state=state,
+        elapsed_s=elapsed_s,
+        per_minute=None if rate is None else 60 * rate,
+        remaining_s=left / rate if state == "running" and rate and run.budget_trials else None,
+    )
+
+
+def _state(run: RunEntry, now: datetime) -> str:
+    if run.sampler == "import":
+        return "imported"
+    if run.finished_at is not None:
+        return "finished"
+    if is_dead(run.host):
+        return "interrupted"
+    newest = run.progress.newest_at or run.started_at
+    is_active = run.progress.claimed > 0 or now - newest < timedelta(seconds=CLAIM_S)
+    return "running" if is_active else "silent"
