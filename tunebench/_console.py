@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # importing tunebench needs no rich
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["WIDTH", "as_text", "console", "printable", "table"]
+__all__ = ["WIDTH", "as_text", "console", "is_quiet", "is_verbose", "printable", "table", "verbosity"]
 
 WIDTH = 160
 """Width of tables in columns if stdout is not a terminal and `COLUMNS` is not set."""
@@ -45,6 +46,35 @@ def console(*, stderr: bool = False) -> Console:
     return found
 
 
+_level = 0
+"""Detail of progress: -1 for none, 0 for live lines on a terminal, 1 for a line per step."""
+
+
+@contextlib.contextmanager
+def verbosity(level: int) -> Iterator[None]:
+    """Show less or more progress within the context.
+
+    Args:
+        level: -1 for none, 0 for the default, 1 for a line per step.
+    """
+    global _level
+    before, _level = _level, level
+    try:
+        yield
+    finally:
+        _level = before
+
+
+def is_quiet() -> bool:
+    """Return whether no progress is shown."""
+    return _level < 0
+
+
+def is_verbose() -> bool:
+    """Return whether each step of the progress is a line."""
+    return _level > 0
+
+
 def as_text(render: Callable[[Console], None]) -> str:
     """Return what a function prints on the console of stdout, without colours.
 
@@ -68,23 +98,88 @@ def _console_class() -> type[Console]:
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(printable(text), **how)
 
+        def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
+            super().print(*objects, crop=crop, **how)  # a word longer than a line is not cut
+
     return EscapingConsole
 
 
 def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
     """Return a table; a column whose header starts with ``>`` is aligned right.
 
+    Cells are wrapped at spaces only. Where the console is too narrow for that, each row is printed as lines
+    with a header and a cell, so that a configuration can always be copied.
+
     Args:
         columns: Headers.
         rows: Cells, converted by `str`; None is shown as ``-``.
         title: Title above the table.
     """
-    from rich.table import Table
-
-    found = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold")
+    found = _table_class()(
+        title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
+    )
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         found.add_column(column.lstrip(">"), justify=justify, overflow="fold")
     for row in rows:
         found.add_row(*("-" if cell is None else str(cell) for cell in row))
     return found
+
+
+@functools.cache
+def _table_class() -> type[Table]:
+    from rich.console import ConsoleOptions, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+    class UnbrokenTable(Table):
+        """A table that breaks no word."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            texts = [
+                [console.render_str(str(cell)) for cell in (column.header, *column.cells)]
+                for column in self.columns
+            ]
+            measured = [[text.__rich_measure__(console, options) for text in column] for column in texts]
+            least = [max(cell.minimum for cell in column) for column in measured]
+            most = [max(cell.maximum for cell in column) for column in measured]
+            widths = _widths(
+                least, most, options.max_width - sum(sum(self.padding[1::2]) for _ in self.columns)
+            )
+            if widths is None:
+                yield from self._lines(texts)
+                return
+            for column, width in zip(self.columns, widths, strict=True):
+                column.width = width
+            yield from super().__rich_console__(console, options)
+
+        def _lines(self, texts: list[list[Text]]) -> Iterator[Text]:
+            """Yield each row as lines with a header and a cell."""
+            if self.title:
+                yield Text(str(self.title), style="bold")
+            headers = [str(column.header) for column in self.columns]
+            indent = max(map(len, headers)) + 2
+            for row in range(1, len(texts[0]) if texts else 0):
+                if row > 1:
+                    yield Text()
+                for header, column in zip(headers, texts, strict=True):
+                    cell = column[row].plain
+                    if cell not in ("", "-"):
+                        yield Text(f"{header:<{indent}}{cell}", no_wrap=True, overflow="ignore", end="\n")
+
+    return UnbrokenTable
+
+
+def _widths(least: list[int], most: list[int], space: int) -> list[int] | None:
+    """Return the widths of columns between `least` and `most` that fill a space; None if they do not fit."""
+    room = space - sum(least)
+    if room < 0:
+        return None
+    widths = list(least)
+    while room > 0 and (growing := [i for i, width in enumerate(widths) if width < most[i]]):
+        share = max(1, room // len(growing))
+        for i in growing:
+            added = min(share, most[i] - widths[i], room)
+            widths[i] += added
+            room -= added
+    return widths

@@ -21,6 +21,6 @@ def significant(value: float, digits: int = 4) -> str:
 def duration(us: float) -> str:
     """Return a duration with a readable unit, from microseconds."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= 10 * size:
+        if abs(us) >= 10 * size:
             return f"{significant(us / size)} {unit}"
     return f"{significant(us)} us"

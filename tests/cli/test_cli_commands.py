@@ -161,7 +161,7 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_json: 
     found = {check["subject"]: check for check in run_json("doctor")}
     assert found["extra cuda"]["remedy"] == install_command("cuda")
     assert "g++" in found["C++ compiler"]["remedy"]
-    assert "--device offline" in found["GPU"]["remedy"]
+    assert "--arch sm_90" in found["GPU"]["remedy"]
     assert {found[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
 
 

@@ -274,3 +274,12 @@ print("after")
     assert last == "after"
     assert "print\n" in done.stderr
     assert "printf" in done.stderr
+
+
+def test_every_command_has_quiet_and_verbose(run_refused: Run) -> None:
+    for command in commands():
+        found = cli._load(command[0])
+        found = found.commands[command[1]] if len(command) > 1 else found
+        options = {option for param in found.params for option in param.opts}
+        assert {"-q", "--quiet", "-v", "--verbose"} <= options, command
+    assert "exclude each other" in run_refused("devices", "-q", "-v")

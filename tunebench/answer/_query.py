@@ -233,7 +233,7 @@ class LookupQuery:
     def _miss(self, *, strict: bool) -> str:
         target, location = self.target, self.location
         local = {device.key: device for device in (devices.local_cpu(), *devices.local_gpus())}
-        device = f"--device offline --arch {target.architecture}"
+        device = f"--arch {target.architecture}"
         if target.key in local:
             device = "--device cpu" if local[target.key].kind == "cpu" else f"--device {target.product}"
         database = f" --db {location}" if self._db is not None else ""

@@ -29,7 +29,7 @@ COMMANDS = {
     "tune": "Find the fastest kernel and parameters for a workload, and record them.",
     "lookup": "Look up the best known kernel and parameters for a workload.",
     "show": "Show the records of a workload: the fastest configurations, and failures by class.",
-    "report": "Write an HTML page of search histories, or of the best times of two databases.",
+    "report": "Write an HTML page of search histories, or a comparison of two databases or devices.",
     "check": "Compare best times with those of a baseline file; exit with 1 if a workload became slower.",
     "dashboard": (
         "Browse the database in a web browser: coverage, workloads, trials, searches that run, predictions."
@@ -147,11 +147,13 @@ def _use_defaults(ctx: Any, name: str, command: Any, rest: list[str]) -> None:
 
 
 def _load(name: str) -> Any:
+    from tunebench.cli._option_group import with_verbosity
+
     module = importlib.import_module(f"{__name__}.{name}")
     if hasattr(module, "app"):
         return get_command(module.app)
     single = typer.Typer(add_completion=False)
-    single.command(name, cls=_WorkloadCommand)(module.command)
+    single.command(name, cls=_WorkloadCommand)(with_verbosity(module.command))
     return get_command(single)
 
 

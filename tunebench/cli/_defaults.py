@@ -133,7 +133,7 @@ def _read(path: Path, *, own: bool) -> DefaultsFile | None:
     import tomllib
 
     try:
-        data = tomllib.loads(text.decode())
+        data: Any = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:
         if project and b"tool.tunebench" not in text:
             return None

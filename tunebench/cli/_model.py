@@ -85,8 +85,8 @@ class ModelRequest:
     fp8: Annotated[
         str,
         typer.Option(
-            help="With --stack megatron or compiled: scaling of 8-bit floats in linear layers, one "
-            "of none, delayed and current."
+            help="Scaling of 8-bit floats in linear layers, with --stack megatron or compiled: none, delayed "
+            "or current."
         ),
     ] = "none"
     optimizer: Annotated[
@@ -193,17 +193,15 @@ class ModelRequest:
         bool,
         typer.Option(
             "--user-buffers",
-            help="With --sequence-parallel: run collectives in parts beside products (Transformer Engine).",
+            help="Run collectives in parts beside products (Transformer Engine), with --sequence-parallel.",
         ),
     ] = False
     f32_gradients: Annotated[
-        bool, typer.Option("--f32-gradients", help="Training step in 16 bits: sum gradients in f32.")
+        bool, typer.Option("--f32-gradients", help="Sum gradients in f32, in training steps in 16 bits.")
     ] = False
     cuda_graphs: Annotated[
         bool,
-        typer.Option(
-            "--cuda-graphs", help="Model: launch kernels as CUDA graphs, without host time for each."
-        ),
+        typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each."),
     ] = False
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")] = 1
     link: Annotated[

@@ -44,6 +44,7 @@ __all__ = [
     "gpus",
     "looked_up_device",
     "renamed_flag",
+    "split_devices",
     "target_device",
 ]
 
@@ -169,8 +170,15 @@ DeviceName = Annotated[
 """Name of a device, present or absent, or a file that describes it; None without the option."""
 
 
-def _split_devices(names: list[str] | None) -> list[str] | None:
-    """Return names that were repeated, or separated by commas; a comma in a stored key is not a separator."""
+def split_devices(names: list[str] | None) -> list[str] | None:
+    """Return names that were repeated, or separated by commas; a comma in a stored key is not a separator.
+
+    Args:
+        names: Values of `--device`; None without the option.
+
+    Raises:
+        InputError: a name is empty.
+    """
     if names is None:
         return None
     each = [part for name in names for part in ([name] if Path(name).exists() else _NEXT_DEVICE.split(name))]
@@ -191,7 +199,7 @@ Gpus = Annotated[
         "Default: the GPU here.",
         show_default=False,
         autocompletion=_completion.devices,
-        callback=_split_devices,
+        callback=split_devices,
     ),
 ]
 """Names of GPUs, present or absent, or files that describe them; None without the option."""
@@ -205,7 +213,7 @@ Devices = Annotated[
         help="Device by name, architecture or stored key; repeatable, or separated by commas. Default: all.",
         show_default=False,
         autocompletion=_completion.devices,
-        callback=_split_devices,
+        callback=split_devices,
     ),
 ]
 """Names of devices of records; None without the option."""
@@ -360,11 +368,11 @@ def absent_device(name: str) -> Device:
 
     if not datasheet.is_file(name):
         return devices.find(name)
-    from tunebench.cli._output import console
+    from tunebench.cli._output import note
 
     sheet = datasheet.read(name)
-    for note in sheet.notes:
-        console(stderr=True).print(f"{name}: {note}", soft_wrap=True)
+    for remark in sheet.notes:
+        note(f"{name}: {remark}")
     return sheet.device
 
 

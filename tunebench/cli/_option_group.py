@@ -1,4 +1,4 @@
-"""Options of a command that are the fields of a dataclass."""
+"""Options that are added to commands: the fields of a dataclass, and those of all commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-__all__ = ["grouped_options"]
+import typer
+
+from tunebench import _console
+from tunebench.errors import InputError
+
+__all__ = ["grouped_options", "with_verbosity"]
 
 Command = Callable[..., None]
 
@@ -57,3 +62,40 @@ def grouped_options(parameter: str, group: type[Any]) -> Callable[[Command], Com
         return grouped
 
     return decorate
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Quiet: no progress and no notes, only results and errors."),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Verbose: a line for each step on stderr, also without a terminal."),
+]
+
+
+def with_verbosity(command: Command) -> Command:
+    """Return a command with the options `-q` and `-v`, which apply while it runs.
+
+    Args:
+        command: The command.
+
+    Raises:
+        InputError: both are given.
+    """
+    own = inspect.signature(command, eval_str=True)
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.parameters.values()]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+
+    @functools.wraps(command)
+    def run(*, quiet: bool, verbose: bool, **given: Any) -> None:
+        if quiet and verbose:
+            raise InputError("-q and -v exclude each other")
+        with _console.verbosity(verbose - quiet):
+            command(**given)
+
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from tunebench._console import console, printable, table
+from tunebench._console import console, is_quiet, is_verbose, printable, table
 from tunebench._figure import duration
 from tunebench.workload import Workload
 
@@ -24,6 +24,7 @@ __all__ = [
     "duration",
     "emit",
     "json_stdout",
+    "note",
     "phases",
     "plain",
     "printable",
@@ -108,10 +109,19 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def note(text: str) -> None:
+    """Print a remark on stderr, unless the command is quiet."""
+    if not is_quiet():
+        console(stderr=True).print(text, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def phases(to: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a callback that shows the current phase of a long command, if the console is a terminal."""
-    if not to.is_terminal:
+    """Yield a callback that shows the current phase of a long command: live, or with -v as lines."""
+    if is_verbose():
+        yield lambda what: to.print(what, soft_wrap=True)
+        return
+    if is_quiet() or not to.is_terminal:
         yield lambda what: None
         return
     from rich.text import Text
@@ -127,14 +137,30 @@ class Watcher(Protocol):
         """Show the progress."""
 
 
+def _progress_lines(to: Console, subject: str) -> Watcher:
+    """Return a callback that prints a line for each tenth."""
+    shown: set[tuple[str, int]] = set()
+
+    def show(done: int, total: int, what: str = subject) -> None:
+        tenth = 10 * done // max(1, total)
+        if (what, tenth) not in shown:
+            shown.add((what, tenth))
+            to.print(f"{what} {10 * tenth} %", soft_wrap=True)
+
+    return show
+
+
 @contextlib.contextmanager
 def progress(to: Console, what: str) -> Iterator[Watcher]:
-    """Show a progress bar on stderr if it is a terminal, and yield the callback that updates it."""
+    """Show a progress bar on a terminal, or with -v lines, and yield the callback that updates it."""
 
     def nothing(done: int, total: int, what: str = "") -> None:
         """Show nothing."""
 
-    if not to.is_terminal:
+    if is_verbose():
+        yield _progress_lines(to, what)
+        return
+    if is_quiet() or not to.is_terminal:
         yield nothing
         return
     from rich.markup import escape

@@ -197,7 +197,11 @@ def _render(to: Console, found: DatabaseComparison | None, data: dict[str, Any])
             )
             for time in found.times
         ]
-        to.print(table("", "workload", ">baseline", ">now", ">change", ">90 % interval", "device", rows=rows))
+        to.print(
+            table(
+                "verdict", "workload", ">baseline", ">now", ">change", ">90 % interval", "device", rows=rows
+            )
+        )
     for text in found.missing if found is not None else ():
         to.print(f"missing: {text}: no result of the installed kernel sources; tune it", soft_wrap=True)
     for text in found.new if found is not None else ():

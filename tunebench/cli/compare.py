@@ -25,7 +25,7 @@ __all__ = ["command"]
 
 @grouped_options("model", ModelRequest)
 def command(
-    context: typer.Context,
+    invocation: typer.Context,
     workload: Workloads = None,
     device: Gpus = None,
     price: Annotated[
@@ -58,7 +58,7 @@ def command(
         unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
     names = {name: device.name for name, device in zip(typed, chosen, strict=False)}
     prices = _prices(price, names)
-    source = context.get_parameter_source("price")
+    source = invocation.get_parameter_source("price")
     if source is not None and source.name != "COMMANDLINE":  # a table of a file, with more devices
         prices = {name: prices[name] for name in prices if name in {each.device.name for each in found}}
     compared = with_prices(found, prices)

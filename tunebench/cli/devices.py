@@ -20,7 +20,7 @@ def command(as_json: Json = False) -> None:
     """List the devices of this machine and the described ones.
 
     Rates are peak rates at the highest clock; lower bounds use them. A described device does not have to be
-    present: tune for it with --device offline.
+    present: tune for it by --arch or --device NAME.
     """
     here = [*_device.local_gpus(), _device.local_cpu()]
     described = list(_device.described().values())

@@ -100,7 +100,7 @@ def _processor() -> EnvironmentCheck:
 
 
 def _graphics() -> EnvironmentCheck:
-    offline = "tune on the CPU, or for an absent GPU with --device offline --arch sm_90"
+    offline = "tune on the CPU, or for an absent GPU with --arch sm_90"
     driver = _driver_version()
     if driver is None:
         return EnvironmentCheck("GPU", "absent", "no NVIDIA driver (libcuda.so.1) found", offline)

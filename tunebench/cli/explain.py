@@ -12,7 +12,7 @@ from tunebench._figure import significant
 from tunebench.cli._choice import ConfigRequest, in_words
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import emit, table
+from tunebench.cli._output import duration, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,11 +66,11 @@ def _render(found: Explanation, to: Console) -> None:
         ("Configuration", _configuration(found)),
     ):
         to.print(table(title, "", rows=lines))
-    floors = ((name, _us(us), f"{us / found.bound.us:.0%}") for name, us in found.bound.floors.items())
+    floors = ((name, duration(us), f"{us / found.bound.us:.0%}") for name, us in found.bound.floors.items())
     to.print(table("Resource", ">lower bound", ">share of the highest", rows=floors))
     if found.advice:
         rows = (
-            (f"{a.gain:.2f}x", _us(a.before_us), _us(a.after_us), a.best.variant, a.change.text)
+            (f"{a.gain:.2f}x", duration(a.before_us), duration(a.after_us), a.best.variant, a.change.text)
             for a in found.advice
         )
         to.print(table(">predicted speedup", ">before", ">after", "fastest variant", "advice", rows=rows))
@@ -103,16 +103,16 @@ def _workload(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _times(found: Explanation) -> Iterator[tuple[str, str]]:
     roof = found.roofline
-    yield "roofline", f"{_us(roof.us)}, {_rate(roof.attainable_gflop_s)}"
+    yield "roofline", f"{duration(roof.us)}, {_rate(roof.attainable_gflop_s)}"
     label = "lower bound (assumed rates)" if found.bound.assumed else "lower bound"
-    yield label, f"{_us(found.bound.us)}, {_rate(found.shares(found.bound.us).gflop_s)}"
+    yield label, f"{duration(found.bound.us)}, {_rate(found.shares(found.bound.us).gflop_s)}"
     yield "predicted", _with_shares(found, found.predicted_us)
     if found.fusing is not None:
         fused = found.fusing
         yield (
             "fusion",
-            f"{fused.gain:.2f}x predicted speedup: {_us(fused.whole.us)} fused, "
-            f"{_us(fused.parts_us)} as {len(fused.parts)} separate kernels",
+            f"{fused.gain:.2f}x predicted speedup: {duration(fused.whole.us)} fused, "
+            f"{duration(fused.parts_us)} as {len(fused.parts)} separate kernels",
         )
     from tunebench.answer import HERE
 
@@ -120,11 +120,11 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
         known = f"({found.measured.how}, {found.measured.cache} caches)"
         here = found.measured.how in HERE
         us = found.measured.median_us
-        yield "measured", f"{_with_shares(found, us) if here else _us(us)} {known}"
+        yield "measured", f"{_with_shares(found, us) if here else duration(us)} {known}"
         if here and us > found.predicted_us:
             yield (
                 "unexplained",
-                f"{_us(us - found.predicted_us)}: measured minus predicted; limits and advice below are "
+                f"{duration(us - found.predicted_us)}: measured minus predicted; limits and advice below are "
                 "those of the predicted time",
             )
 
@@ -133,7 +133,7 @@ def _with_shares(found: Explanation, us: float) -> str:
     shares = found.shares(us)
     why = f" ({_BELOW_ROOFLINE[found.roofline.limit]})" if shares.of_roofline > 1 else ""
     return (
-        f"{_us(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the rate at the lower bound, "
+        f"{duration(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the rate at the lower bound, "
         f"{shares.of_roofline:.0%} of the roofline{why}"
     )
 
@@ -172,19 +172,14 @@ def _configuration(found: Explanation) -> Iterator[tuple[str, str]]:
 def _limit(found: Explanation) -> str:
     limit, floors, waves = found.limit, found.bound.floors, found.waves
     if limit.cause == "launch":
-        reason = f"launch overhead about {_us(limit.launch_us)}, work {_us(limit.work_us)}"
+        reason = f"launch overhead about {duration(limit.launch_us)}, work {duration(limit.work_us)}"
     elif limit.cause == "few blocks" and waves is not None:
         reason = f"{waves.blocks} blocks on {waves.sm_count} SMs"
     else:
-        reason = f"{limit.resource} takes at least {_us(found.bound.us)}"
-        reason += f", {limit.against} {_us(floors[limit.against])}" if limit.against is not None else ""
+        reason = f"{limit.resource} takes at least {duration(found.bound.us)}"
+        reason += f", {limit.against} {duration(floors[limit.against])}" if limit.against is not None else ""
     by = f" (ratio {limit.factor:.2f})" if limit.factor is not None else ""
     return f"{limit.kind} limited: {reason}{by}"
-
-
-def _us(us: float) -> str:
-    decimals = 0 if us >= 100 else 1 if us >= 10 else 2
-    return f"{us:.{decimals}f} us"
 
 
 def _rate(gflop_s: float) -> str:

@@ -18,7 +18,7 @@ from tunebench.cli._option import (
     Training,
     target_device,
 )
-from tunebench.cli._output import emit, table
+from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -118,23 +118,21 @@ def _render_plan(one: PartitionPlan, number: str, to: Console) -> None:
         soft_wrap=True,
     )
     to.print(table("Step", "", rows=_times(one)))
-    to.print(table(">count", ">us", ">saved us", "run by", "workloads of the group", rows=_groups(one)))
+    to.print(table(">count", ">time", ">saved", "run by", "workloads of the group", rows=_groups(one)))
     left = Counter((node.target, node.reason) for node in _torch_nodes(one))
     if left:
         rows = ((str(count), target, reason) for (target, reason), count in left.most_common())
         to.print(table(">count", "left to torch", "reason", rows=rows))
     for priced in one.rejected[:MAX_REJECTED]:
-        to.print(
-            f"not fused: {_named(graph, priced.group.nodes)} (would take {-priced.saved_us:.1f} us longer)",
-            soft_wrap=True,
-        )
+        longer = f"would take {duration(-priced.saved_us)} longer"
+        to.print(f"not fused: {_named(graph, priced.group.nodes)} ({longer})", soft_wrap=True)
 
 
 def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
-    yield "torch, one kernel per operation", f"{one.torch_us:.1f} us"
-    yield "faster of torch and tuned kernels, one per operation", f"{one.alone_us:.1f} us"
+    yield "torch, one kernel per operation", duration(one.torch_us)
+    yield "faster of torch and tuned kernels, one per operation", duration(one.alone_us)
     proof = "proven optimal" if one.partition.exact else f"optimality gap {one.partition.gap:.1%}"
-    yield "fused groups", f"{one.us:.1f} us ({proof})"
+    yield "fused groups", f"{duration(one.us)} ({proof})"
     measured_us = sum(priced.price.us for priced in one.chosen if priced.price.how == "measured")
     yield "fraction of that time measured, not predicted", f"{measured_us / one.us:.0%}" if one.us else "-"
     yield "fraction of torch's time in operators of tunebench", f"{one.coverage:.1%}"
@@ -152,8 +150,8 @@ def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
         saved = sum(group.saved_us for group in offers)
         yield (
             str(len(offers)),
-            f"{sum(offer.price.us for offer in offers):.1f}",
-            f"{saved:.1f}" if len(offers[0].group.nodes) > 1 else "-",
+            duration(sum(offer.price.us for offer in offers)),
+            duration(saved) if len(offers[0].group.nodes) > 1 else "-",
             offers[0].price.variant or offers[0].price.by,
             " and ".join(offers[0].group.workloads),
         )

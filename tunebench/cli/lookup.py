@@ -16,7 +16,7 @@ from tunebench.cli._option import (
     WorkloadText,
     looked_up_device,
 )
-from tunebench.cli._output import emit
+from tunebench.cli._output import duration, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +61,8 @@ def command(
         known: str = answer.how
         if answer.interval_us is not None:
             low_us, high_us = answer.interval_us
-            known += f"; 90 % interval {low_us:.2f} to {high_us:.2f}"
-        to.print(f"  time     {answer.expected_us:.2f} us ({known})")
+            known += f"; 90 % interval {duration(low_us)} to {duration(high_us)}"
+        to.print(f"  time     {duration(answer.expected_us)} ({known})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
         for name, versus in answer.baselines.items():
             beats = "faster beyond noise" if versus.faster else "not significantly faster"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._console import is_quiet, is_verbose
 from tunebench.cli._model import ModelRequest
 from tunebench.cli._model_report import describe_model, render_model
 from tunebench.cli._option import Architecture, Gpus, Json, VariantFiles, Workloads, gpus
@@ -165,7 +166,10 @@ def _summary(result: TableResult, device: Device, out: Path) -> str:
 def _progress(what: str) -> Iterator[Callable[[TableResult, float], None]]:
     """Show the progress of a table on stderr if that is a terminal."""
     to = console(stderr=True)
-    if not to.is_terminal:
+    if is_verbose():
+        yield lambda result, share: to.print(f"{what}: {share:.0%}, {result.rows} rows", soft_wrap=True)
+        return
+    if is_quiet() or not to.is_terminal:
         yield lambda result, share: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

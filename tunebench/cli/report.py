@@ -38,7 +38,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE.toml",
-            help="Suite or file: its workloads, and the time of one pass.",
+            help="Suite or file with one: its workloads, and the time of one pass.",
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from tunebench._figure import significant
 from tunebench.cli._choice import ConfigRequest
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import emit, table
+from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
 from tunebench.outcome import Predicted, first_error, time_us
 
@@ -88,7 +88,7 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
         rows = (
             (place, _time(d), _how(d), d["device"], d["variant"]) for place, d in enumerate(found, start=1)
         )
-        to.print(table(">", ">time (us)", "how", "device", "variant", rows=rows))
+        to.print(table(">", ">time", "how", "device", "variant", rows=rows))
         for place, described in enumerate(found, start=1):  # on lines of their own, which can be copied
             to.print(f"{place:>2}  {described['config']}", soft_wrap=True)
         for one in violating:
@@ -117,8 +117,9 @@ def _count(entries: Sequence[Record]) -> str:
 
 def _time(described: Mapping[str, Any]) -> str:
     """Return a time, for a prediction with its 90 % interval."""
-    ends = f" [{described['low_us']:.2f}, {described['high_us']:.2f}]" if described["low_us"] else ""
-    return f"{described['time_us']:.2f}{ends}"
+    low_us, high_us = described["low_us"], described["high_us"]
+    ends = f" [{duration(low_us)}, {duration(high_us)}]" if low_us else ""
+    return f"{duration(described['time_us'])}{ends}"
 
 
 def _how(described: Mapping[str, Any]) -> str:

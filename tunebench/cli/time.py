@@ -8,7 +8,7 @@ import typer
 
 from tunebench._deprecation import warn_renamed
 from tunebench.cli._option import Json, ModelInputs, ModelType, Training
-from tunebench.cli._output import console, emit, table
+from tunebench.cli._output import duration, emit, note, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _timed(model: Any, specs: list[InputSpec], device: str | None, **how: Any) -
     torch.manual_seed(0)
     tensors = [spec.tensor() for spec in specs]
     drawn = [one.normal_() if one.is_floating_point() else one for one in tensors]
-    console(stderr=True).print(f"compiling, then timing on {where}", soft_wrap=True)
+    note(f"compiling, then timing on {where}")
     return time_model(model.to(where), *(one.to(where) for one in drawn), **how)
 
 
@@ -111,7 +111,7 @@ def _render(times: ModelTimes, to: Console) -> None:
     rows = [
         (
             way,
-            f"{us / 1e3:.3f} ms",
+            duration(us),
             f"{times.ratios[way]:.2f}" if way in times.ratios else "1",
             f"{times.first_s[way]:.1f} s",
         )
@@ -127,10 +127,10 @@ def _render(times: ModelTimes, to: Console) -> None:
     groups = sorted(times.groups, key=lambda group: -group.us)
     if groups:
         lines = (
-            (f"{g.us:.1f}", f"{g.torch_us:.1f}", f"{g.planned_us:.1f}", g.by, " and ".join(g.workloads))
+            (duration(g.us), duration(g.torch_us), duration(g.planned_us), g.by, " and ".join(g.workloads))
             for g in groups
         )
-        to.print(table(">us", ">torch us", ">planned us", "run by", "workloads of the group", rows=lines))
+        to.print(table(">time", ">torch", ">planned", "run by", "workloads of the group", rows=lines))
     else:
         to.print(
             "no group has a tuned kernel measured to be faster on this device: run `tunebench tune --suite`"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tunebench.cli import _completion
 from tunebench.cli._option import (
     Database,
     Json,
@@ -23,10 +24,11 @@ from tunebench.cli._option import (
     OptionalWorkload,
     StopAtGap,
     renamed_flag,
+    split_devices,
     target_device,
 )
 from tunebench.cli._option_group import grouped_options
-from tunebench.cli._output import console, emit
+from tunebench.cli._output import console, emit, note
 from tunebench.errors import ClusterLost, InputError, TunebenchError, UnknownName
 
 if TYPE_CHECKING:
@@ -64,8 +66,8 @@ class TuneOptions:
         str | None,
         _what(
             metavar="NAME|FILE.toml",
-            help="Tune all workloads of a model with one budget, in place of --workload: a suite, or a "
-            "file of the same form.",
+            help="Suite, or a file with one: tune all workloads of a model with one budget, in place of "
+            "--workload.",
             show_default=False,
         ),
     ] = None
@@ -96,8 +98,10 @@ class TuneOptions:
         _where(
             metavar="NAME|FILE",
             show_default=False,
-            help="Device: cuda, cuda:1, cpu, offline, a name, or a file; repeatable with --cluster. Default: "
-            "GPU, else CPU.",
+            help="Device: cuda, cuda:1, cpu, a name, or a file; with --cluster repeatable, or separated by "
+            "commas. Default: GPU, else CPU.",
+            autocompletion=_completion.devices,
+            callback=split_devices,
         ),
     ] = None
     arch: Annotated[
@@ -105,8 +109,8 @@ class TuneOptions:
         _where(
             metavar="NAME",
             show_default=False,
-            help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every "
-            "device of the cluster.",
+            help="Architecture, such as sm_90, of a GPU that need not be present: compiles, verifies and "
+            "predicts. With --cluster: of its devices; all tunes on every one.",
         ),
     ] = None
     cluster: Annotated[
@@ -189,8 +193,7 @@ def command(options: TuneOptions) -> None:
     devices = [local] if local is not None else _cluster_devices(options)
     plan, text = _plan(options), options.workload or ""
     if options.device is None and local is not None and local.kind == "cpu":
-        note = "no GPU found: tuning for the CPU; --device offline --arch sm_90 tunes for an absent GPU"
-        console(stderr=True).print(note)
+        note("no GPU found: tuning for the CPU; --arch sm_90 tunes for an absent GPU")
     sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
     single, batch = len(devices) == 1 and devices != ["all"], options.batch or 1
     if (sizes or options.suite is not None) and not single:
@@ -294,7 +297,7 @@ def _plan(options: TuneOptions) -> Plan:
         variants=tuple(options.variant or ()),
         variant_files=tuple(str(path) for path in options.variant_file or ()),
         protocol=Protocol(cache=_cache(options.cache)),
-        offline=options.device == ["offline"],
+        offline=options.device == ["offline"] or (options.arch is not None and options.cluster is None),
         timeout_s=options.timeout,
     )
 
@@ -336,11 +339,7 @@ def _local_device(options: TuneOptions) -> Device:
     if options.device is not None and len(options.device) > 1:
         raise InputError("several --device need --cluster: this machine tunes for one at a time")
     name = options.device[0] if options.device else None
-    if name == "offline":
-        if options.arch is None:
-            known = ", ".join(devices.architectures())
-            raise InputError(f"--device offline needs --arch; known: {known}")
-        return devices.representative(options.arch)
-    if options.arch is not None:
-        raise InputError("--arch goes with --device offline; a described device has its own")
-    return target_device(name, None)
+    if name == "offline" and options.arch is None:
+        known = ", ".join(devices.architectures())
+        raise InputError(f"--device offline needs --arch; known: {known}")
+    return target_device(None if name == "offline" else name, options.arch)

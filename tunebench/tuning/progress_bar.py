@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tunebench._console import console, printable
+from tunebench._console import console, is_quiet, is_verbose, printable
 from tunebench._figure import significant
 from tunebench.tuning.report_text import pool_parts, time_of
 
@@ -23,7 +23,8 @@ __all__ = ["show_progress"]
 def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
     """Show the progress of tuning: one live line per device, otherwise a plain line now and then.
 
-    Lines are live on a terminal, and in a notebook with `ipywidgets`.
+    Lines are live on a terminal, and in a notebook with `ipywidgets`. On the command line,
+    `-q` shows none, and `-v` a line per trial.
 
         with tunebench.show_progress() as watcher:
             report = tunebench.tune("gemm:m=64,n=64,k=64,dtype=f32", watcher=watcher)
@@ -38,7 +39,10 @@ def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
     from rich.progress import Progress as Bar
 
     to = console(stderr=True)
-    if not to.is_terminal or (to.is_jupyter and find_spec("ipywidgets") is None):
+    if is_quiet():
+        yield lambda progress: None
+        return
+    if is_verbose() or not to.is_terminal or (to.is_jupyter and find_spec("ipywidgets") is None):
         yield _plain_lines(to)
         return
     step = TextColumn("{task.description}", markup=False)
@@ -59,16 +63,19 @@ def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
 
 
 def _plain_lines(to: Console) -> ProgressCallback:
-    """Return a callback that prints a line for each new phase, and for each tenth of a phase."""
+    """Return a callback that prints a line for each new phase and each tenth of it, or for each trial."""
     shown: dict[str, tuple[object, ...]] = {}
 
     def show(progress: Progress) -> None:
         tenth = 0 if progress.trials_total else 10 * progress.done // max(1, progress.total)
+        if is_verbose():
+            tenth = progress.trials_done or progress.done
         step = (tenth, progress.index, progress.workload, progress.phase, progress.waiting)
         if step != shown.get(progress.device):
             shown[progress.device] = step
             description, done, total = _step(progress, several=len(shown) > 1)
-            to.print(f"{description} {done}/{total}: {_note(progress)}", soft_wrap=True)
+            latest = f"{progress.latest}; " if is_verbose() and progress.latest else ""
+            to.print(f"{description} {done}/{total}: {latest}{_note(progress)}", soft_wrap=True)
 
     return show
 

@@ -50,6 +50,7 @@ class Progress:
         trials_total: Budget of a suite, in trials; 0 if each workload has its own budget.
         model_us: Sum of count times best time over a suite, in microseconds.
         predicted: Workloads of a suite without a time yet; `model_us` contains their predicted time.
+        latest: Variant, configuration and outcome of the newest trial; empty before the first one.
     """
 
     phase: str
@@ -73,6 +74,7 @@ class Progress:
     trials_total: int = 0
     model_us: float = 0.0
     predicted: int = 0
+    latest: str = ""
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tunebench._console import table
-from tunebench._figure import significant
+from tunebench._figure import duration, significant
 from tunebench._notebook import html_grid, html_table
 
 if TYPE_CHECKING:
@@ -43,12 +43,7 @@ def pool_parts(pool: PoolStatus) -> list[str]:
 
 def time_of(us: float | None) -> str | None:
     """Return a time with its unit, from microseconds."""
-    if us is None:
-        return None
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= 10 * size:
-            return f"{us / size:.3f} {unit}"
-    return f"{us:.2f} us"
+    return None if us is None else duration(us)
 
 
 def _faster(us: float | None, best_us: float | None) -> str | None:

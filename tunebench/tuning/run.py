@@ -254,6 +254,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         _keep(context, search, proposal.config, result.outcome)
         context.audit.check(search, proposal.config, result.outcome, proposal.bound_us)
         state.pool = executor.pool
+        state.latest = f"{search.key} {proposal.config}: {_summary(result.outcome)}"
         context.report_progress("search", context.budget.done, context.budget.trials)
 
     context.report_progress("search", context.budget.done, context.budget.trials)
@@ -306,6 +307,15 @@ def _task(
         prune=prune,
         thorough=thorough,
     )
+
+
+def _summary(outcome: Outcome) -> str:
+    """Return an outcome in a few words."""
+    us, kind = time_us(outcome), outcome.kind.replace("_", " ")
+    if us is not None:
+        return f"{kind} {significant(us)} us"
+    reason = getattr(outcome, "reason", None)
+    return f"{kind}: {first_error(reason)}" if reason else kind
 
 
 def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: Outcome) -> None:

@@ -58,6 +58,7 @@ class RunState:
         pool: Workers of the cluster, if one measures.
         waiting: What the run waits for; empty while it runs.
         phase: Name, finished trials and total trials of the current phase.
+        latest: Variant, configuration and outcome of the trial that finished last.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -74,6 +75,7 @@ class RunState:
     pool: PoolStatus | None = None
     waiting: str = ""
     phase: tuple[str, int, int]
+    latest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,7 @@ class RunContext:
                 device=self.setup.target.device.key,
                 pool=state.pool,
                 workload=str(self.workload),
+                latest=state.latest if phase == "search" else "",
             )
         )
 

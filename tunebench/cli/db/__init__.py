@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tunebench.cli._option import Database, Json
+from tunebench.cli._option_group import with_verbosity
 from tunebench.cli._output import emit, plain, table
 from tunebench.cli.db.bundled import export_bundled, ship
 from tunebench.cli.db.exchange import export, import_
@@ -30,11 +31,12 @@ def group() -> None:
     """Manage the database of tuning results."""
 
 
-app.command()(upgrade)
-app.command()(downgrade)
+app.command()(with_verbosity(upgrade))
+app.command()(with_verbosity(downgrade))
 
 
 @app.command()
+@with_verbosity
 def stats(db: Database = None, as_json: Json = False) -> None:
     """Show statistics of a database: devices, workloads, trials, and outcomes by class."""
     from tunebench.db import open_store
@@ -65,10 +67,7 @@ def _render(console: Console, found: Stats) -> None:
         console.print(f"  {key}", soft_wrap=True)
 
 
-app.command()(verify)
-app.command("import")(import_)
-app.command()(export_optuna)
-app.command()(export)
-app.command()(merge)
-app.command()(export_bundled)
-app.command(hidden=True)(ship)
+for each in (verify, export_optuna, export, merge, export_bundled):
+    app.command()(with_verbosity(each))
+app.command("import")(with_verbosity(import_))
+app.command(hidden=True)(with_verbosity(ship))

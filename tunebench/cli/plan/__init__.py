@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tunebench.cli._option_group import with_verbosity
 from tunebench.cli.plan.cluster import cluster
 from tunebench.cli.plan.memory import memory
 from tunebench.cli.plan.pipeline import pipeline
@@ -18,6 +19,5 @@ def group() -> None:
     """Plan how training steps run: the memory of one device, a pipeline, or training on a cluster."""
 
 
-app.command()(cluster)
-app.command()(memory)
-app.command()(pipeline)
+for each in (cluster, memory, pipeline):
+    app.command()(with_verbosity(each))

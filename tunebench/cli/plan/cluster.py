@@ -101,8 +101,7 @@ def cluster(
         bool,
         typer.Option(
             "--user-buffers",
-            help="Plans with sequence parallelism run its collectives in parts beside products (Transformer "
-            "Engine).",
+            help="Run collectives of sequence parallelism in parts beside products (Transformer Engine).",
         ),
     ] = False,
     f32_gradients: Annotated[

@@ -42,7 +42,7 @@ def pipeline(
     microbatches: Annotated[
         int,
         typer.Option(
-            min=1, help="Pipeline parallelism: number of micro-batches per step.", show_default=False
+            min=1, help="Number of micro-batches per step, with pipeline parallelism.", show_default=False
         ),
     ] = ...,  # type: ignore[assignment]
     schedule: Annotated[
