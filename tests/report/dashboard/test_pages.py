@@ -17,6 +17,7 @@ from tests.report.dashboard.support import GEMM, GPU, HOSTILE, OTHER, WORKLOADS,
 from tests.support import measured
 from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.db.browse import open_browser
+from tunebench.errors import DatabaseError
 from tunebench.outcome import Result
 from tunebench.report.dashboard.catalogue import Catalogue
 from tunebench.space import Config
@@ -275,9 +276,34 @@ def test_catalogue_follows_the_database(tmp_path: Path) -> None:
         assert line.best.stale
 
 
-def test_database_is_only_read(database: str) -> None:
-    from tunebench.errors import DatabaseError
+def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
+    db, other = tmp_path / "a.db", tmp_path / "b.db"
+    fill(str(db))
+    with open_store(other) as store:
+        store.begin_run(RunStart(device=OTHER, workload=GEMM, sampler="bound", seed=0))
+    with open_browser(str(db)) as browser:
+        catalogue = Catalogue(browser)
+        catalogue._look()
+        assert catalogue._snapshot.workloads == WORKLOADS + 2
+        for suffix in ("-wal", "-shm"):
+            db.with_name(f"a.db{suffix}").unlink(missing_ok=True)
+        other.rename(db)
+        catalogue._look()
+        assert catalogue._snapshot.workloads == 0
+        db.unlink()
+        with pytest.raises(DatabaseError, match="cannot be opened"):
+            catalogue._look()
 
+
+def test_claimed_trial_has_its_configuration(get: Get) -> None:
+    page = get(f"{workload_path(on=OTHER)}&kind=claimed").text
+    (row,) = rows(page)
+    assert row[:3] == ["-", "claimed", "block=8,stages=3"]
+    trial = re.findall(r'href="(/trials/\d+)"', page)[-1]
+    assert "has claimed this trial" in get(trial).text
+
+
+def test_database_is_only_read(database: str) -> None:
     with open_browser(database) as browser, pytest.raises(DatabaseError), browser._write() as connection:
         connection.exec_driver_sql("DELETE FROM measurement")
 

@@ -23,6 +23,8 @@ REFRESH_S = 2.0
 PUBLISH_S = 0.3
 """Time between two snapshots while everything is read, in seconds."""
 
+_LONGEST_CLOSE_S = 5.0
+
 _REST = 4
 """The thread rests that many times as long as the last look took."""
 
@@ -153,11 +155,11 @@ class Catalogue:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading, and wait for the query that runs."""
+        """Stop reading, and wait for the query that runs, a few seconds at most."""
         self._closing.set()
         self._wanted.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_LONGEST_CLOSE_S)
 
     def snapshot(self, *, wait_s: float = 0.2) -> Snapshot:
         """Return what is known, and look for changes soon.
@@ -198,6 +200,8 @@ class Catalogue:
         state = self._browser.changes()
         if self._state is not None and state == self._state:
             return
+        if self._state is not None and state.file != self._state.file:
+            self._forget()
         self._devices = {device.id: device for device in self._browser.devices()}
         stale = tuple(self._browser.stale_groups())
         changed = self._browser.changed_workloads(self._state or state, self._runs)
@@ -212,6 +216,11 @@ class Catalogue:
         self._publish()
         self._read_pending()
         self._state = state
+
+    def _forget(self) -> None:
+        """Forget a file that was replaced."""
+        self._entries, self._pending, self._stale, self._runs = {}, {}, (), set()
+        self._state = None
 
     def _read_pending(self) -> None:
         published, read = time.monotonic(), set[Pair]()

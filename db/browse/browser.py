@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
 from typing import Any, Literal
@@ -16,7 +15,23 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from tunebench.db import schema
+from tunebench.db.browse.entry import (
+    Answer,
+    Changes,
+    Cursor,
+    DeviceEntry,
+    HistoryPoint,
+    RunEntry,
+    RunProgress,
+    StaleGroup,
+    TrialEntry,
+    TrialFilter,
+    TrialPage,
+    WorkloadEntry,
+)
+from tunebench.db.browse.trial_page import TRIAL_ORDERS, beyond, representatives, selected, trial_row
 from tunebench.db.database import Database
+from tunebench.db.disk import file_identity
 from tunebench.db.location import locate
 from tunebench.db.reader import Reader
 from tunebench.db.record import Record
@@ -26,25 +41,7 @@ from tunebench.db.schema import run_table as _run
 from tunebench.db.schema import trial_table as _trial
 from tunebench.outcome import FAILURES
 
-__all__ = [
-    "MOST_POINTS",
-    "QUERY_S",
-    "TRIAL_ORDERS",
-    "Answer",
-    "Browser",
-    "Changes",
-    "Cursor",
-    "DeviceEntry",
-    "HistoryPoint",
-    "RunEntry",
-    "RunProgress",
-    "StaleGroup",
-    "TrialFilter",
-    "TrialPage",
-    "TrialRow",
-    "WorkloadEntry",
-    "open_browser",
-]
+__all__ = ["MOST_POINTS", "QUERY_S", "Browser", "open_browser"]
 
 QUERY_S = 30.0
 """Seconds after which a query fails."""
@@ -56,225 +53,6 @@ _OVERLAP = 1000
 """Measurements before the newest known one that are read again: PostgreSQL may commit ids out of order."""
 
 _FAILED = tuple(failure.kind for failure in FAILURES)
-
-_LATE = 1e300
-"""Sort key in place of a missing number."""
-
-Cursor = tuple[Any, int]
-"""Place in an ordered list: the value it is ordered by, and the id of the row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEntry:
-    """A device: id of its row, `Device.key`, kind, architecture, product, SMs, and stored fields."""
-
-    id: int
-    key: str
-    kind: str
-    architecture: str
-    product: str
-    sm_count: int
-    descriptor: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A row of the view `answer_v1`: what `lookup` may return for a workload on a device.
-
-    Attributes:
-        trial_id: Id of the trial.
-        variant: `Variant.key`.
-        config: Text of the configuration.
-        stale: Whether the source has changed since.
-        kind: ``"measured"`` or ``"predicted"``.
-        cache: Cache state; None for a prediction.
-        verification: How the result was verified.
-        time_us: Time, in microseconds.
-        ci_us: 95 % confidence interval; None for a prediction.
-        bound_us: Lower bound of the configuration; None if unknown.
-        recorded_at: Time of the record.
-        comparison: Ratios of the times of the default and of libraries to this time.
-    """
-
-    trial_id: int
-    variant: str
-    config: str
-    stale: bool
-    kind: str
-    cache: str | None
-    verification: str | None
-    time_us: float
-    ci_us: tuple[float, float] | None
-    bound_us: float | None
-    recorded_at: datetime
-    comparison: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadEntry:
-    """What a database contains of one workload on one device.
-
-    Attributes:
-        device_id: Id of the device's row.
-        workload: Canonical text.
-        trials: Number of trials; `stale` and `claimed` are parts of it.
-        stale: Trials whose source has changed since.
-        claimed: Trials that a tuner has claimed and not measured.
-        measurements: Number of measurements; `measured`, `predicted` and `failed` are parts of it.
-        measured: Measurements with a measured time.
-        predicted: Measurements with a predicted time.
-        failed: Measurements that failed.
-        fastest_us: Fastest measured time, verified or not; None without one.
-        least_bound_us: Lowest lower bound of any measurement; None if unknown.
-        newest_at: Time of the newest measurement; None without one.
-        answers: What `lookup` may return, best first.
-    """
-
-    device_id: int
-    workload: str
-    trials: int = 0
-    stale: int = 0
-    claimed: int = 0
-    measurements: int = 0
-    measured: int = 0
-    predicted: int = 0
-    failed: int = 0
-    fastest_us: float | None = None
-    least_bound_us: float | None = None
-    newest_at: datetime | None = None
-    answers: tuple[Answer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """State of a database, to find later which workloads have changed.
-
-    Attributes:
-        newest: Id of the newest measurement; 0 without one.
-        runs: Number of runs.
-        stale: Number of stale trials, and sum of their ids.
-        claimed: Number of claimed trials.
-    """
-
-    newest: int = 0
-    runs: int = 0
-    stale: tuple[int, int] = (0, 0)
-    claimed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaleGroup:
-    """Number of stale trials of one variant for one workload on one device."""
-
-    device_id: int
-    workload: str
-    variant: str
-    trials: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPoint:
-    """One measurement in the history of a workload; `time_us` of an aborted one is its fastest sample."""
-
-    id: int
-    trial_id: int
-    variant: str
-    config: str
-    purpose: str
-    kind: str
-    time_us: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFilter:
-    """Selection of trials; an empty text selects all.
-
-    Attributes:
-        variant: `Variant.key`.
-        kind: Outcome class, or ``"claimed"``.
-        source: ``"current"`` or ``"stale"``.
-        config: Part of the text of the configuration.
-        run: Id of the run that measured them.
-    """
-
-    variant: str = ""
-    kind: str = ""
-    source: str = ""
-    config: str = ""
-    run: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
-    """A trial with one of its measurements: the newest finalist with a time, or else the newest with a time.
-
-    The columns of the measurement are None, and `kind` is ``"claimed"``, if there is none yet.
-    """
-
-    id: int
-    variant: str
-    config: str
-    stale: bool
-    kind: str
-    purpose: str | None
-    time_us: float | None
-    ci_us: tuple[float, float] | None
-    bound_us: float | None
-    reason: str | None
-    recorded_at: datetime | None
-    cursor: Cursor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPage:
-    """A page of trials, and whether there are more before and after it."""
-
-    rows: tuple[TrialRow, ...]
-    before: bool
-    after: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunProgress:
-    """What a run has done so far.
-
-    Attributes:
-        measurements: Number of its measurements.
-        searched: Measurements of its search: without finalists and audits.
-        failed: Measurements that failed.
-        best_us: Fastest measured time, else predicted time; None without one.
-        least_bound_us: Lowest lower bound; None if unknown.
-        newest_at: Time of the newest measurement; None without one.
-        claimed: Configurations that are compiled or measured now.
-    """
-
-    measurements: int = 0
-    searched: int = 0
-    failed: int = 0
-    best_us: float | None = None
-    least_bound_us: float | None = None
-    newest_at: datetime | None = None
-    claimed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEntry:
-    """A run of `tune`, or an import; `budget_trials` is None if the run has no such budget."""
-
-    id: str
-    device_id: int
-    workload: str
-    sampler: str
-    seed: int
-    host: str
-    versions: Mapping[str, Any]
-    started_at: datetime
-    finished_at: datetime | None
-    budget_trials: int | None
-    masked: int
-    cached: int
-    wall_s: float
-    progress: RunProgress = field(default_factory=RunProgress)
 
 
 def open_browser(db: str | None = None) -> Browser:
@@ -299,8 +77,13 @@ _Span = Literal["after", "before"]
 class Browser(Reader):
     """Queries for pages about a database. Open it with `open_browser`."""
 
+    _file: tuple[int, int] | None = None
+
     @contextmanager
     def _read(self) -> Iterator[sa.Connection]:
+        if self.location.path is not None and (file := file_identity(self.location.path)) != self._file:
+            self._engine.dispose()  # the file was replaced: its connections would read the old one
+            self._file = file
         with super()._read() as connection, _limited(self, connection):
             yield connection
 
@@ -395,6 +178,7 @@ class Browser(Reader):
             number, total = connection.execute(stale).one()
             newest = sa.select(sa.func.max(_measurement.c.id))
             return Changes(
+                file=self._file,
                 newest=connection.execute(newest).scalar() or 0,
                 runs=connection.execute(sa.select(sa.func.count()).select_from(_run)).scalar_one(),
                 stale=(int(number), int(total)),
@@ -497,28 +281,28 @@ class Browser(Reader):
             place: Which page: the rows before or after a cursor; None for the first page.
             limit: Most rows.
         """
-        rows = _representatives(device_id, workload)
+        rows = representatives(device_id, workload)
         key = TRIAL_ORDERS[order](rows.c).label("key")
         span, cursor = place or ("after", None)
         downwards = descending != (span == "before")
-        query = sa.select(rows, key).where(*_selected(rows.c, select or TrialFilter()))
+        query = sa.select(rows, key).where(*selected(rows.c, select or TrialFilter()))
         if cursor is not None:
-            query = query.where(_beyond(key, rows.c.id, cursor, downwards=downwards))
+            query = query.where(beyond(key, rows.c.id, cursor, downwards=downwards))
         direction = sa.desc if downwards else sa.asc
         query = query.order_by(direction(key), direction(rows.c.id)).limit(limit + 1)
         with self._read() as connection:
-            found = [_trial_row(row) for row in connection.execute(query).mappings()]
+            found = [trial_row(row) for row in connection.execute(query).mappings()]
         more, found = len(found) > limit, found[:limit]
         if span == "before":
             return TrialPage(rows=tuple(found[::-1]), before=more, after=True)
         return TrialPage(rows=tuple(found), before=cursor is not None, after=more)
 
-    def trial(self, trial_id: int) -> tuple[int, str, str, bool] | None:
-        """Return device id, workload, state and staleness of a trial; None if there is none with this id."""
-        columns = (_trial.c.device_id, _trial.c.workload, _trial.c.state, _trial.c.stale)
+    def trial(self, trial_id: int) -> TrialEntry | None:
+        """Return a trial; None if there is none with this id."""
+        query = sa.select(*(_trial.c[name] for name in TrialEntry.__dataclass_fields__))
         with self._read() as connection:
-            found = connection.execute(sa.select(*columns).where(_trial.c.id == trial_id)).first()
-        return None if found is None else (found[0], found[1], found[2], bool(found[3]))
+            found = connection.execute(query.where(_trial.c.id == trial_id)).mappings().first()
+        return None if found is None else TrialEntry(**found)
 
     def trial_records(self, trial_id: int) -> list[Record]:
         """Return the measurements of a trial, oldest first."""
@@ -531,6 +315,7 @@ class Browser(Reader):
         *,
         before: tuple[datetime, str] | None = None,
         pair: tuple[int, str] | None = None,
+        state: str = "",
         limit: int = 25,
     ) -> list[RunEntry]:
         """Return runs with their progress, the newest first.
@@ -538,13 +323,18 @@ class Browser(Reader):
         Args:
             before: Start and id of a run: only earlier ones are returned.
             pair: Device id and workload of the runs; None for all.
+            state: ``"finished"``, ``"imported"``, or empty for all.
             limit: Most runs.
         """
         query = _runs().order_by(_run.c.started_at.desc(), _run.c.id.desc()).limit(limit)
         if before is not None:
-            query = query.where(_beyond(_run.c.started_at, _run.c.id, before, downwards=True))
+            query = query.where(beyond(_run.c.started_at, _run.c.id, before, downwards=True))
         if pair is not None:
             query = query.where(_run.c.device_id == pair[0], _run.c.workload == pair[1])
+        if state == "finished":
+            query = query.where(_run.c.finished_at.is_not(None), _run.c.sampler != "import")
+        elif state == "imported":
+            query = query.where(_run.c.sampler == "import")
         return self._runs(query)
 
     def unfinished_runs(self, limit: int = 200) -> list[RunEntry]:
@@ -640,81 +430,6 @@ def _answer(row: Mapping[Any, Any]) -> Answer:
     return Answer(
         **values | {"comparison": row["comparison"] if isinstance(row["comparison"], dict) else {}},
         ci_us=None if row["ci_low_us"] is None else (row["ci_low_us"], row["ci_high_us"]),
-    )
-
-
-def _representatives(device_id: int, workload: str) -> sa.Subquery:
-    """Return the trials of a workload on a device, each with one measurement (see `TrialRow`)."""
-    trial, measurement = _trial.c, _measurement.c
-    time_us = sa.func.coalesce(measurement.median_us, measurement.predicted_us)
-    place = sa.func.row_number().over(
-        partition_by=trial.id,
-        order_by=(
-            sa.case((time_us.is_not(None), 0), else_=1),
-            sa.case((measurement.purpose == "finalist", 0), else_=1),
-            measurement.id.desc(),
-        ),
-    )
-    ranked = (
-        sa.select(
-            *(trial.id, trial.variant, trial.config, trial.stale, measurement.run_id),
-            *(measurement.purpose, time_us.label("time_us"), measurement.id.label("measurement_id")),
-            sa.func.coalesce(measurement.kind, trial.state).label("kind"),
-            *(measurement.ci_low_us, measurement.ci_high_us, measurement.bound_us),
-            *(measurement.reason, measurement.recorded_at, place.label("place")),
-        )
-        .join_from(_trial, _measurement, measurement.trial_id == trial.id, isouter=True)
-        .where(trial.device_id == device_id, trial.workload == workload)
-        .subquery()
-    )
-    return sa.select(ranked).where(ranked.c.place == 1).subquery()
-
-
-TRIAL_ORDERS: Mapping[str, Any] = {
-    "time": lambda c: sa.func.coalesce(c.time_us, _LATE),
-    "bound": lambda c: sa.func.coalesce(c.bound_us, _LATE),
-    "variant": lambda c: c.variant,
-    "config": lambda c: c.config,
-    "outcome": lambda c: c.kind,
-    "recorded": lambda c: sa.func.coalesce(c.measurement_id, 0),
-}
-"""Columns that trials can be ordered by, with the expression of each."""
-
-
-def _selected(columns: Any, select: TrialFilter) -> Iterator[sa.ColumnElement[bool]]:
-    if select.variant:
-        yield columns.variant == select.variant
-    if select.kind:
-        yield columns.kind == select.kind
-    if select.source:
-        yield columns.stale if select.source == "stale" else sa.not_(columns.stale)
-    if select.config:
-        yield columns.config.icontains(select.config, autoescape=True)
-    if select.run:
-        yield columns.run_id == select.run
-
-
-def _beyond(key: Any, row_id: Any, cursor: tuple[Any, Any], *, downwards: bool) -> sa.ColumnElement[bool]:
-    value, last = cursor
-    further = key < value if downwards else key > value
-    tied = row_id < last if downwards else row_id > last
-    return sa.or_(further, sa.and_(key == value, tied))
-
-
-def _trial_row(row: Mapping[Any, Any]) -> TrialRow:
-    return TrialRow(
-        id=row["id"],
-        variant=row["variant"],
-        config=row["config"],
-        stale=bool(row["stale"]),
-        kind=row["kind"],
-        purpose=row["purpose"],
-        time_us=row["time_us"],
-        ci_us=None if row["ci_low_us"] is None else (row["ci_low_us"], row["ci_high_us"]),
-        bound_us=row["bound_us"],
-        reason=row["reason"],
-        recorded_at=row["recorded_at"],
-        cursor=(row["key"], row["id"]),
     )
 
 
