@@ -143,7 +143,7 @@ class Call:
         operations: What ran below autograd.
         numbers: Values of the `Number` arguments, by index.
         gradients: Leaves whose attribute ``grad`` it changed, with the value it has then.
-        accumulated: Leaves with a gradient before the call: pairs of variables.
+        accumulated: Leaves that had a gradient before the call, and what it was.
         waits: Whether Python may go on only after its operations have run.
         checked: Values whose sizes depend on data.
         result: For a fetch, what it returned.
@@ -161,7 +161,7 @@ class Call:
     operations: list[Operation] = field(default_factory=list)
     numbers: dict[int, Any] = field(default_factory=dict)
     gradients: tuple[tuple[int, int], ...] = ()
-    accumulated: tuple[tuple[int, int], ...] = ()
+    accumulated: tuple[tuple[int, Variable | Value], ...] = ()
     waits: bool = False
     checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     result: Any = None

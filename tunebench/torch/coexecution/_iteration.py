@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tunebench.torch.coexecution._call import Call, Constant, Structure, Value, Variable, replaced
-from tunebench.torch.coexecution._function import ALWAYS, Kind
-from tunebench.torch.coexecution._path import Node, PathTree, matcher
+from tunebench.torch.coexecution._call import Call, Constant, Structure, TensorSpec, Value, Variable, replaced
+from tunebench.torch.coexecution._function import ALWAYS, Kind, optimizer_functions
+from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
+from tunebench.torch.coexecution._path import Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder
 from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state
-from tunebench.torch.coexecution._run import Run, placeholders, real_arguments, rebuilt
+from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
 from tunebench.torch.coexecution._segment import Segment
 
 __all__ = ["Iteration", "Outcome"]
@@ -68,8 +70,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def __init__(self, tree: PathTree | None, diverge_at: int | None = None) -> None:
         super().__init__()
         self.outcome = Outcome()
-        self._node = tree.root if tree is not None else None
-        self._run = Run(tree.size) if tree is not None else None
+        self.run = Run(tree.size if tree is not None else 0)
+        self._choices = tree.root.choices if tree is not None and diverge_at != 0 else None
         self._nodes = self.outcome.path
         self._gradients: dict[int, Variable | Value | None] = {}
         self._undo: dict[
@@ -85,19 +87,19 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def begin(self) -> None:
         """Begin the iteration."""
-        if self._node is None:
+        if self._choices is None:
             self._record()
         self._exits.enter_context(self)
 
     def end(self, error: BaseException | None) -> None:
         """End the iteration: everything it computed is there, as after eager mode."""
         try:
-            if self._node is not None:
+            if self._choices is not None:
                 with torch._C.DisableTorchFunction():
                     self._finish(error)
         finally:
             self._exits.close()
-            self._run = None
+            self.run = Run(0)
 
     def _record(self) -> Recorder:
         recorder = Recorder()
@@ -114,94 +116,80 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle a call of a function of torch."""
-        kwargs = kwargs or {}
-        if self._node is None:
+        choices = self._choices
+        if choices is None:
             assert self.outcome.recorder is not None
-            return self.outcome.recorder.call(func, args, kwargs)
+            return self.outcome.recorder.call(func, args, kwargs or {})
+        for node in choices:
+            if func == node.call.function:
+                follow = node.follow
+                if follow is None:
+                    follow = node.follow = follower(node)
+                result = follow(self, args, kwargs)
+                if result is not MISS:
+                    return result
+                self.run.undo()
+        return self._unexpected(func, args, kwargs or {})
+
+    def update(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a call of a function of an optimizer."""
+        with torch._C.DisableTorchFunction():
+            if self._choices is None:
+                assert self.outcome.recorder is not None
+                return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)
+            return self.__torch_function__(function, (), args, kwargs)
+
+    def _unexpected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a call that is none of those that followed before."""
         try:
             kind = ALWAYS.get(func, Kind.COMPUTE)
         except TypeError:
             kind = Kind.UNKNOWN
         if kind is Kind.METADATA:
-            return self._metadata(func, args, kwargs)
+            answer = _ANSWERS.get(func)
+            if answer is not None and self._nodes:
+                index = self.run.indices.get(id(args[0]))
+                if index is not None:
+                    return answer(self._nodes[-1].specs[index])
+            return func(*args, **kwargs)
         if kind is Kind.IGNORED:
             return func(*args, **kwargs)
-        return self.follow(func, args, kwargs, kind)
-
-    def update(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call of a function of an optimizer."""
-        with torch._C.DisableTorchFunction():
-            if self._node is None:
-                assert self.outcome.recorder is not None
-                return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)
-            return self.follow(function, args, kwargs, Kind.OPTIMIZER)
-
-    def _metadata(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert self._run is not None
-        answer = _ANSWERS.get(func)
-        if answer is not None:
-            index = self._run.indices.get(id(args[0]))
-            if index is not None:
-                return answer(self._run.specs[index])
-        return func(*args, **kwargs)
-
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind) -> Any:
-        """Follow a call on the known paths, or leave them."""
-        run = self._run
-        assert self._node is not None
-        assert run is not None
-        if self._diverge_at is not None and len(self._nodes) >= self._diverge_at:
-            self._diverge_at = None
-            return self._diverge("forced", func, args, kwargs, kind)
-        state = thread_state()
-        for node in self._node.following:
-            call = node.call
-            if not node.live or call.function != func or call.state != state:
-                continue
-            if call.kind is Kind.CREATE and _holds_tensor((args, kwargs)):
-                continue
-            matches = node.matches
-            if matches is None:
-                matches = node.matches = matcher(node, set())
-            if matches(args, kwargs, run):
-                try:
-                    return self._take(node, func, args, kwargs)
-                except Differs:
-                    pass
-            run.undo()
-        if kind is Kind.COMPUTE and not _holds_tensor((args, kwargs)):
+        if kind is Kind.COMPUTE and not holds_tensor((args, kwargs)) and func not in _UPDATES:
             return self._outside(func, args, kwargs)
-        return self._diverge("a call that is on no known path", func, args, kwargs, kind)
+        return self._diverge("a call that is on no known path", func, args, kwargs)
 
     def _outside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that uses no tensor; it concerns the path only if it makes one."""
         result = func(*args, **kwargs)
-        if not _holds_tensor(result):
+        if not holds_tensor(result):
             return result
         recorder = self._leave("a new tensor that is on no known path")
         recorder.adopt(func, args, kwargs, result, Kind.CREATE)
         return result
 
-    def _take(self, node: Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def take(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run a call of a known path."""
         call = node.call
-        run = self._run
-        assert run is not None
         try:
-            result = _TAKING[call.kind](self, node, call, args, kwargs)
+            result = _TAKING[call.kind](self, node, call, args, kwargs or {})
+        except Differs:
+            return MISS
         except Diverged as reason:
-            return self._diverge(str(reason), func, args, kwargs, call.kind)
-        return self._reached(node, result) if call.kind is not Kind.CREATE else result
-
-    def _reached(self, node: Node, result: Any) -> Any:
-        if self._node is not None and self._run is not None:
-            self._run.keep()
-            self._node = node
-            self._nodes.append(node)
+            return self._diverge(str(reason), call.function, args, kwargs or {})
+        if self._choices is not None and call.kind is not Kind.CREATE:
+            self.reached(node)
         return result
 
+    def reached(self, node: Node) -> None:
+        """Go on to a call."""
+        self.run.keep()
+        self._nodes.append(node)
+        self._choices = node.choices
+        if len(self._nodes) == self._diverge_at:
+            self._choices = []
+
     def _compute(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self._run
-        assert run is not None
+        run = self.run
         if call.kind is Kind.BACKWARD:
             self._check_leaves(call)
         if node.host:
@@ -217,35 +205,34 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         return self._promised(node, call)
 
     def _promised(self, node: Node, call: Call) -> Any:
-        run = self._run
-        assert run is not None
-        if not node.made:
-            node.made = tuple(placeholders(call))
-        for index, spec in node.made:
-            run.promise(index, spec, placeholder(spec))
+        run = self.run
+        pool, node.pool = node.pool, None
+        for position, (index, spec) in enumerate(node.made):
+            made = placeholder(spec) if pool is None else pool[position]
+            run.objects[index] = made
+            run.indices[id(made)] = index
         return _result(call.outputs, run)
 
     def _create(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self._run
-        assert run is not None
+        run = self.run
         result = call.function(*args, **kwargs)
-        assert self._node is not None
-        for sibling in [node, *(each for each in self._node.following if each is not node)]:
+        assert self._choices is not None
+        for sibling in [node, *(each for each in self._choices if each is not node)]:
             other = sibling.call
-            if not sibling.live or other.kind is not Kind.CREATE or other.function != call.function:
+            if other.kind is not Kind.CREATE or other.function != call.function:
                 continue
             if other.state == call.state and _bound(other.outputs, result, other, run):
-                return self._reached(sibling, result)
+                self.reached(sibling)
+                return result
             run.undo()
         recorder = self._leave("a new tensor with another shape or type")
         recorder.adopt(call.function, args, kwargs, result, Kind.CREATE)
         return result
 
     def _fetch(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self._run
-        assert run is not None
+        run = self.run
         self._wait(node.segment)
-        given, named = real_arguments(call, run)
+        given, named = real_arguments(call, run, node.specs)
         with torch.no_grad():
             result = call.function(*given, **named)
         self._fetched[len(self._nodes)] = result
@@ -255,8 +242,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         return call.function(*args, **kwargs)
 
     def _get_gradient(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self._run
-        assert run is not None
+        run = self.run
         leaf = call.args[0].index
         expected = call.outputs
         if leaf in self._gradients:
@@ -282,7 +268,12 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if known is not None and known == expected.index:
             return gradient
         spec = call.specs.get(expected.index)
-        if known is None and spec is not None and spec.given and run.bind(expected.index, spec, gradient):
+        if (
+            known is None
+            and spec is not None
+            and spec.given
+            and run.bind(expected.index, spec, gradient, [_no_tensor, 0])
+        ):
             return gradient
         raise Differs
 
@@ -292,34 +283,30 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _check_leaves(self, call: Call) -> None:
         """Check that leaves have gradients and hooks as when the path was recorded."""
-        run = self._run
-        assert run is not None
+        run = self.run
         accumulated = dict(call.accumulated)
         for leaf in {index for index, _ in call.gradients} | accumulated.keys():
             tensor = run.objects[leaf]
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 raise Differs
-            expected = accumulated.get(leaf, -1)
+            expected = accumulated.get(leaf)
             if leaf in self._gradients:
-                found = self._gradients[leaf]
-                index = found.index if isinstance(found, Variable) else None
-                if isinstance(found, Value):
-                    raise Differs
-                if (-1 if index is None else index) != expected:
+                if self._gradients[leaf] != expected:
                     raise Differs
                 continue
             gradient = tensor.grad
-            if (gradient is None) != (expected < 0):
-                raise Differs
-            if gradient is None or run.indices.get(id(gradient)) == expected:
+            if gradient is None and expected is None:
                 continue
-            spec = call.specs.get(expected)
-            if spec is None or not run.bind(expected, spec, gradient):
+            if gradient is None or not isinstance(expected, Variable):
+                raise Differs
+            if run.indices.get(id(gradient)) == expected.index:
+                continue
+            spec = call.specs.get(expected.index)
+            if spec is None or not run.bind(expected.index, spec, gradient, [_no_tensor, 0]):
                 raise Differs
 
     def _check_sizes(self, call: Call) -> None:
-        run = self._run
-        assert run is not None
+        run = self.run
         for index, (shape, stride, *_) in call.checked.items():
             value = run.values[index]
             if value.shape != shape or value.stride() != stride:
@@ -331,8 +318,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         """Run what Python waits for."""
         if segment is None:
             return
-        run = self._run
-        assert run is not None
+        run = self.run
         if not final:
             self._save(segment)
         start = time.perf_counter()
@@ -348,13 +334,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _save(self, segment: Segment) -> None:
         """Save what the segment is about to write, to be able to take it back."""
-        run = self._run
-        assert run is not None
-        given = {spec.value for spec in run.specs.values() if spec.given} if segment.writes else set()
         for index in segment.writes:
-            tensor = run.values[index]
-            if tensor is None or index not in given:
-                continue
+            tensor = self.run.objects[index]
             storage = tensor.untyped_storage()
             if storage._cdata not in self._undo:
                 self._undo[storage._cdata] = (storage, storage.clone(), [])
@@ -362,67 +343,62 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     # -- divergence ------------------------------------------------------------------------------------------
 
-    def _diverge(
-        self, reason: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Kind | None = None
-    ) -> Any:
+    def _diverge(self, reason: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._leave(reason)
-        return recorder.call(func, args, kwargs, kind if kind is Kind.OPTIMIZER else None)
+        return recorder.call(func, args, kwargs, Kind.OPTIMIZER if func in _UPDATES else None)
 
     def _leave(self, reason: str) -> Recorder:
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
-        run, nodes = self._run, self._nodes
-        assert run is not None
+        run, nodes = self.run, self._nodes
         site = call_site(sys._getframe(1))
         self.outcome.divergence = (site[-1] if site else "?", reason)
-        self._node = None
+        self._choices = None
         for storage, saved, tensors in self._undo.values():
             storage.copy_(saved)
             for tensor, version in reversed(tensors):
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         self._undo.clear()
+        run.promised = {index for node in nodes for index, _ in node.made}
         recorder = self._record()
-        state, enabled = torch.default_generator.get_state(), torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self._start)
+        random, state = torch.default_generator.get_state(), thread_state()
         for position, node in enumerate(nodes):
             if position in self._random:
                 torch.default_generator.set_state(self._random[position])
+            _enter(node.call.state)
             _replay(node, run, recorder, self._fetched.get(position))
-        torch.default_generator.set_state(state)
-        torch._C._set_grad_enabled(enabled)
+        torch.default_generator.set_state(random)
+        _enter(state)
         return recorder
 
     # -- end -------------------------------------------------------------------------------------------------
 
     def _finish(self, error: BaseException | None) -> None:
-        run, node = self._run, self._node
-        assert run is not None
-        assert node is not None
-        end = node.end
+        run = self.run
+        end = self._nodes[-1].end if self._nodes else None
         if error is not None or end is None or not end.ready:
             self._leave("an exception" if error is not None else "an end that is on no known path")
             return
         escaping = [
-            index
-            for index, spec in run.specs.items()
-            if not spec.given and sys.getrefcount(run.objects[index]) > 2
+            index for node in self._nodes for index, _ in node.made if sys.getrefcount(run.objects[index]) > 2
         ]
         if any(index not in end.escaping for index in escaping):
             self._leave("a tensor that outlives the iteration")
             return
         self._wait(end.segment, final=True)
         with torch.no_grad():
-            self._hand_over(escaping)
+            self._hand_over(escaping, end.specs)
+        for node in self._nodes:
+            node.pool = _pooled(node, run)
 
-    def _hand_over(self, escaping: list[int]) -> None:
+    def _hand_over(self, escaping: list[int], specs: list[TensorSpec]) -> None:
         """Turn placeholders into tensors, and write gradients."""
-        run = self._run
-        assert run is not None
+        run = self.run
         for index in {
             *escaping,
             *(each.index for each in self._gradients.values() if isinstance(each, Variable)),
         }:
-            if index in run.promised:
-                run.redeem(index, run.values[run.specs[index].value].detach())
+            if not specs[index].given:
+                run.redeem(index, run.values[specs[index].value].detach())
         for leaf, found in self._gradients.items():
             tensor = run.objects[leaf]
             if found is None:
@@ -489,7 +465,11 @@ def _bound(pattern: Any, result: Any, call: Call, run: Run) -> bool:
     """Bind new tensors to their variables; return whether they are like them."""
     if isinstance(pattern, Variable):
         spec = call.specs.get(pattern.index)
-        return spec is not None and isinstance(result, Tensor) and run.bind(pattern.index, spec, result)
+        return (
+            spec is not None
+            and isinstance(result, Tensor)
+            and run.bind(pattern.index, spec, result, [_no_tensor, 0])
+        )
     if isinstance(pattern, Constant):
         return Constant(result) == pattern
     parts = pattern.parts if isinstance(pattern, Structure) else pattern
@@ -500,14 +480,34 @@ def _bound(pattern: Any, result: Any, call: Call, run: Run) -> bool:
     )
 
 
-def _holds_tensor(tree: Any) -> bool:
-    if isinstance(tree, (tuple, list)):
-        return any(_holds_tensor(each) for each in tree)
-    if isinstance(tree, dict):
-        return any(_holds_tensor(each) for each in tree.values())
-    return isinstance(tree, Tensor)
+def _pooled(node: Node, run: Run) -> tuple[Any, ...] | None:
+    """Return the placeholders of a call if nothing refers to them and nothing was added to them."""
+    made = [run.objects[index] for index, _ in node.made]
+    for index, _ in node.made:
+        run.objects[index] = None
+    for each in made:
+        if sys.getrefcount(each) > 3 or each.__dict__ or weakref.getweakrefcount(each):
+            return None
+    return tuple(made) or None
 
 
+def _enter(state: tuple[Any, ...]) -> None:
+    """Set the modes of this thread that decide what a call does."""
+    enabled, autocast, _ = state
+    torch._C._set_grad_enabled(enabled)
+    if (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None) is not autocast:
+        if not torch._C._is_any_autocast_enabled() or autocast is None:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled("cpu", autocast is not None)
+        if autocast is not None:
+            torch.set_autocast_dtype("cpu", autocast)
+
+
+def _no_tensor() -> None:
+    """Return None, like a weak reference to a tensor that is gone."""
+
+
+_UPDATES = {function for _, _, function in optimizer_functions()}
 _TAKING: dict[Kind, Any] = {
     Kind.COMPUTE: Iteration._compute,
     Kind.BACKWARD: Iteration._compute,

@@ -25,7 +25,12 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         return recorder.problem
     if not recorder.calls:
         return None
-    end = End(gradients=_gradients(recorder), escaping=_escaping(recorder), specs=recorder.specs)
+    end = End(
+        gradients=_gradients(recorder),
+        escaping=_escaping(recorder),
+        specs=recorder.specs,
+        roots=recorder.roots(),
+    )
     tree.size = max(tree.size, recorder.size)
     before = [(nodes, each) for nodes, each in tree.paths if each.ready]
     nodes = tree.merge(recorder.calls, end)[1:]
@@ -43,8 +48,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         end.refused = reason
         return reason, last
     end.ready = True
-    for node in nodes:
-        node.live = True
+    tree.enliven(nodes)
     return None
 
 

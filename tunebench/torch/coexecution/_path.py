@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +33,7 @@ class End:
         gradients: Leaves and the value of their attribute ``grad`` at the end; None for no gradient.
         escaping: Variables that outlived the iteration.
         specs: All variables of the path.
+        roots: For each value, the first given variable with its memory, or -1.
         ready: Whether its segments were built and gave the results of eager mode.
         refused: Why it can only run as in eager mode.
         segment: What runs after the last point at which Python waits.
@@ -42,6 +42,7 @@ class End:
     gradients: dict[int, Variable | Value | None]
     escaping: set[int]
     specs: list[TensorSpec]
+    roots: list[int]
     ready: bool = False
     refused: str | None = None
     segment: Any = None
@@ -67,27 +68,33 @@ class Node:
     Attributes:
         call: The call; at the root, one that never ran.
         following: The calls that followed.
-        matches: Function that checks whether a call is this one.
+        specs: What is known about the tensors of its path.
+        follow: Function that checks whether a call is this one, and runs it.
+        choices: The calls that followed on paths that are ready, the latest first.
+        pool: Placeholders of its results from an earlier iteration that nothing refers to.
         fixed: Numbers that must have one value, by index.
         equal: Pairs of numbers that must be equal.
         segment: What runs when Python waits here.
         outputs: Values that the segment must return.
         end: The path that ends here.
         live: Whether a path that is ready leads through here.
-        visits: How often it was taken.
+        made: Variables that it makes as placeholders, with their specs.
+        host: Its operations that run in Python's thread.
     """
 
     call: Call
     following: list[Node] = field(default_factory=list)
-    matches: Callable[..., bool] | None = None
+    specs: list[TensorSpec] = field(default_factory=list)
+    follow: Callable[..., Any] | None = None
+    choices: list[Node] = field(default_factory=list)
+    pool: tuple[Any, ...] | None = None
     fixed: dict[int, Any] = field(default_factory=dict)
     equal: set[tuple[int, int]] = field(default_factory=set)
     segment: Any = None
     outputs: set[int] = field(default_factory=set)
     end: End | None = None
     live: bool = False
-    visits: int = 0
-    made: tuple[Any, ...] = ()
+    made: tuple[tuple[int, TensorSpec], ...] = ()
     host: tuple[Operation, ...] = ()
 
 
@@ -113,7 +120,7 @@ class PathTree:
         """
         nodes = self._similar(calls)
         if nodes is None or nodes[-1].end is None or not _freed(nodes, calls):
-            nodes = self._inserted(calls)
+            nodes = self._inserted(calls, end.specs)
         if nodes[-1].end is None:
             nodes[-1].end = end
             self.paths.append((nodes[1:], end))
@@ -131,7 +138,7 @@ class PathTree:
             nodes.append((exact or found)[0])
         return nodes
 
-    def _inserted(self, calls: Sequence[Call]) -> list[Node]:
+    def _inserted(self, calls: Sequence[Call], specs: list[TensorSpec]) -> list[Node]:
         nodes = [self.root]
         for call in calls:
             for each in nodes[-1].following:
@@ -144,10 +151,21 @@ class PathTree:
                     break
             else:
                 node = Node(call=call, fixed={} if call.kind is Kind.OPTIMIZER else dict(call.numbers))
+                node.specs = specs
                 node.host = tuple(host_operations(call))
+                node.made = tuple(
+                    (index, call.specs[index]) for index in outputs_of(call) if not call.specs[index].given
+                )
                 nodes[-1].following.append(node)
                 nodes.append(node)
         return nodes
+
+    def enliven(self, nodes: Sequence[Node]) -> None:
+        """Note that a path is ready."""
+        for before, node in itertools.pairwise([self.root, *nodes]):
+            node.live = True
+            if node not in before.choices:
+                before.choices.insert(0, node)
 
     def nodes(self) -> Iterator[Node]:
         """Return all nodes below the root."""
@@ -215,7 +233,7 @@ def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
     free = {index for index in old if Constant(old[index]) != Constant(new[index])}
     for node in nodes[1:]:
         node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
-        node.matches = None
+        node.follow = None
     for node, place, fitting in changes:
         node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
         _set_constant(node.call, place, Number(fitting[0]))
@@ -263,109 +281,6 @@ def host_operations(call: Call) -> Iterable[Operation]:
                 if index in made:
                     yield made.pop(index)
             yield operation
-
-
-# -- matching ------------------------------------------------------------------------------------------------
-
-
-class _Writer:
-    """Writes the body of a function that checks a call."""
-
-    def __init__(self, node: Node, seen: set[int], call: Call) -> None:
-        self.lines: list[str] = []
-        self.constants: dict[str, Any] = {"isnan": math.isnan, "copysign": math.copysign}
-        self._node = node
-        self._seen = seen
-        self._call = call
-        self._count = itertools.count()
-
-    def check(self, condition: str) -> None:
-        self.lines.append(f"    if not ({condition}): return False")
-
-    def constant(self, value: Any) -> str:
-        name = f"c{next(self._count)}"
-        self.constants[name] = value
-        return name
-
-    def value(self, source: str, pattern: Any) -> None:
-        if isinstance(pattern, Variable):
-            self._variable(source, pattern.index)
-        elif isinstance(pattern, Number):
-            self._number(source, pattern.index)
-        elif isinstance(pattern, Constant):
-            self._constant(source, pattern.value)
-        elif type(pattern) is dict:
-            self.check(f"type({source}) is dict and list({source}) == {list(pattern)!r}")
-            for key, each in pattern.items():
-                self._nested(f"{source}[{key!r}]", each)
-        elif type(pattern) is tuple and pattern and pattern[0] == "slice":
-            self.check(f"type({source}) is slice")
-            for name, each in zip(("start", "stop", "step"), pattern[1:], strict=True):
-                self._nested(f"{source}.{name}", each)
-        else:
-            kind = "list" if type(pattern) is list else "tuple"
-            self.check(f"isinstance({source}, {kind}) and len({source}) == {len(pattern)}")
-            for position, each in enumerate(pattern):
-                self._nested(f"{source}[{position}]", each)
-
-    def _nested(self, source: str, pattern: Any) -> None:
-        name = f"v{next(self._count)}"
-        self.lines.append(f"    {name} = {source}")
-        self.value(name, pattern)
-
-    def _variable(self, source: str, index: int) -> None:
-        spec = self._call.specs.get(index)
-        if spec is not None and spec.given and index not in self._seen:
-            self._seen.add(index)
-            self.check(f"run.bind({index}, {self.constant(spec)}, {source})")
-        else:
-            self.check(f"{source} is objects[{index}]")
-
-    def _number(self, source: str, index: int) -> None:
-        if index in self._node.fixed:
-            self._constant(source, self._node.fixed[index])
-        else:
-            self.check(f"type({source}) is {type(self._call.numbers[index]).__name__}")
-        self.lines.append(f"    numbers[{index}] = {source}")
-
-    def _constant(self, source: str, value: Any) -> None:
-        if value is None or value is Ellipsis or isinstance(value, bool):
-            self.check(f"{source} is {value!r}")
-        elif isinstance(value, float) and value != value:
-            self.check(f"type({source}) is float and isnan({source})")
-        elif isinstance(value, float) and value == 0:
-            sign = math.copysign(1, value)
-            self.check(f"type({source}) is float and {source} == 0 and copysign(1, {source}) == {sign}")
-        elif isinstance(value, complex):
-            self.check(f"type({source}) is complex and repr({source}) == {repr(value)!r}")
-        else:
-            name = self.constant(value)
-            self.check(f"type({source}) is {self.constant(type(value))} and {source} == {name}")
-
-
-def matcher(node: Node, seen: set[int]) -> Callable[..., bool]:
-    """Return a function from arguments of a call and a run to whether the call is that of a node.
-
-    It notes given tensors and numbers in the run.
-    """
-    call = node.call
-    writer = _Writer(node, seen, call)
-    if call.kind is not Kind.CREATE:
-        writer.check(f"len(args) == {len(call.args)} and len(kwargs) == {len(call.kwargs)}")
-        for position, pattern in enumerate(call.args):
-            writer._nested(f"args[{position}]", pattern)
-        for key, pattern in call.kwargs:
-            writer.check(f"{key!r} in kwargs")
-            writer._nested(f"kwargs[{key!r}]", pattern)
-        for one, two in node.equal:
-            writer.check(f"type(numbers[{one}]) is type(numbers[{two}]) and numbers[{one}] == numbers[{two}]")
-    lines = ["def matches(args, kwargs, run):", "    objects = run.objects; numbers = run.numbers"]
-    lines += [*writer.lines, "    return True"]
-    scope = writer.constants
-    # The check runs for every call of every iteration: generated code has no loops over patterns.
-    exec(compile("\n".join(lines), f"<call of {call.site}>", "exec"), scope)  # noqa: S102
-    found: Callable[..., bool] = scope["matches"]
-    return found
 
 
 def outputs_of(call: Call) -> list[int]:

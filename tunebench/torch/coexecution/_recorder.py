@@ -279,11 +279,21 @@ class Recorder:
                 return {}
             before[index] = leaf.grad
             if leaf.grad is not None:
-                grad = self._known(leaf.grad)
-                if grad is None:
-                    grad = self._new(leaf.grad, call, given=True)
-                call.accumulated += ((index, grad),)
+                try:
+                    call.accumulated += ((index, self._gradient(leaf.grad, call)),)
+                except NotUnderstoodError as error:
+                    self.refuse(str(error))
+                    return {}
         return before
+
+    def _gradient(self, gradient: Tensor, call: Call) -> Variable | Value:
+        """Return what the gradient of a leaf is before a backward pass."""
+        index = self._known(gradient)
+        if index is not None:
+            return Variable(index)
+        if self._is_result(gradient):
+            return Value(self._value_of(gradient))
+        return Variable(self._new(gradient, call, given=True))
 
     def _leaves_of(self, roots: Any) -> list[Tensor]:
         """Return the leaves of graphs of autograd, which must hold no Python."""
@@ -325,6 +335,10 @@ class Recorder:
     def size(self) -> int:
         """Return a number that all indices are smaller than."""
         return max(len(self.specs), len(self._geometry), self._numbers) + 1
+
+    def roots(self) -> list[int]:
+        """Return for each value the first given variable with its memory, or -1."""
+        return [self._storages[key[0]][1] for key in self._geometry]
 
     def rename(self, tensor: Tensor, index: int) -> None:
         """Note that another object is a variable now."""
@@ -464,18 +478,22 @@ class Recorder:
             if self.problem is None and call is None:
                 self._outside(operator)
             return operator(*args, **kwargs)
+        results: list[Any] = []
         try:
-            return self._recorded(call, operator, args, kwargs)
+            self._run_recorded(call, operator, args, kwargs, results)
         except NotUnderstoodError as error:
             self.refuse(str(error))
-            return operator(*args, **kwargs)
+        return results[0] if results else operator(*args, **kwargs)
 
     def _outside(self, operator: Any) -> None:
         if operator.namespace != "profiler":
             self._site = call_site(sys._getframe(3))
             self.refuse(f"{operator.name()} ran outside of torch's Python functions")
 
-    def _recorded(self, call: Call, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_recorded(
+        self, call: Call, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], done: list[Any]
+    ) -> None:
+        """Run an operation and record it; the result is added to `done` as soon as it is there."""
         if operator.namespace not in ("aten", "profiler"):
             raise NotUnderstoodError(f"{operator.name()} is no operator of ATen")
         lifted = operator.name() == "aten::lift_fresh"
@@ -487,6 +505,7 @@ class Recorder:
         writes = tuple(self._value_of(tensor) for tensor in changed)
         state = torch.default_generator.get_state() if is_random(operator) else None
         result = operator(*args, **kwargs)
+        done.append(result)
         random = state is not None and not torch.equal(state, torch.default_generator.get_state())
         if state is not None and random:
             call.random_states.append(state)
@@ -496,10 +515,10 @@ class Recorder:
         )
         if allocates(operator):
             call.operations.append(_allocation(result, outputs))
-            return result
+            return
         if random and (filling := _FILLING.get(operator.name())) is not None:
             call.operations += [_allocation(result, outputs), _filled(filling, outputs)]
-            return result
+            return
         if random:
             self._check_random(call, patterns)
         call.operations.append(
@@ -513,7 +532,6 @@ class Recorder:
                 is_random=random,
             )
         )
-        return result
 
     def _check_random(self, call: Call, patterns: tuple[Any, ...]) -> None:
         """Refuse random numbers that depend on values."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch.nn import Parameter
 from tunebench.torch.coexecution._call import Call, Number, TensorSpec, Variable, replaced
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._operator import allocates
-from tunebench.torch.coexecution._path import End, Node, outputs_of
+from tunebench.torch.coexecution._path import End, Node
 from tunebench.torch.coexecution._placeholder import become
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._script import operation_result
@@ -37,24 +39,38 @@ class Run:
         self.values: list[Any] = [None] * size
         self.numbers: list[Any] = [None] * size
         self.indices: dict[int, int] = {}
-        self.specs: dict[int, TensorSpec] = {}
         self.promised: set[int] = set()
         self._storages: dict[int, int] = {}
         self._bound: list[tuple[int, int | None, int]] = []
 
-    def bind(self, index: int, spec: TensorSpec, tensor: Any) -> bool:
-        """Note that a given tensor is a variable; return False if it is not like its spec."""
-        if not fits(tensor, spec) or id(tensor) in self.indices:
+    def bind(self, index: int, spec: TensorSpec, tensor: Any, cache: list[Any]) -> bool:
+        """Note that a given tensor is a variable; return False if it is not like its spec.
+
+        Args:
+            index: The variable.
+            spec: What it must be like.
+            tensor: The object.
+            cache: A weak reference to the object that was checked last, and its storage; updated.
+        """
+        if cache[0]() is tensor and tensor is not None:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key != cache[1] or not _still_fits(tensor, spec):
+                return False
+        elif fits(tensor, spec):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            cache[:] = weakref.ref(tensor), key
+        else:
             return False
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        if id(tensor) in self.indices:
+            return False
         if self._storages.get(key, -1) != spec.alias or storage.resizable() is spec.shared:
             return False
         if spec.alias < 0:
             self._storages[key] = index
         self._bound.append((id(tensor), key if spec.alias < 0 else None, index))
         self.indices[id(tensor)] = index
-        self.specs[index] = spec
         self.objects[index] = tensor
         self.values[spec.value] = tensor
         return True
@@ -72,13 +88,6 @@ class Run:
             self.objects[index] = None
         self._bound.clear()
 
-    def promise(self, index: int, spec: TensorSpec, tensor: Tensor) -> None:
-        """Note the placeholder of a variable."""
-        self.objects[index] = tensor
-        self.indices[id(tensor)] = index
-        self.specs[index] = spec
-        self.promised.add(index)
-
     def redeem(self, index: int, real: Tensor) -> None:
         """Turn the placeholder of a variable into a tensor with values."""
         self.promised.discard(index)
@@ -92,12 +101,25 @@ class Run:
                 if position is not None:
                     self.values[position] = result
 
-    def real(self, pattern: Any) -> Any:
+    def real(self, pattern: Any, specs: Sequence[TensorSpec]) -> Any:
         """Return an argument of a call, with values in place of placeholders."""
         if isinstance(pattern, Variable):
-            spec = self.specs[pattern.index]
+            spec = specs[pattern.index]
             return self.objects[pattern.index] if spec.given else self.values[spec.value]
         return self.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
+
+
+def _still_fits(tensor: Tensor, spec: TensorSpec) -> bool:
+    """Return whether a tensor that was like its spec is so still, as far as the same object can change."""
+    return (
+        tensor.requires_grad is spec.requires_grad
+        and tensor.shape == spec.shape
+        and tensor.is_leaf is spec.is_leaf
+        and tensor.stride() == spec.stride
+        and tensor.dtype is spec.dtype
+        and tensor.storage_offset() == spec.offset
+        and not tensor._backward_hooks
+    )
 
 
 def fits(tensor: Any, spec: TensorSpec) -> bool:
@@ -116,6 +138,7 @@ def fits(tensor: Any, spec: TensorSpec) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
     )
 
 
@@ -131,10 +154,16 @@ def rebuilt(call: Call, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, {key: _unsliced(value, leaf) for key, value in call.kwargs}
 
 
-def real_arguments(call: Call, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def real_arguments(
+    call: Call, run: Run, specs: Sequence[TensorSpec]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call of a run with values."""
-    args = tuple(_unsliced(each, run.real) for each in call.args)
-    return args, {key: _unsliced(value, run.real) for key, value in call.kwargs}
+
+    def leaf(pattern: Any) -> Any:
+        return run.real(pattern, specs)
+
+    args = tuple(_unsliced(each, leaf) for each in call.args)
+    return args, {key: _unsliced(value, leaf) for key, value in call.kwargs}
 
 
 def _unsliced(pattern: Any, leaf: Any) -> Any:
@@ -174,7 +203,6 @@ class _Shadow:
         run = self._run
         for node, call in zip(nodes, self._recorder.calls, strict=True):
             for index, spec in call.specs.items():
-                run.specs[index] = spec
                 if spec.given:
                     run.objects[index] = run.values[spec.value] = self._copy(self._recorder.given[index])
             for index, value in call.numbers.items():
@@ -210,7 +238,7 @@ class _Shadow:
 
     def _same_fetch(self, call: Call) -> bool:
         with torch.no_grad():
-            args, kwargs = real_arguments(call, self._run)
+            args, kwargs = real_arguments(call, self._run, self._recorder.specs)
             return _same_result(call.function(*args, **kwargs), call.result)
 
     def _differing_state(self, end: End) -> str | None:
@@ -257,8 +285,3 @@ def _same_result(one: Any, two: Any) -> bool:
     if isinstance(one, float):
         return one == two or (math.isnan(one) and math.isnan(two))
     return repr(one) == repr(two) if isinstance(one, list) else bool(one == two)
-
-
-def placeholders(call: Call) -> list[tuple[int, TensorSpec]]:
-    """Return the variables that a call makes as placeholders, with their specs."""
-    return [(index, call.specs[index]) for index in outputs_of(call) if not call.specs[index].given]

@@ -66,7 +66,7 @@ class Segment:
 
     Attributes:
         parts: What to run, in order.
-        writes: Values given from outside whose memory it writes.
+        writes: First given variables of each memory that it writes.
         dead: Values that nothing reads afterwards.
         operations: Number of operations.
         runner: Who runs it.
@@ -211,7 +211,7 @@ class _Builder:
                 writes |= {index for operation in item.call.operations for index in operation.writes}
         return Segment(
             parts=tuple(made),
-            writes=tuple(sorted(writes)),
+            writes=tuple(sorted({self._end.roots[index] for index in writes} - {-1})),
             dead=(),
             operations=sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in parts),
             runner="TorchScript" if self._scripts else "Python",
