@@ -91,9 +91,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation site into site/, and run every example of the README and of docs/."""
-    session.install("-e", ".[cuda,dev,docs]")
-    session.run("mkdocs", "build", env={"NO_MKDOCS_2_WARNING": "1"})
+    """Build the documentation site into site/ with executed notebooks, and run every example of docs/."""
+    session.install("-e", ".[cuda,dev,docs,torch]", *TORCH)
+    environment = {"NO_MKDOCS_2_WARNING": "1", "TUNEBENCH_EXECUTE_NOTEBOOKS": "true"}
+    session.run("mkdocs", "build", env=environment)
     session.run("pytest", "tests/docs", *session.posargs)
 
 

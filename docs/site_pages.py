@@ -122,6 +122,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     )
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links of notebooks to pages of docs/, which MkDocs does not see, into links between pages."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return re.sub(r'href="(?![a-z]+:)([^"#]+)\.md(#[^"]*)?"', r'href="\1.html\2"', html)
+
+
 def _block(text: str) -> str:
     """Return a fenced block with its language alone: the word after it is for the test that runs it."""
     return re.sub(r"^```(\w+) \w+$", r"```\1", text, count=1, flags=re.MULTILINE)
@@ -132,16 +139,17 @@ def _with_site_links(text: str, source: str, at: str) -> str:
 
     def replaced(link: re.Match[str]) -> str:
         target, anchor = link["target"], link["anchor"] or ""
+        shown = _LINK.sub(replaced, link["text"])  # an image may be a link
         if not target or ":" in target:
             return link[0]
         path = os.path.normpath(folder / target).replace(os.sep, "/")
         if path in REPOSITORY_PAGES:
             site = REPOSITORY_PAGES[path]
-        elif path.startswith("docs/") and path.endswith((".md", ".svg", ".png")):
+        elif path.startswith("docs/") and path.endswith((".md", ".svg", ".png", ".ipynb")):
             site = path.removeprefix("docs/")
         else:  # a source file or a folder, which is no page
-            return link["text"]
-        return f"{link['image']}[{link['text']}]({os.path.relpath(site, PurePosixPath(at).parent)}{anchor})"
+            return shown
+        return f"{link['image']}[{shown}]({os.path.relpath(site, PurePosixPath(at).parent)}{anchor})"
 
     return _LINK.sub(replaced, text)
 

@@ -37,10 +37,16 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout or stderr: no markup, no guessed colours, control characters escaped."""
+def console(*, stderr: bool = False, notebook: bool = True) -> Console:
+    """Return a console for stdout or stderr: no markup, no guessed colours, control characters escaped.
+
+    Args:
+        stderr: Whether to print on stderr.
+        notebook: Whether to print as HTML in a notebook.
+    """
     stream = sys.stderr if stderr else sys.stdout
-    found = _console_class()(stderr=stderr, highlight=False, markup=False, emoji=False)
+    jupyter = None if notebook else False
+    found = _console_class()(stderr=stderr, highlight=False, markup=False, emoji=False, force_jupyter=jupyter)
     if not (stream.isatty() or found.is_jupyter):
         found.width = _environment.columns() or WIDTH
     return found
@@ -81,9 +87,10 @@ def as_text(render: Callable[[Console], None]) -> str:
     Args:
         render: Prints text.
     """
-    file = StringIO()
-    to = _console_class()(file=file, width=console().width, highlight=False, markup=False, emoji=False)
-    render(to)
+    file, style = StringIO(), {"highlight": False, "markup": False, "emoji": False}
+    render(
+        _console_class()(file=file, width=console().width, force_jupyter=False, force_terminal=False, **style)
+    )
     return file.getvalue().rstrip("\n")
 
 

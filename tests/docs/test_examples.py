@@ -25,9 +25,11 @@ from pathlib import Path
 
 import pytest
 
+from tunebench import cli
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "sql", "text"}
+LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "sql", "text", "yaml"}
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -122,6 +124,15 @@ def test_examples_of_page_run(page: Path, tmp_path: Path, cache: Path) -> None:
             target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
             if not named:
                 run([sys.executable, str(target)], tmp_path, cache)
+
+
+def test_workflow_for_users_runs_known_commands() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML, of the extra `docs`, is not installed")
+    (block,) = (b for b in blocks(ROOT / "docs" / "guide" / "ci.md") if b.language == "yaml")
+    steps = yaml.safe_load(block.body)["jobs"]["check"]["steps"]
+    (script,) = (step["run"] for step in steps if "tunebench check" in step.get("run", ""))
+    (command,) = re.findall(r"tunebench (check [^|]*)", script)
+    assert cli.run([*command.split(), "--help"]) == 0  # an unknown option is refused before
 
 
 def test_guide_shows_kernel_of_examples_folder() -> None:

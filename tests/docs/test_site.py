@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -73,3 +74,11 @@ def test_reference_documents_public_names_with_their_arguments(site: Path) -> No
     page = (site / "reference" / "tunebench.plan.cluster.html").read_text(encoding="utf-8")
     for name in ("TrainingCluster", "TrainingJob", "plan_training"):
         assert f'id="tunebench.plan.cluster.{name}"' in page
+
+
+def test_notebooks_are_pages_and_have_no_outputs(site: Path) -> None:
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert {page.stem for page in (site / "notebooks").glob("*.html")} == {one.stem for one in notebooks}
+    for notebook in notebooks:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        assert not [cell["outputs"] for cell in cells if cell.get("outputs")], notebook.name

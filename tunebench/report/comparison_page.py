@@ -33,7 +33,7 @@ def comparison_page(comparison: DatabaseComparison) -> str:
     if not times:
         parts.append("<p>No workload has a time of the same kind and cache state in both.</p>")
     else:
-        parts += [_chart(times), "<h2>Times</h2>", data_table(_COLUMNS, map(_row, times))]
+        parts += [_chart(times), "<h2>Times</h2>", _table(times)]
     for title, workloads in (("Only in A", comparison.missing), ("Only in B", comparison.new)):
         if workloads:
             items = "".join(f"<li>{safe(workload)}</li>" for workload in workloads)
@@ -41,14 +41,24 @@ def comparison_page(comparison: DatabaseComparison) -> str:
     return page("Comparison of best times", "\n".join(parts))
 
 
-_COLUMNS = ("workload", "device", "how", ">A", ">B", ">A / B (higher is better)", "verdict")
+def _table(times: tuple[ComparedTime, ...]) -> str:
+    """Return the table of the times; a device that all of them share is above it."""
+    devices = {_device(time) for time in times}
+    several = len(devices) > 1
+    columns = ["workload", *(["device"] * several), "how", ">A", ">B", ">A / B (higher is better)", "verdict"]
+    above = "" if several else f"<p>Device: {safe(devices.pop())}</p>"
+    return above + data_table(columns, (_row(time, several) for time in times))
 
 
-def _row(time: ComparedTime) -> tuple[str, ...]:
+def _device(time: ComparedTime) -> str:
     same = time.before_device == time.after_device
+    return time.after_device if same else f"{time.before_device} → {time.after_device}"
+
+
+def _row(time: ComparedTime, with_device: bool) -> tuple[str, ...]:
     return (
         safe(time.workload),
-        safe(time.after_device if same else f"{time.before_device} → {time.after_device}"),
+        *([safe(_device(time))] * with_device),
         safe(time.kind),
         time_cell(time.before_us),
         time_cell(time.after_us),

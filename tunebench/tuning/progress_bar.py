@@ -43,7 +43,7 @@ def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
         yield lambda progress: None
         return
     if is_verbose() or not to.is_terminal or (to.is_jupyter and find_spec("ipywidgets") is None):
-        yield _plain_lines(to)
+        yield _plain_lines(console(stderr=not to.is_jupyter, notebook=False))
         return
     step = TextColumn("{task.description}", markup=False)
     noted = TextColumn("{task.fields[note]}", markup=False)

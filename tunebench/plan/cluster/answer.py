@@ -83,16 +83,16 @@ class ClusterAnswer(Tabular):
         """Return the best plans for notebooks."""
         rows = (
             (
-                str(each.plan),
                 duration(each.step.time_us),
                 f"{each.mfu:.1%}",
                 size_text(each.memory.total),
                 f"{each.step.bubble_us / each.step.time_us:.1%}",
                 None if each.cost is None else f"${significant(each.cost)}",
+                each.plan,
             )
             for each in self.result.best
         )
-        columns = ("plan", ">step", ">MFU", ">memory", ">bubble", ">cost")
+        columns = (">step", ">MFU", ">memory", ">bubble", ">cost", "plan")
         proof = ", proved optimal by the model" if self.result.proof.optimal else ""
         title = f"{self.job.network.name} on {self.machine.name}: {self.result.proof.plans} plans{proof}"
         return html_grid(*columns, rows=rows, caption=title if self.best else f"{title}; nothing fits")
