@@ -87,10 +87,17 @@ def as_text(render: Callable[[Console], None]) -> str:
     Args:
         render: Prints text.
     """
-    file, style = StringIO(), {"highlight": False, "markup": False, "emoji": False}
-    render(
-        _console_class()(file=file, width=console().width, force_jupyter=False, force_terminal=False, **style)
+    file = StringIO()
+    to = _console_class()(
+        file=file,
+        width=console().width,
+        force_jupyter=False,
+        force_terminal=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
+    render(to)
     return file.getvalue().rstrip("\n")
 
 
