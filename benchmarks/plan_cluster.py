@@ -60,7 +60,8 @@ def gpt(name: str, layers: int, hidden: int, heads: int, seq: int = 2048, vocabu
     return from_config(name, {"model_type": "gpt2", **sizes})
 
 
-def _long_llama() -> Network:
+def long_llama() -> Network:
+    """Return Llama 3 8B with 128k positions."""
     sizes = {
         "num_hidden_layers": 32,
         "hidden_size": 4096,
@@ -88,7 +89,7 @@ def cases() -> tuple[Case, ...]:
             seq=2048,
         ),
         Case(name="1.3B", network=network("gpt3-xl"), cluster="8 x l4", batch=64, seq=2048),
-        Case(name="8B, 128k", network=_long_llama(), cluster="16 x h100-sxm", batch=16, seq=131072),
+        Case(name="8B, 128k", network=long_llama(), cluster="16 x h100-sxm", batch=16, seq=131072),
         Case(name="175B-512", network=gpt3, cluster="512 x a100-80-sxm", batch=1536, seq=2048),
         Case(
             name="1T",
