@@ -16,6 +16,7 @@ from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
+from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
     "HOST_US",
@@ -60,6 +61,14 @@ Fitted to the steps of one model (hidden 1024, 24 layers) of `vtrain_single.csv`
 
 HOST_ERROR = 0.13
 """Half-width of the 90 % interval of the host time, as a share: 90 % quantile of errors of these steps."""
+
+BACKWARD_ATTENTION = 73 / 63
+"""Time of the gradient of fused attention, relative to that of as many FLOPs forward.
+
+No gradient was measured, so its kernels are predicted at the rate of forward ones. Forward passes reach up to
+73 % of the peak of an A100, gradients up to 63 %. Source: Dao, "FlashAttention-2: faster attention with
+better parallelism and work partitioning", 2023, section 4.1.
+"""
 
 ERROR_CORRELATION = 0.5
 """Correlation between the errors of two operations.
@@ -311,13 +320,18 @@ def predict_operations(
     alone = dict(zip(problems, predict_all(problems, device, model=model), strict=True))
     return tuple(
         OperationTime(
-            operation=each,
-            alone=alone[each.workload],
-            each_us=alone[each.workload].time_us
-            + (DISPATCH_US[_is_product(each.workload)] if each.alone else 0.0),
+            operation=each, alone=alone[each.workload], each_us=_each_us(each, alone[each.workload])
         )
         for each in operations
     )
+
+
+def _each_us(operation: Operation, alone: Prediction) -> float:
+    """Return the time of one execution in a network."""
+    work = operation.workload
+    dispatch_us = DISPATCH_US[_is_product(work)] if operation.alone else 0.0
+    differentiated = isinstance(work, Attention) and work.direction == "backward"
+    return alone.time_us * (BACKWARD_ATTENTION if differentiated else 1.0) + dispatch_us
 
 
 def _is_product(work: Workload) -> bool:
