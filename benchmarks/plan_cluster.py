@@ -122,7 +122,8 @@ def main() -> None:
     for name, answer in answers.items():
         _print_reasons(name, answer)
     if options.data.is_dir():
-        _print_measured(options.data)
+        print("\n## Choice among measured plans (vTrain, full recomputation, no overlap)\n")
+        print_measured(options.data)
         _print_weak_scaling(options.data)
         _print_full_sharding(options.data)
 
@@ -218,7 +219,7 @@ def _job(row: dict[str, str]) -> TrainingJob:
     )
 
 
-def _print_measured(folder: Path) -> None:
+def print_measured(folder: Path) -> None:
     """Print the regret of choosing the predicted best among the measured plans of a model."""
     groups: dict[tuple[str, str], list[tuple[float, float, ClusterPlan, bool]]] = defaultdict(list)
     for row in _rows(folder / "vtrain_multi.csv"):
@@ -228,7 +229,6 @@ def _print_measured(folder: Path) -> None:
         groups[f"{row['params_b']}B", row["gpus"]].append(
             (found.step.time_us / 1e6, float(row["measured_s"]), found.plan, found.fits)
         )
-    print("\n## Choice among measured plans (vTrain, full recomputation, no overlap)\n")
     print(
         "| model | GPUs | plans | predicted best | measured best | regret | mean regret of a random choice | "
         "Spearman | predicted not to fit |"

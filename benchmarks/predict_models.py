@@ -88,7 +88,7 @@ def main() -> None:
     if not (options.data / "neusight_models.csv").exists():
         print(f"no measured networks in {options.data}")
         return
-    rows = list(_rows(options.data, measured=options.measured, left_out=options.left_out))
+    rows = list(network_rows(options.data, measured=options.measured, left_out=options.left_out))
     console = Console(width=120)
     console.print(_table(rows, intervals=not options.measured))
     console.print(_summary(rows, intervals=not options.measured))
@@ -113,7 +113,8 @@ def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
     return tuple(each for each in model.operations(run) if (each.part, each.phase) != ("loss", "forward"))
 
 
-def _rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[Row]:
+def network_rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[Row]:
+    """Yield each measured network with its time as a sum of measured operators, or as predicted."""
     known = Measured.read(folder / "neusight_ops.csv.gz") if measured else {}
     with (folder / "neusight_models.csv").open(newline="", encoding="utf-8") as file:
         given = [row for row in csv.DictReader(file) if row["option"] in OPTIONS]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.public_data import found
 from tunebench import device
 from tunebench.errors import InputError
-from tunebench.forecast.network import predict_network
+from tunebench.forecast.network import HOST_US, predict_network
 from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
 from tunebench.forecast.parallel.gradient import chained_us, gradient_bytes
@@ -431,3 +431,18 @@ def test_gradients_in_f32_take_twice_the_bytes() -> None:
     sizes, _ = gradient_bytes(GPT, MEGATRON, layers)
     assert gradient_bytes(GPT, wide, layers)[0] == [2 * each for each in sizes]
     assert gpt_us(wide, data=8, overlap=False) > gpt_us(data=8, overlap=False)
+
+
+def test_lists_of_tensors_are_copied_one_by_one_while_nothing_else_runs() -> None:
+    wide = Parallelism(data=64, sharding="full", gathering="lists")
+    run = dataclasses.replace(MEGATRON, batch=64)
+    got, again = (
+        predict_step(GPT, A100, each, NODES, wide).stages[0]
+        for each in (run, dataclasses.replace(run, recompute="full"))
+    )
+    copies_us = HOST_US * 4 * GPT.layers * 64
+    assert got.sums_forward.us > copies_us
+    assert again.sums_backward.us - got.sums_backward.us == pytest.approx(got.sums_forward.us)
+    assert gpt_us(run, NODES, data=64, sharding="full") < gpt_us(
+        run, NODES, data=64, sharding="full", gathering="lists"
+    )

@@ -173,6 +173,13 @@ class ModelRequest:
             "optimizer), gradients (ZeRO-2) and full (ZeRO-3, FSDP)."
         ),
     ] = "none"
+    gathering: Annotated[
+        str,
+        typer.Option(
+            help="With --sharding full: how parameters are gathered, ahead (a layer in advance) or lists (by "
+            "lists of tensors for each matrix, as DeepSpeed did until 2021)."
+        ),
+    ] = "ahead"
     overlap: Annotated[
         bool,
         typer.Option(
@@ -258,6 +265,7 @@ class ModelRequest:
             stage_layers=_numbers(self.stage_layers) if self.stage_layers else None,
             context=self.context,
             sharding=self.sharding,  # type: ignore[arg-type]
+            gathering=self.gathering,  # type: ignore[arg-type]
             overlap=self.overlap,
             tensor_overlap=self.tensor_overlap,
             user_buffers=self.user_buffers,

@@ -289,6 +289,11 @@ class Network(ABC):
             layers: Layers of the device as a half-open range; None for all.
         """
 
+    @property
+    def matrices_of_a_layer(self) -> int:
+        """Number of matrices of linear layers in a layer; 1 if that is not known."""
+        return 1
+
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return how many of the parameters outside experts are matrices of linear layers inside its layers.
 

@@ -310,6 +310,11 @@ class Transformer(Network):
             total += self.behind() + (0 if shared else share(self._output(), tensor))
         return total
 
+    @property
+    def matrices_of_a_layer(self) -> int:
+        """Number of matrices of linear layers in a layer."""
+        return len(self.matrices())
+
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
         first, last = layers or (0, self.layers)

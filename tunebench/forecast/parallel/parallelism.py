@@ -22,7 +22,7 @@ from tunebench.forecast.parallel.pipeline.zero_bubble import (
     zbv,
 )
 
-__all__ = ["Parallelism", "ScheduleName", "Sharding", "most_in_flight", "pipeline_schedule"]
+__all__ = ["Gathering", "Parallelism", "ScheduleName", "Sharding", "most_in_flight", "pipeline_schedule"]
 
 ScheduleName = Literal[
     "gpipe",
@@ -41,6 +41,9 @@ ScheduleName = Literal[
 Sharding = Literal["none", "optimizer", "gradients", "full"]
 """What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
 optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
+
+Gathering = Literal["ahead", "lists"]
+"""How full sharding moves parameters and gradients (see `Parallelism.gathering`)."""
 
 _V_SHAPED = {"zbv": zbv, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
 _INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
@@ -68,6 +71,9 @@ class Parallelism:
         overlap: Whether gradients are summed during the backward pass, and updated parameters are gathered
             during the next forward pass.
         sharding: What the copies divide. Gradients and parameters are not divided in a pipeline.
+        gathering: How full sharding moves parameters and gradients: those of a layer at once, one layer
+            ahead (FSDP, ZeRO-3 since 2022); or each matrix on its own, while nothing else runs, with a copy
+            kernel for the part of each copy (ZeRO-3 until 2021, by lists of tensors).
         context: Devices that share every sequence.
         expert: Devices among which the experts of a layer are divided, of those that share its other parts or
             have copies of them.
@@ -85,6 +91,7 @@ class Parallelism:
     stage_layers: tuple[int, ...] | None = None
     overlap: bool = True
     sharding: Sharding = "none"
+    gathering: Gathering = "ahead"
     context: int = 1
     expert: int = 1
     expert_tensor: int | None = None
@@ -101,6 +108,8 @@ class Parallelism:
             raise UnknownName("schedule", self.schedule, get_args(ScheduleName))
         if self.sharding not in get_args(Sharding):
             raise UnknownName("sharding", self.sharding, get_args(Sharding))
+        if self.gathering not in get_args(Gathering):
+            raise UnknownName("gathering", self.gathering, get_args(Gathering))
         if self.chunks > 1 and self.schedule not in _INTERLEAVED:
             raise InputError(
                 f"chunks={self.chunks} needs the schedule {' or '.join(_INTERLEAVED)}, got {self.schedule}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tunebench.dtype import itemsize
-from tunebench.forecast.network import NetworkPrediction, OperationTime
+from tunebench.forecast.network import HOST_US, NetworkPrediction, OperationTime
 from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, Collective, collective_us, send_us
 from tunebench.forecast.parallel.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
@@ -186,6 +186,20 @@ class StageWaits:
             window=kernels * (min(of.microbatches, of.pipeline) if of.overlap else 0),
         )
 
+    def _listed(
+        self, sizes: Sequence[int], held: Sequence[int], group: ProcessGroup
+    ) -> tuple[TimeRange, TimeRange]:
+        """Return what full sharding by lists of tensors takes in both passes: nothing is hidden.
+
+        A layer that is computed again is gathered again, before the gradients' kernels gather it once more.
+        Source: deepspeedai/DeepSpeed, pull requests 1188 and 1453, which ended this; pytorch,
+        `ProcessGroupNCCL.cpp` (copies of lists).
+        """
+        gathered = _listed_us("all-gather", held, self.network.matrices_of_a_layer, group)
+        again = 2 if self.run.recompute == "full" else 1
+        scattered = _listed_us("reduce-scatter", sizes, self.network.matrices_of_a_layer, group)
+        return gathered, gathered * again + scattered
+
     def _streamed(
         self,
         forward: TimeRange,
@@ -195,6 +209,8 @@ class StageWaits:
         group: ProcessGroup,
     ) -> tuple[TimeRange, TimeRange]:
         """Return what full sharding exposes in both passes: it gathers a layer ahead and reduces behind."""
+        if self.parallelism.gathering == "lists":
+            return self._listed(sizes, held, group)
         gathers = [float(collective_us("all-gather", each, group)) for each in held]
         scatters = [float(collective_us("reduce-scatter", each, group)) for each in sizes]
 
@@ -213,6 +229,15 @@ class StageWaits:
             TimeRange.of(lambda end: exposed(end, forward, none, gathers[::-1])),
             TimeRange.of(lambda end: exposed(end, backward, scatters, gathers)),
         )
+
+
+def _listed_us(collective: Collective, sizes: Sequence[int], matrices: int, group: ProcessGroup) -> TimeRange:
+    """Return the time of a collective for each matrix, and of a copy kernel for each device's part of it."""
+    takes_us = sum(
+        matrices * float(collective_us(collective, nbytes / matrices, group)) for nbytes in sizes if nbytes
+    )
+    copies_us = HOST_US * matrices * sum(map(bool, sizes)) * group.size
+    return TimeRange.of_communication(takes_us) + TimeRange(low_us=copies_us, us=copies_us, high_us=copies_us)
 
 
 def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:

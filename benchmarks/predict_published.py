@@ -1,0 +1,178 @@
+"""Predicted training steps next to published ones of NVIDIA, PyTorch and MosaicML.
+
+    python -m benchmarks.predict_published
+
+The rows are in `benchmarks/published_steps.toml`, with sources.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunebench import device as devices
+from tunebench.forecast.parallel.cluster import Cluster
+from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.workloads.networks import Network, NetworkRun, from_config, network, networks
+
+FILE = Path(__file__).with_suffix("").with_name("published_steps.toml")
+
+VOCABULARY = {"gpt": 51200, "mpt": 50368}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep:
+    """A published step and its prediction.
+
+    Attributes:
+        about: Model, devices and division, as text.
+        measured_s: The step, in seconds.
+        found: The prediction.
+    """
+
+    about: str
+    measured_s: float
+    found: StepPrediction
+
+    @property
+    def error(self) -> float:
+        """Predicted time over the measured one, minus 1."""
+        return self.found.time_us / 1e6 / self.measured_s - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval contains the measured time."""
+        return self.found.low_us <= self.measured_s * 1e6 <= self.found.high_us
+
+
+def published() -> Iterator[tuple[dict[str, Any], list[PublishedStep]]]:
+    """Yield each set of published steps with its predictions."""
+    data = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    for given in data["set"]:
+        shared = {key: value for key, value in given.items() if key not in ("columns", "rows")}
+        rows = [{**shared, **dict(zip(given["columns"], row, strict=True))} for row in given["rows"]]
+        yield shared, [_predicted(row, data) for row in rows]
+
+
+def _predicted(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
+    device, gpus = devices.find(row["device"]), row["gpus"]
+    tensor, pipeline, context = row.get("t", 1), row.get("p", 1), row.get("c", 1)
+    copies = gpus // (tensor * pipeline * context)
+    megatron = row["stack"] == "megatron"
+    chunks = row.get("v", 1) if pipeline > 1 else 1
+    run = NetworkRun(
+        batch=row["batch"],
+        seq=row["seq"],
+        mode="train",
+        dtype="bf16",
+        optimizer="adamw",
+        stack=row["stack"],
+        flash=True,
+        recompute=row.get("recompute", "none"),
+        sequence_parallel=megatron and tensor > 1,
+        fp8=row.get("fp8", "none"),
+        wide_gradients=row.get("f32_gradients", False),
+    )
+    parallelism = Parallelism(
+        data=copies,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        microbatches=row["batch"] // (copies * row["micro"]),
+        schedule="interleaved-1f1b" if chunks > 1 else "1f1b",
+        chunks=chunks,
+        user_buffers=megatron,
+        sharding="optimizer" if megatron else "full",
+    )
+    cluster = Cluster.of(device, devices=gpus, nodes=max(1, gpus // 8))
+    found = predict_step(_network(row["model"], row["seq"], data), device, run, cluster, parallelism)
+    measured = row["measured"]
+    seconds = measured if row["measured_in"] == "seconds" else row["batch"] * row["seq"] / gpus / measured
+    return PublishedStep(about=_about(row), measured_s=seconds, found=found)
+
+
+def _about(row: dict[str, Any]) -> str:
+    degrees = " ".join(f"{name}{row[name]}" for name in "tpcv" if row.get(name, 1) > 1)
+    kinds = [row["stack"] if row["stack"] != "megatron" else "", degrees, f"micro-batch {row['micro']}"]
+    if row.get("recompute", "none") != "none":
+        kinds.append("recomputed")
+    kinds.append("fp8" if row.get("fp8", "none") != "none" else "bf16")
+    return f"{row['model']} on {row['gpus']}, seq {row['seq']}: " + ", ".join(filter(None, kinds))
+
+
+def _network(name: str, seq: int, data: dict[str, Any]) -> Network:
+    if name in data["llama"]:
+        layers, width, heads, keys, inner, vocabulary = data["llama"][name]
+        return from_config(
+            name,
+            {
+                "model_type": "llama",
+                "num_hidden_layers": layers,
+                "hidden_size": width,
+                "num_attention_heads": heads,
+                "num_key_value_heads": keys,
+                "intermediate_size": inner,
+                "vocab_size": vocabulary,
+            },
+        )
+    if name in networks():
+        return network(name)
+    layers, width, heads = data["gpt"][name]
+    return from_config(
+        name,
+        {
+            "model_type": "gpt2",
+            "n_layer": layers,
+            "n_embd": width,
+            "n_head": heads,
+            "n_positions": seq,
+            "vocab_size": VOCABULARY[name[:3]],
+            "activation_function": "gelu",
+            **dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0),
+        },
+    )
+
+
+def summary(errors: Sequence[float], inside: Sequence[bool]) -> str:
+    """Return cells of a Markdown row: number, mean absolute error, bias, worst, share in the interval."""
+    values = np.array(errors)
+    worst = values[np.abs(values).argmax()]
+    return (
+        f"{len(values)} | {np.abs(values).mean():.1%} | {values.mean():+.1%} | {worst:+.1%} | "
+        f"{np.mean(inside):.0%}"
+    )
+
+
+def print_published() -> None:
+    """Print the errors of each set, and each row."""
+    sets = list(published())
+    print("| steps | rows | MAPE | bias | worst | in interval |\n|---|---|---|---|---|---|")
+    for given, steps in sets:
+        kinds = dict.fromkeys("fp8" in each.about for each in steps)
+        for narrow in kinds:
+            rows = [each for each in steps if ("fp8" in each.about) == narrow]
+            label = f", {'fp8' if narrow else 'bf16'}" if len(kinds) > 1 else ""
+            cells = summary([each.error for each in rows], [each.inside for each in rows])
+            print(f"| {given['name']}{label} | {cells} |")
+    print("\n| step | measured, s | predicted, s | error | 90 % interval, s | kernels | waits | bubble |")
+    print("|---|---|---|---|---|---|---|---|")
+    for _, steps in sets:
+        for each in steps:
+            of = each.found
+            parts = " | ".join(
+                f"{part.us / of.time_us:.0%}" for part in (of.compute, of.communication, of.bubble)
+            )
+            print(
+                f"| {of.device.name}: {each.about} | {each.measured_s:.2f} | {of.time_us / 1e6:.2f} | "
+                f"{each.error:+.1%} | {of.low_us / 1e6:.2f} to {of.high_us / 1e6:.2f} | {parts} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    print_published()
