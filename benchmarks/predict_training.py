@@ -1,6 +1,6 @@
 """Errors of predicted training steps on many GPUs, by file, model and kind of row.
 
-    python -m benchmarks.predict_training [--data FOLDER] [--only PART …] > benchmarks/results/predict/training.md
+    python -m benchmarks.predict_training [--data FOLDER] [--only PART …] > results/predict/training.md
 
 Rows are public measurements (FOLDER/README.md, `benchmarks/published_steps.toml`). Only the host time of
 `vtrain_single.csv` is fitted, to one of its models.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from tunebench.workloads.networks import Network, NetworkRun, from_config
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "training"
+
+TEXT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +204,7 @@ def _layers(row: dict[str, str], layers: int) -> tuple[float, float]:
 def print_files(folder: Path) -> None:
     """Print the errors of each file, split into rows used for fitting and rows not."""
     found = {source: list(rows(folder, source)) for source in SOURCES}
-    print("| file | rows | MAPE | bias | worst | in interval | other models |\n|---|---|---|---|---|---|---|")
+    _header("file", "rows", "MAPE", "bias", "worst", "in interval", "other models")
     for source, listed in found.items():
         fitted = FITTED.get(source.file)
         for label, group in (
@@ -218,14 +221,11 @@ def print_files(folder: Path) -> None:
     print("\n## vtrain_multi.csv: rows with errors above 12 %\n")
     multi = next(listed for source, listed in found.items() if source.file == "vtrain_multi.csv")
     _print_rows([row for row in multi if abs(row.error) > 0.12])
-    print(f"\n{MULTI_NOTE}")
+    print(f"\n{TEXT['multi']}")
 
 
-MULTI_NOTE = """Neighbours of the worst row differ in the micro-batch only (8 x data, 8 x tensor): micro-batches of 64 take
-9.84 s, of 32 4.97 s, of 16 5.02 s, with the same kernels in larger pieces, so the cause is not in them. Rows with micro-batches of 2 and
-tensor parallelism of 4 and 8 take 1.3 and 1.6 times as long as those of 4, which no launch law explains: more
-GPUs than 4 are not slower in `vtrain_single.csv`. Tensor parallelism of 16 crosses nodes that have 4 adapters
-for 8 GPUs; its sums take 1.2 times as long as predicted."""
+def _header(*columns: str) -> None:
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
 
 
 def _summary(listed: Sequence[Row]) -> str:
@@ -236,25 +236,25 @@ def _print_models(listed: Sequence[Row]) -> None:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in listed:
         groups[row.model].append(row)
-    print("| model | rows | MAPE | bias | worst | in interval |\n|---|---|---|---|---|---|")
+    _header("model", "rows", "MAPE", "bias", "worst", "in interval")
     for name, group in (*groups.items(), ("all", listed)):
         print(f"| {name} | {_summary(group)} |")
 
 
 def _print_rows(listed: Sequence[Row]) -> None:
-    print(
-        "\n| row | measured, s | predicted, s | error | kernels | waits | bubble |\n|---|---|---|---|---|---|---|"
-    )
+    print()
+    _header("row", "measured, s", "predicted, s", "error", "kernels", "waits", "bubble")
     for row in listed:
         parts = (row.found.compute, row.found.communication, row.found.bubble)
         cells = " | ".join(f"{each.us / 1e6:.2f}" for each in parts)
         print(
-            f"| {row.name} | {row.measured_s:.2f} | {row.found.time_us / 1e6:.2f} | {row.error:+.1%} | {cells} |"
+            f"| {row.name} | {row.measured_s:.2f} | {row.found.time_us / 1e6:.2f} | {row.error:+.1%} | "
+            f"{cells} |"
         )
 
 
 def print_cross_validation(folder: Path) -> None:
-    """Print the errors of each model of one node if the host time and its interval are fitted to the others."""
+    """Print the errors of each model of one node if host time and interval are fitted to the others."""
     source = SOURCES[-1]
     times: list[list[float]] = []
     for host_us in HOSTS_US:
@@ -266,10 +266,13 @@ def print_cross_validation(folder: Path) -> None:
     grid = np.linspace(HOSTS_US[0], HOSTS_US[-1], 57)
     at = np.array([[np.interp(us, HOSTS_US, each) for us in grid] for each in np.transpose(times)])
     bound = at[:, -1] > 1.02 * at[:, 0]  # limited by the host
-    print(
-        "| model left out | host time per launch, us | MAPE | bias | in interval, width fitted to the others |"
+    _header(
+        "model left out",
+        "host time per launch, us",
+        "MAPE",
+        "bias",
+        "in interval, width fitted to the others",
     )
-    print("|---|---|---|---|---|")
     inside_all = []
     for name in dict.fromkeys(models):
         out = models == name
@@ -288,8 +291,7 @@ def print_cross_validation(folder: Path) -> None:
 
 def print_layers(folder: Path) -> None:
     """Print the passes of one layer."""
-    print("| experiment | forward | predicted | error | backward | predicted | error |")
-    print("|---|---|---|---|---|---|---|")
+    _header("experiment", "forward", "predicted", "error", "backward", "predicted", "error")
     for name, measured, found in layer_rows(folder):
         cells = [
             f"{measured_ms:.1f} | {found_ms:.2f} | {found_ms / measured_ms - 1:+.1%}"
@@ -300,10 +302,18 @@ def print_layers(folder: Path) -> None:
 
 def print_weak_scaling(folder: Path) -> None:
     """Print the range of predicted steps over all settings that are not published and fit the memory."""
-    print(
-        "| model | GPUs | t, p, d | measured, s | fastest | 10 % | median | slowest | plans | measured is faster than |"
+    _header(
+        "model",
+        "GPUs",
+        "t, p, d",
+        "measured, s",
+        "fastest",
+        "10 %",
+        "median",
+        "slowest",
+        "plans",
+        "measured is faster than",
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
     with (folder / "h100_weak_scaling.csv").open(newline="", encoding="utf-8") as file:
         listed = list(csv.DictReader(file))
     for row in listed:
@@ -332,10 +342,17 @@ def print_weak_scaling(folder: Path) -> None:
 
 def print_zero3(folder: Path) -> None:
     """Print measured steps of DeepSpeed's ZeRO-3 with what its collectives were."""
-    print(
-        "| GPUs | micro-batch | measured, s | a layer ahead, s | ratio | by lists, s | ratio | kernels | collectives and copies |"
+    _header(
+        "GPUs",
+        "micro-batch",
+        "measured, s",
+        "a layer ahead, s",
+        "ratio",
+        "by lists, s",
+        "ratio",
+        "kernels",
+        "collectives and copies",
     )
-    print("|---|---|---|---|---|---|---|---|---|")
     source = SOURCES[2]
     with (folder / source.file).open(newline="", encoding="utf-8") as file:
         listed = [row for row in csv.DictReader(file) if row["schedule"] == "zero3"]
@@ -353,10 +370,17 @@ def print_zero3(folder: Path) -> None:
 
 def print_mt_nlg() -> None:
     """Print the steps of MT-NLG 530B and what the prediction consists of."""
-    print(
-        "| nodes | measured, s | predicted, s | ratio | kernels | tensor parallelism | gradients | sends | bubble |"
+    _header(
+        "nodes",
+        "measured, s",
+        "predicted, s",
+        "ratio",
+        "kernels",
+        "tensor parallelism",
+        "gradients",
+        "sends",
+        "bubble",
     )
-    print("|---|---|---|---|---|---|---|---|---|")
     network = gpt("530B", 105, 20480, 128, 2048, 51200)
     for nodes, measured_s in MT_NLG.items():
         run = NetworkRun(
@@ -388,9 +412,8 @@ def print_mt_nlg() -> None:
             f"{each:.1f}"
             for each in (found.compute.us / 1e6, tensor_s, gradients_s, sends_s, found.bubble.us / 1e6)
         )
-        print(
-            f"| {nodes} | {measured_s:.1f} | {found.time_us / 1e6:.1f} | {found.time_us / 1e6 / measured_s:.2f} | {cells} |"
-        )
+        found_s = found.time_us / 1e6
+        print(f"| {nodes} | {measured_s:.1f} | {found_s:.1f} | {found_s / measured_s:.2f} | {cells} |")
 
 
 def print_stacks(folder: Path) -> None:
@@ -398,7 +421,7 @@ def print_stacks(folder: Path) -> None:
     groups: dict[tuple[str, str], list[ModelRow]] = defaultdict(list)
     for row in network_rows(folder.parent / "predict", measured=False):
         groups["compiled" if row.option else "eager", row.mode].append(row)
-    print("| stack | mode | rows | MAPE | bias | worst | in interval |\n|---|---|---|---|---|---|---|")
+    _header("stack", "mode", "rows", "MAPE", "bias", "worst", "in interval")
     for (stack, mode), listed in sorted(groups.items()):
         cells = summary([row.error for row in listed], [row.inside for row in listed])
         print(f"| {stack} | {'training' if mode == 'train' else 'inference'} | {cells} |")
@@ -406,10 +429,15 @@ def print_stacks(folder: Path) -> None:
 
 def print_host_bound() -> None:
     """Print steps of a small model with and without CUDA graphs, by stack."""
-    print(
-        "| stack | micro-batch | kernels launched | of the device, ms | of the host, ms | step, ms | with CUDA graphs, ms |"
+    _header(
+        "stack",
+        "micro-batch",
+        "kernels launched",
+        "of the device, ms",
+        "of the host, ms",
+        "step, ms",
+        "with CUDA graphs, ms",
     )
-    print("|---|---|---|---|---|---|---|")
     device, network = devices.find("a100-80-sxm"), gpt("350M", 24, 1024, 16, 1024, 50257)
     for stack in ("eager", "compiled", "megatron"):
         for batch in (1, 8):
@@ -429,70 +457,19 @@ def print_host_bound() -> None:
             )
 
 
-PARTS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
-    "files": ("Files, and rows that nothing was fitted to", "", print_files),
-    "cross-validation": (
-        "vtrain_single.csv: the host time fitted to four models, tested on the fifth",
-        "The split is by size of the model, since rows of one model are composed of common parts. Steps are interpolated "
-        "between host times of 46, 53 and 60 us per launch; the fit takes the smallest median error of rows that "
-        "the host limits.\n",
-        print_cross_validation,
-    ),
-    "layers": ("korthikanti_table4_layer.csv: one layer of the 22B model on 8 GPUs, ms", "", print_layers),
-    "published": (
-        "Published steps of NVIDIA, PyTorch and MosaicML",
-        "Nothing is fitted to these rows, but the upper end of the interval of 16-bit programs of PyTorch is to those "
-        "of MPT-1B, 7B and 30B. Rows and sources: `benchmarks/published_steps.toml`. BF16 on H100 is predicted 12 % "
-        "too fast with any division, with and without tensor parallelism, and FP8 1 %: products of the H100 file "
-        "reach 956 TFLOP/s, while 780 to 795 are published for long runs with random numbers (mamf-finder), so the "
-        "file was probably measured at higher clocks than a step has. The rest of the difference in eager programs "
-        "is not explained; attention of their time (FlashAttention-2) reaches 35 % of the peak of an H100, that of the "
-        "files 60 %.\n",
-        lambda folder: print_published(),
-    ),
-    "weak": (
-        "h100_weak_scaling.csv: range over settings that are not published",
-        "Micro-batch, interleaving, recomputation, flash attention, sequence parallelism and sharding are not published. "
-        "All their combinations with the published degrees that fit the memory, with user buffers and f32 gradients:\n",
-        print_weak_scaling,
-    ),
-    "zero3": (
-        "sc21_table2.csv: ZeRO-3 of DeepSpeed in 2021",
-        "`by lists`: each matrix of a layer is gathered on its own for the forward pass, for its repetition and for the "
-        "backward pass, and reduce-scattered, by lists of tensors, while nothing else runs; a copy kernel for the part "
-        "of each GPU takes the host 10 us. DeepSpeed's pull requests 1188 and 1453 describe and end this: gathers were "
-        "not asynchronous, and `_all_gather_base` avoids the copies. Nothing is fitted to these rows. The rest, 13 to "
-        "19 %, is not explained.\n",
-        print_zero3,
-    ),
-    "mt-nlg": (
-        "MT-NLG 530B",
-        "Measured by Smith et al., 2022, with DeepSpeed's pipeline engine on 8 x 25 GB/s a node: 126 TFLOP/s for each GPU "
-        "on 280 nodes, by the formula of the files. The step of 1T by Megatron-LM on such nodes reached 163 (sc21_table1.csv), "
-        "with as wide layers, tensor parallelism of 8, micro-batches of one sequence and a longer pipeline, and is "
-        "predicted within 3 %; steps of 175B by DeepSpeed's engine (vtrain_multi.csv) are too. Sums of gradients, sends and "
-        "the bubble are too small, or known, to explain the rest, so it is a miss of what these runs did beside.\n",
-        lambda folder: print_mt_nlg(),
-    ),
-    "stacks": (
-        "Whole models in f32 on single GPUs, eager and compiled",
-        "Data: `../shared/data/predict/neusight_models.csv`; the kernels are learned from operators of the same GPUs, not "
-        "from these models ([all rows](../../../docs/predictor.md)).\n",
-        print_stacks,
-    ),
-    "host": (
-        "Steps limited by the host",
-        "GPT of 350M parameters on an A100, predicted: 10 us per launch in eager and compiled PyTorch, 53 us in Megatron-LM.\n",
-        lambda folder: print_host_bound(),
-    ),
-    "choice": (
-        "Choice among measured plans",
-        "vTrain, full recomputation, no overlap. The choice for 18.4B (t4 p2) is predicted 10 % too fast, and the measured "
-        "best one (t8) 3 % too slow. Steps of that division are not ordered by their bubble, as 8, 4 and 2 sequences in a "
-        "micro-batch take 10.86, 10.95 and 10.03 s, so part of the difference is spread of the measurement.\n",
-        print_measured,
-    ),
+PARTS: dict[str, Callable[[Path], None]] = {
+    "files": print_files,
+    "cross-validation": print_cross_validation,
+    "layers": print_layers,
+    "published": lambda folder: print_published(),
+    "weak": print_weak_scaling,
+    "zero3": print_zero3,
+    "mt-nlg": lambda folder: print_mt_nlg(),
+    "stacks": print_stacks,
+    "host": lambda folder: print_host_bound(),
+    "choice": print_measured,
 }
+"""Parts of the page; their titles and explanations are in `predict_training.toml`."""
 
 
 def main() -> None:
@@ -503,19 +480,13 @@ def main() -> None:
     options = parser.parse_args()
     if not options.data.is_dir():
         parser.exit(message=f"no measured steps in {options.data}\n")
-    print(f"# Predicted training steps against public measurements\n\n{INTRODUCTION}")
+    print(f"# Predicted training steps against public measurements\n\n{TEXT['introduction']}")
     for name in options.only:
-        title, about, show = PARTS[name]
-        print(f"\n## {title}\n")
-        if about:
-            print(about)
-        show(options.data)
-
-
-INTRODUCTION = """By `python -m benchmarks.predict_training`; no row was measured here. Fitted to these data: the host time per launch of Megatron-LM (53 us)
-and the width of its interval, both to the model `h1024-L24-a16` of `vtrain_single.csv` only. Everything else is from other sources, among
-them nccl-tests of vTrain's node for the constants of [collectives](collectives.md). The stack of the files is `megatron`. Sums of tensor
-parallelism hide behind products for Korthikanti et al., who say so, and not for the others."""
+        about = TEXT["part"][name]
+        print(f"\n## {about['title']}\n")
+        if "about" in about:
+            print(f"{about['about']}\n")
+        PARTS[name](options.data)
 
 
 if __name__ == "__main__":
