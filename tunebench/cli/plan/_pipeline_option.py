@@ -66,7 +66,7 @@ class ModelStages:
         bool,
         typer.Option(
             "--flash-attention",
-            help="With --stack megatron: attention is one kernel that keeps no scores.",
+            help="Model, with --stack megatron: attention is one kernel that keeps no scores.",
             rich_help_panel="Predicted stages",
         ),
     ] = False

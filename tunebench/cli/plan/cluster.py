@@ -86,7 +86,7 @@ def cluster(
         bool,
         typer.Option(
             "--flash-attention/--no-flash-attention",
-            help="With or without plans whose attention is one kernel that stores no scores.",
+            help="Model: attention may be one kernel that stores no scores, or never is.",
         ),
     ] = True,
     full_sharding: Annotated[
