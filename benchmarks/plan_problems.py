@@ -313,8 +313,8 @@ def _print_published() -> None:
     print(
         "\n## Published steps on DGX H100, with their plans\n\n"
         "Sources: NVIDIA/NeMo, `docs/source/performance/performance_summary.md` (24.07); "
-        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary.md` (25.11); NVIDIA-NeMo/Automodel, same "
-        "path. Experts were balanced by force. Recomputation is not published, none is assumed. What differs "
+        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary.md` (25.11); NVIDIA-NeMo/Automodel, "
+        "the same path. Experts were balanced by force. Recomputation is not published, none is assumed. What differs "
         "from the prediction: Automodel runs PyTorch with FSDP2 and exchanges tokens by DeepEP, which sends a "
         "token once to each node; Transformer Engine runs a product for each expert on H100 instead of a "
         "grouped one, and converts the input of each to FP8; the batch of Qwen3 235B is not published (2048 "

@@ -11,9 +11,11 @@ import pytest
 from tunebench.errors import InputError
 from tunebench.plan.cluster import (
     ClusterSearch,
+    MixedCluster,
     PricedPlan,
     TrainingCluster,
     TrainingJob,
+    plan_mixed,
     plan_training,
     write_plan,
 )
@@ -163,3 +165,46 @@ def test_file_and_text_describe_the_same_storage(tmp_path: Path) -> None:
     )
     text = "16 x h100-sxm, host 2TB 400, nvme 30TB 25/12"
     assert TrainingCluster.read(path) == TrainingCluster.parse(text)
+
+
+STAGES = ClusterSearch(JOB, MACHINE, fixed={"tensor": "1", "flash": "yes", "pipeline": "2"})
+
+
+def test_best_plans_of_a_pipeline_with_storage_are_those_of_all_plans() -> None:
+    found = STAGES.run(3, front=False)
+    every = [STAGES.priced(plan) for plan in STAGES.plans]
+    fitting = [each for each in every if each.fits]
+    assert 0 < len(fitting) < len(every)
+    assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
+    for each in every:
+        bound_us, floor_us = STAGES.pricer.bound_us(each.plan), STAGES.pricer.floor_us(each.plan)
+        assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
+    stored = {(each.parameters, each.activations) for each in STAGES.plans}
+    assert stored == {(where, kept) for where in ("device", "host", "nvme") for kept in ("device", "host")}
+
+
+def test_stages_store_their_layers() -> None:
+    changed: dict[str, object] = {"pipeline": 2, "data": 2, "states": "nvme", "parameters": "nvme"}
+    stage, whole = priced(**changed), priced()
+    assert (
+        stage.memory.nvme < 0.8 * 2 * whole.memory.nvme
+    )  # of half of the layers, divided by half of the copies
+    assert stage.memory.nvme > 0.8 * whole.memory.nvme
+    assert stage.step.storage_us > 0
+    device = priced(**{**changed, "activations": "device"})
+    kept = 36 // 2 * 1024 * 1280 * 2 * 2  # layers of a stage, tokens, width, bytes, micro-batches in flight
+    assert stage.memory.host - device.memory.host == kept
+    on_last = kept // 2 - 2 * 1024 * 1280 * 2  # one micro-batch in flight, and two layers in buffers
+    assert device.memory.activations - stage.memory.activations == on_last
+
+
+def test_nodes_of_different_products_use_storage() -> None:
+    text = "1 x l4 + 1 x a100-80-sxm, host 64GB 100, 6GB"
+    job = replace(JOB, batch=4)
+    stored = plan_mixed(job, MixedCluster.parse(text), top=1, reasons=False)
+    assert stored.best
+    assert stored.best[0].mixed.plan.states == "host"
+    assert max(stored.best[0].memory_bytes) <= 6 * 10**9
+    without = plan_mixed(job, MixedCluster.parse("1 x l4 + 1 x a100-80-sxm, 6GB"), top=1, reasons=False)
+    assert not without.best
+    assert without.missing_bytes > 0

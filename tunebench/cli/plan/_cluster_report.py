@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tunebench.plan.cluster import ClusterAnswer, ClusterPlan, PricedPlan
 
-__all__ = ["ClusterReport", "experts_text"]
+__all__ = ["ClusterReport", "experts_text", "stored_text"]
 
 _COLUMNS = (
     ">tensor",
@@ -184,7 +184,7 @@ class ClusterReport:
                 plan.recompute,
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
-                plan.sharding + _stored(plan),
+                plan.sharding + stored_text(plan),
                 duration(step.time_us),
                 f"{each.mfu:.1%}",
                 size_text(each.memory.total),
@@ -255,7 +255,7 @@ def experts_text(plan: ClusterPlan) -> str:
     return f"{plan.expert}{shared}"
 
 
-def _stored(plan: ClusterPlan) -> str:
+def stored_text(plan: ClusterPlan) -> str:
     """Return what a plan keeps in host memory and NVMe, as text that follows other text; nothing if none."""
     places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
     return "".join(f", {what} on {place}" for what, place in places.items() if place != "device")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
 from tunebench.cli._output import duration, table
-from tunebench.cli.plan._cluster_report import experts_text
+from tunebench.cli.plan._cluster_report import experts_text, stored_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,7 +107,7 @@ class MixedReport:
                 plan.recompute,
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
-                plan.sharding,
+                plan.sharding + stored_text(plan),
                 self._stages(each),
                 duration(each.step_us),
                 f"{each.mfu:.1%}",

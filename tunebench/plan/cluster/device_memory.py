@@ -149,7 +149,7 @@ class MemoryPricer:
                 gradients = gradient_bytes * ((0 if placed.streams_gradients else states) + buffer)
             host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // min(shards)))
         if plan.activations == "host":
-            kept = self.job.network.layers * memory.layer_bytes
+            kept = self._layer_activations(plan, rank, memory, layers)
             moved = max(0, kept - DEPTH * memory.layer_bytes)
             activations, host = activations - moved, host + kept
         return DeviceMemory(
@@ -172,18 +172,24 @@ class MemoryPricer:
         layers: tuple[int, int] | None = None,
     ) -> int:
         """Return the bytes of the micro-batches in flight on a rank."""
-        ranks, chunks, count = plan.pipeline, plan.chunks, plan.microbatches(self.job.batch)
-        each, more = divmod(self.job.network.layers, ranks * chunks)
-        if chunks == 1:
-            stages = embeddings = min(count, ranks - rank)
-        else:
-            stages = min(count * chunks, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
-            embeddings = min(count, 2 * ranks)
-        held = layers[1] - layers[0] if layers else each + (rank < more)
-        total = stages * held * memory.layer_bytes
+        ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
+        total = self._layer_activations(plan, rank, memory, layers)
         if rank == 0:
+            embeddings = min(count, ranks if plan.chunks == 1 else 2 * ranks)
             total += embeddings * memory.embedding_bytes
         return total + memory.head_bytes * (rank == ranks - 1)
+
+    def _layer_activations(
+        self, plan: ClusterPlan, rank: int, memory: ActivationMemory, layers: tuple[int, int] | None
+    ) -> int:
+        """Return the bytes that the layers of a rank keep for the micro-batches in flight."""
+        ranks, chunks, count = plan.pipeline, plan.chunks, plan.microbatches(self.job.batch)
+        each, more = divmod(self.job.network.layers, ranks * chunks)
+        stages = min(count, ranks - rank)
+        if chunks > 1:
+            stages = min(count * chunks, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
+        held = layers[1] - layers[0] if layers else each + (rank < more)
+        return stages * held * memory.layer_bytes
 
     def _rank_parameters(
         self, division: LayerDivision, pipeline: int, chunks: int, rank: int

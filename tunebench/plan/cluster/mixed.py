@@ -4,6 +4,7 @@ Each stage of a pipeline has devices of one product: tensor parallelism and the 
 join different products, so all micro-batches are equal. The stages of a group follow each other and have
 equal numbers of layers; if these do not divide, its first stages have one more. The search chooses the order
 of the groups, the layers of each group, and all that a plan for equal devices has, except interleaved stages.
+Data may be in host memory or NVMe if the nodes of all groups have it.
 
 Branch and bound: a stage takes at least the time of its layers' kernels, so the slowest stage takes at least
 the number of layers over the layers that all stages together run in a unit of time, in each micro-batch. This
@@ -27,7 +28,7 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.cluster import ProcessGroup
 from tunebench.forecast.parallel.collective import collective_us, send_us
-from tunebench.plan.cluster.device_memory import MemoryPricer
+from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes
 from tunebench.plan.cluster.mixed_machine import MixedCluster
 from tunebench.plan.cluster.search import ClusterSearch, PricedPlan, peak_flops
@@ -197,14 +198,25 @@ class MixedSearch:
 
     def _plans(self, fixed: Mapping[str, str]) -> list[MixedPlan]:
         """Return the plans in each order of the groups, with no layers yet."""
-        first = replace(self.machine.groups[0], host_bytes=0, nvme_bytes=0)
+        first, groups = self.machine.groups[0], self.machine.groups
+        if not all(group.host_bytes for group in groups):
+            first = replace(first, host_bytes=0, nvme_bytes=0)
+        elif not all(group.nvme_bytes for group in groups):
+            first = replace(first, nvme_bytes=0)
         space = fixed_values(plan_space(self.job, first), {"chunks": "1", **fixed})
         found = []
         for plan in enumerated(space):
             width = plan.tensor * plan.copies
-            if plan.chunks > 1 or any(
-                group.devices % width or group.links.devices_per_node % plan.tensor
-                for group in self.machine.groups
+            sharded = plan.sharding == "gradients" or (
+                plan.sharding == "full" and plan.parameters == "device"
+            )
+            if (
+                sharded
+                or plan.chunks > 1
+                or any(
+                    group.devices % width or group.links.devices_per_node % plan.tensor
+                    for group in self.machine.groups
+                )
             ):
                 continue
             stages = [group.devices // width for group in self.machine.groups]
@@ -349,7 +361,7 @@ class MixedSearch:
         step_us, groups = self.step_us(each), self.machine.groups
         fullest = [0] * len(groups)
         for group, size in self._sizes(each):
-            fullest[group] = max(fullest[group], size)
+            fullest[group] = max(fullest[group], size.total)
         peak = sum(peak_flops(group, self.job) * group.devices for group in groups)
         prices = [group.price_per_hour for group in groups]
         hourly = sum(
@@ -365,17 +377,22 @@ class MixedSearch:
         )
 
     def excess_bytes(self, each: MixedPlan) -> int:
-        """Return the memory that the device lacks that lacks most; 0 if all fit."""
-        limits = [group.memory_bytes for group in self.machine.groups]
-        return max(max(0, size - limits[group]) for group, size in self._sizes(each))
+        """Return what the device lacks that lacks most, with its share of its node; 0 if all fit."""
+        return max(self._lacking(group, size) for group, size in self._sizes(each))
 
-    def _sizes(self, each: MixedPlan) -> Iterator[tuple[int, int]]:
+    def _lacking(self, group: int, size: DeviceMemory) -> int:
+        of = self.machine.groups[group]
+        count = of.links.devices_per_node
+        stored = max(0, size.host - of.host_bytes // count) + max(0, size.nvme - of.nvme_bytes // count)
+        return max(0, size.total - of.memory_bytes) + stored
+
+    def _sizes(self, each: MixedPlan) -> Iterator[tuple[int, DeviceMemory]]:
         """Yield the group and the memory of a device of each stage."""
         for rank, (group, layers) in enumerate(zip(each.stage_groups, self._ranges(each), strict=True)):
             yield group, self._stage_memory(each.plan, rank, self.layers[group].alike(layers))
 
-    def _stage_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int]) -> int:
-        return self.memory.of_stage(plan, rank, layers).total
+    def _stage_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int]) -> DeviceMemory:
+        return self.memory.of_stage(plan, rank, layers)
 
     def _pipeline(self, each: MixedPlan) -> tuple[list[StageTime], tuple[float, ...]]:
         """Return the times of the stages, and of the sends between them."""

@@ -250,9 +250,10 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
 
     Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
     1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
-    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients and parameters, and
-    parameters or activations off the device, are not combined with a pipeline, and selective recomputation
-    not with flash attention, which already does it. Models with experts have sequence parallelism wherever
+    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients, and parameters that
+    are sharded on the device, are not combined with a pipeline. Parameters or activations off the device are
+    not combined with interleaved stages, and selective recomputation not with flash attention, which already
+    does it. Models with experts have sequence parallelism wherever
     they have tensor parallelism, as Megatron-LM needs. Their experts are divided among devices of a stage
     that also share or copy the other parts, and are whole or divided like these (`expert_tensor`). Data that
     moves layer by layer is not combined with expert parallelism.
@@ -285,22 +286,23 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     def recomputes_scores(recompute: Any, flash: Any) -> Any:
         return (recompute != "selective") | (flash == "no")
 
-    def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any) -> Any:
-        return (sharding == "none") | ((data * context > 1) & ((sharding == "optimizer") | (pipeline == 1)))
+    def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
+        possible = (sharding == "optimizer") | (pipeline == 1) | (parameters != "device")
+        return (sharding == "none") | ((data * context > 1) & possible)
 
     def shards_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
         alone = (sharding == "none") | (sharding == "optimizer")
         return alone | ((sharding == "gradients") & (states != "device")) | (parameters != "device")
 
     def stores_parameters(
-        data: Any, context: Any, pipeline: Any, sharding: Any, states: Any, parameters: Any
+        data: Any, context: Any, chunks: Any, sharding: Any, states: Any, parameters: Any
     ) -> Any:
-        alone = (pipeline == 1) & ((sharding == "full") | (data * context == 1))
+        alone = (chunks == 1) & ((sharding == "full") | (data * context == 1))
         below = (states == "nvme") | ((states == "host") & (parameters == "host"))
         return (parameters == "device") | (alone & below)
 
-    def stores_activations(pipeline: Any, recompute: Any, activations: Any) -> Any:
-        return (activations == "device") | ((pipeline == 1) & (recompute == "full"))
+    def stores_activations(chunks: Any, recompute: Any, activations: Any) -> Any:
+        return (activations == "device") | ((chunks == 1) & (recompute == "full"))
 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),

@@ -338,9 +338,9 @@ class StepPricer:
         sums_us = self._sums_us(run, layers, nodes)
         waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
         found = StageTime(forward_us, backward_us, waits[0], waits[1])
-        if layers != (0, self.job.network.layers) or placed is None or not placed.streams:
+        if placed is None or not placed.streams:
             return found
-        streamed = self._streamed_layers(run, nodes, placed, (forward_us, backward_us))
+        streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
         exposed, stored = StorageTimes(self.machine).waits_us(streamed, placed, accumulates)
         return replace(
             found,
@@ -393,11 +393,16 @@ class StepPricer:
         return exposed["forward"], exposed["backward"]
 
     def _streamed_layers(
-        self, run: LayerRun, nodes: int, placed: Placement, passes_us: tuple[float, float]
+        self,
+        run: LayerRun,
+        layers: tuple[int, int],
+        nodes: int,
+        placed: Placement,
+        passes_us: tuple[float, float],
     ) -> list[StreamedLayer]:
-        """Return all layers with what moves for them, in the order of the forward pass."""
-        count, size = self.job.network.layers, itemsize(self.job.dtype)
-        kinds = [self.layers.passes(run, (layer, layer + 1)) for layer in range(count)]
+        """Return the layers of a stage with what moves for them, in the order of the forward pass."""
+        size = itemsize(self.job.dtype)
+        kinds = [self.layers.passes(run, (layer, layer + 1)) for layer in range(*layers)]
         forward = passes_us[0] / sum(each.forward_us for each in kinds)
         backward = passes_us[1] / sum(each.backward_us for each in kinds)
         kept = 0
@@ -407,7 +412,7 @@ class StepPricer:
         def us(collective: Collective, parameters: int) -> float:
             return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
 
-        held = [sum(each) for each in self._layer_parameters(run.division, (0, count))]
+        held = [sum(each) for each in self._layer_parameters(run.division, layers)]
         return [
             StreamedLayer(
                 parameters=parameters,

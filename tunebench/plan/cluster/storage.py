@@ -8,6 +8,7 @@ of what they have in common limit each: a link that several devices share, the h
 - Gradients leave the device behind each layer of the backward pass. Those of several micro-batches are added
   in host memory.
 - Activations that full recomputation keeps (inputs of layers) may be in host memory.
+- In a pipeline, each stage moves the data of its layers for each pass of each micro-batch.
 - The update runs in host memory, layer by layer, while the next layer's states are read from NVMe and the
   last one's are written back. It starts when the backward pass has ended, as clipping by the norm of all
   gradients requires.
@@ -84,7 +85,7 @@ class Placement:
     @property
     def streams_gradients(self) -> bool:
         """Whether gradients leave the device behind each layer."""
-        alone = self.copies == 1 and self.pipeline == 1
+        alone = self.copies == 1 and (self.pipeline == 1 or self.parameters != "device")
         return self.states != "device" and (self.scatters or alone)
 
     @property
