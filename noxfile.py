@@ -21,6 +21,9 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 nox.options.error_on_missing_interpreters = True
 
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Versions of Python whose environments get the distributions."""
+
 ARCHITECTURES = {
     "sm_80": "A100",
     "sm_86": "A10, RTX 3090",
@@ -96,6 +99,25 @@ def docs(session: nox.Session) -> None:
     environment = {"NO_MKDOCS_2_WARNING": "1", "TUNEBENCH_EXECUTE_NOTEBOOKS": "true"}
     session.run("mkdocs", "build", env=environment)
     session.run("pytest", "tests/docs", *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+def packages(session: nox.Session) -> None:
+    """Build wheel and sdist, install each in an empty environment, and tune there: `nox -s packages-3.12`."""
+    folder = Path(session.create_tmp()).resolve()
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(folder))
+    workload = "softmax:rows=64,cols=256,dtype=f32"
+    for suffix in (".whl", ".tar.gz"):
+        (built,) = folder.glob(f"*{suffix}")
+        session.install("--force-reinstall", str(built))
+        database = str(folder / f"{suffix.strip('.')}.db")
+        with session.chdir(folder):  # the source tree must not be imported
+            session.run("tunebench", "tune", workload, "--device", "cpu", "--trials", "2", "--db", database)
+            session.run("tunebench", "lookup", workload, "--device", "cpu", "--db", database)
+            session.run("tunebench", "report", "--db", database, "--out", "report.html")
+            session.run("tunebench", "predict", workload, "--device", "h100-sxm")
+        session.run("python", "-m", "pip", "check")
 
 
 @nox.session

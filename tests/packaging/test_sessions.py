@@ -33,7 +33,7 @@ def test_every_mentioned_session_exists() -> None:
 
 def test_development_page_lists_every_session() -> None:
     page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    listed = set(re.findall(r"`([\w.-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
     existing = sessions()
     assert {name for name in existing if not name.startswith("gpu-")} <= listed
     assert any(name.startswith("gpu-") for name in listed & existing)
