@@ -130,15 +130,37 @@ def cold(db: Path, workload: str, how: str, repeats: int) -> dict[str, float]:
     }
 
 
-def hot_ns(db: Path) -> float:
-    """Return the time of a repeated lookup with numeric arguments, in nanoseconds."""
+def hot(db: Path) -> dict[str, float]:
+    """Return the nanoseconds of a repeated lookup, and of a dictionary lookup by the same keyword arguments.
+
+    They are timed in turn, 500 calls at a time; the ratios are medians over the turns.
+    """
     os.environ["TUNEBENCH_DB"] = str(db)
+    kept: dict[object, int] = {}
 
-    def ask() -> object:
-        return tunebench.lookup("gemm", m=64, n=128, k=4096, dtype="f16", device="h100-sxm")
+    def by_dictionary(
+        operator: str, *, device: object = None, db: object = None, strict: bool = False, **dimensions: object
+    ) -> object:
+        return kept[(operator, device, db, strict, *dimensions.items())]
 
-    ask()
-    return min(timeit.repeat(ask, number=20_000, repeat=7)) / 20_000 * 1e9
+    kept["gemm", "h100-sxm", None, False, ("m", 64), ("n", 128), ("k", 4096), ("dtype", "f16")] = 1
+    keywords = "('gemm', m=64, n=128, k=4096, dtype='f16', device='h100-sxm')"
+    asked = {
+        "dictionary": f"by_dictionary{keywords}",
+        "keywords": f"lookup{keywords}",
+        "text": "lookup('gemm:m=64,n=128,k=4096,dtype=f16', device='h100-sxm')",
+    }
+    names = {"by_dictionary": by_dictionary, "lookup": tunebench.lookup}
+    turns = [
+        {name: timeit.timeit(call, globals=names, number=500) / 500 * 1e9 for name, call in asked.items()}
+        for _ in range(400)
+    ]
+    found = {f"{name}_ns": min(turn[name] for turn in turns) for name in asked}
+    for name in ("keywords", "text"):
+        found[f"{name}_over_dictionary"] = statistics.median(
+            turn[name] / turn["dictionary"] for turn in turns
+        )
+    return found
 
 
 def kept_bytes(db: Path, count: int) -> float:
@@ -190,7 +212,7 @@ def main() -> None:
                         "records": records,
                         "mib": db.stat().st_size / 2**20,
                         "filled_s": filled_s,
-                        "hot_ns": hot_ns(db),
+                        "hot": hot(db),
                         "kept_bytes": kept_bytes(db, min(1000, records // EACH)),
                         **row,
                     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunebench._private_file import check_folder
@@ -23,6 +24,7 @@ __all__ = [
     "debug",
     "default_database",
     "expanded",
+    "raw_database",
     "worker_memory_gb",
 ]
 
@@ -130,6 +132,17 @@ def database() -> str | None:
     """Return the database to use without `--db`, or None; read again at every lookup."""
     return os.environ.get("TUNEBENCH_DB") or _default_database
 
+
+def _raw_database() -> Callable[[], object]:
+    variables = getattr(os.environ, "_data", None)
+    encode = getattr(os.environ, "encodekey", None)
+    if variables is None or encode is None:  # another implementation of Python
+        return lambda: os.environ.get("TUNEBENCH_DB")
+    return functools.partial(variables.get, encode("TUNEBENCH_DB"))
+
+
+raw_database: Callable[[], object] = _raw_database()
+"""Returns a value that differs whenever `TUNEBENCH_DB` does, in a tenth of the time of `os.environ.get`."""
 
 _default_database: str | None = None
 """Database of the file of defaults, while a command runs."""

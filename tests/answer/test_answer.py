@@ -606,6 +606,22 @@ def test_new_records_are_returned_without_a_restart(db: str, remember: Remember)
     assert ask(db) == (5, "measured here")
 
 
+def test_cached_answer_is_not_returned_for_values_of_other_types_or_another_database(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remember(SXM, 7, measured(9.0))
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+    rows = DIMENSIONS["rows"]
+    assert isinstance(rows, int)
+    for _ in range(2):
+        assert lookup("softmax", **DIMENSIONS, device=SXM, strict=True).expected_us == 9.0
+        with pytest.raises(InputError):
+            lookup("softmax", **{**DIMENSIONS, "rows": float(rows)}, device=SXM)
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "other.db"))
+    with pytest.raises(LookupMiss):
+        lookup("softmax", **DIMENSIONS, device=SXM, strict=True)
+
+
 def test_records_of_other_processes_are_returned_soon(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from marshal import dumps
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -31,6 +32,8 @@ __all__ = ["FRESH_S", "generation", "lookup", "lookup_workload", "recorded", "ti
 
 FRESH_S = 0.25
 """Delay in seconds until records of other processes are returned; those of this process are at once."""
+
+_raw_database = _environment.raw_database
 
 CACHED = 4096
 """Answers that are kept in memory; a repeated lookup of another one reads the files again."""
@@ -71,14 +74,15 @@ def lookup(
         DatabaseError: if the database cannot be read.
     """
     named = device.key if isinstance(device, Device) else device
-    database = db if db is not None else _environment.database()
-    asked = (operator, named, database, strict, *dimensions.items(), *map(type, dimensions.values()))
+    database = db if db is not None else _raw_database()
+    if monotonic() >= _cache.due or write_count.writes != _cache.writes:
+        _cache.look()
     try:
-        _cache.refresh()
+        # As bytes, 1, 1.0 and True differ; version 1 depends on values alone, not on shared objects.
+        asked = (operator, named, database, strict, dumps(dimensions, 1))
         found = _cache.asked.get(asked)
-    except TypeError:  # an unhashable dimension is invalid: raise the error that names it
-        _made(operator, dimensions)
-        raise
+    except (TypeError, ValueError):  # a value that is neither a number nor text, such as an expression
+        return _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
     if found is None:
         found = _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
         _cache.keep(_cache.asked, asked, found)
