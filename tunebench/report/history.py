@@ -28,6 +28,7 @@ __all__ = [
     "ParameterEffect",
     "SearchHistory",
     "best_records",
+    "record_us",
     "search_histories",
     "search_history",
 ]
@@ -126,13 +127,13 @@ class SearchHistory(Tabular):
             return float(self.baselines["default"]["ratio"])
         if best is None or default is None:
             return None
-        return _us(default) / _us(best)
+        return record_us(default) / record_us(best)
 
     @property
     def bound_ratio(self) -> float | None:
         """Best time divided by `bound_us`; None without either."""
         best = self.best
-        return None if best is None or self.bound_us is None else _us(best) / self.bound_us
+        return None if best is None or self.bound_us is None else record_us(best) / self.bound_us
 
     @property
     def bound_us(self) -> float | None:
@@ -192,7 +193,7 @@ def best_records(records: Iterable[Record]) -> list[Record]:
             before = chosen.get(record.key)
             if before is None or _weight(record) >= _weight(before):
                 chosen[record.key] = record
-    return sorted(chosen.values(), key=lambda found: (found.result.outcome.kind, _us(found)))
+    return sorted(chosen.values(), key=lambda found: (found.result.outcome.kind, record_us(found)))
 
 
 def search_histories(
@@ -280,14 +281,15 @@ def _weight(record: Record) -> tuple[bool, int]:
     return record.purpose == "finalist", record.id
 
 
-def _us(record: Record) -> float:
+def record_us(record: Record) -> float:
+    """Return the time of a record in microseconds; infinite without one."""
     found = time_us(record.result.outcome)
     return math.inf if found is None else found
 
 
 def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
     """Return the effects of the parameters of one variant: one-way analysis of variance of log time."""
-    logs = [math.log(_us(record)) for record in records]
+    logs = [math.log(record_us(record)) for record in records]
     center = fmean(logs)
     total = math.fsum((log - center) ** 2 for log in logs)
     found = []

@@ -1,0 +1,101 @@
+"""Pages of reports in headless Chromium, opened as files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.test_report import HOSTILE, WORKLOAD, database
+from tests.support import needs_browser
+from tunebench.db import open_store
+from tunebench.report import (
+    compare_databases,
+    comparison_page,
+    history_page,
+    search_histories,
+    with_best_kernels,
+)
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    first = database(folder / "a.db", {32: 12000.0, 64: 900.0, 128: 1500.0})
+    database(folder / "a.db", {32: 8.0, 64: 2.0}, workload="softmax:rows=32,cols=16,dtype=f32")
+    second = database(folder / "b.db", {32: 12000.0, 64: 1900.0})
+    with open_store(first, read_only=True) as a, open_store(second, read_only=True) as b:
+        report = history_page(with_best_kernels(search_histories(a)), database="a.db")
+        compared = comparison_page(compare_databases(a, b))
+    found = {"report": folder / "report.html", "comparison": folder / "comparison.html"}
+    found["report"].write_text(report, encoding="utf-8")
+    found["comparison"].write_text(compared, encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(chromium: Any, path: Path, faults: list[str], **context: Any) -> Any:
+    page = chromium.new_context(**context).new_page()
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
+    page.on(
+        "request", lambda request: request.url.startswith(("file:", "data:")) or faults.append(request.url)
+    )
+    page.goto(path.as_uri())
+    return page
+
+
+def test_pages_load_nothing_and_fit_light_dark_and_narrow(chromium: Any, pages: dict[str, Path]) -> None:
+    faults: list[str] = []
+    shades = {}
+    for path in pages.values():
+        for scheme in ("light", "dark"):
+            page = opened(chromium, path, faults, color_scheme=scheme, viewport={"width": 400, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") == 400
+            colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            shades[scheme] = sum(map(int, re.findall(r"\d+", colour)[:3]))
+    assert faults == []
+    assert shades["light"] > 700 > 200 > shades["dark"]
+
+
+def test_headers_sort_by_value_with_the_keyboard(chromium: Any, pages: dict[str, Path]) -> None:
+    faults: list[str] = []
+    page = opened(chromium, pages["report"], faults)
+    section = page.locator("section", has_text=WORKLOAD).locator("table", has_text="lower bound").first
+    times = section.locator("tbody td:first-child")
+    header = section.get_by_role("button", name="time")
+    assert times.all_inner_texts() == ["900 us", "1500 us", "12 ms"]
+    header.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Space")  # descending
+    assert times.all_inner_texts() == ["12 ms", "1500 us", "900 us"]
+    assert faults == []
+
+
+def test_links_lead_to_sections_and_hostile_text_stays_text(chromium: Any, pages: dict[str, Path]) -> None:
+    faults: list[str] = []
+    page = opened(chromium, pages["report"], faults)
+    page.get_by_role("link", name=WORKLOAD).click()
+    assert page.url.endswith("#history0")
+    page.locator("summary").first.click()
+    assert page.locator("table", has_text=HOSTILE).count() >= 1
+    page = opened(chromium, pages["comparison"], faults)
+    assert page.locator("span.regression").inner_text() == "regression"
+    assert faults == []
