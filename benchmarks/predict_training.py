@@ -225,7 +225,7 @@ def print_files(folder: Path) -> None:
         _print_models(listed)
         if len(listed) <= SMALL:
             _print_rows(listed)
-    print("\n## vtrain_multi.csv: rows with errors above 12 %\n")
+    print("\n## vtrain_multi.csv: rows with errors above 12 %")
     multi = next(listed for source, listed in found.items() if source.file == "vtrain_multi.csv")
     _print_rows([row for row in multi if abs(row.error) > 0.12])
     print(f"\n{TEXT['multi']}")

@@ -397,3 +397,40 @@ def test_step_as_frameworks_run_it(run_json: Run) -> None:
     tensor = ("--tensor", "8", "--sequence-parallel", "--microbatches", "32")
     assert step_us(*tensor, "--user-buffers") < step_us(*tensor) < step_us(*tensor, "--no-tensor-overlap")
     assert step_us("--context", "8", "--microbatches", "32", "--cuda-graphs") > 0
+
+
+def test_memory_of_each_rank_is_listed_by_kind_with_a_verdict(run_json: Run, run_text: Run) -> None:
+    asked = [
+        "predict",
+        "--model",
+        "llama-2-7b",
+        "--batch",
+        "64",
+        "--seq",
+        "4096",
+        "--training",
+        "--dtype",
+        "bf16",
+    ]
+    asked += ["--device", "a100-40-sxm", "--stack", "megatron", "--flash-attention", "--pipeline", "4"]
+    asked += ["--microbatches", "64"]
+    ranks = run_json(*asked)[0]["memory"]
+    assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
+    first, last = ranks[0], ranks[-1]
+    assert first["activations"] > ranks[1]["activations"] > ranks[2]["activations"]
+    kinds = [value for name, value in first.items() if name not in ("rank", "total", "missing")]
+    assert sum(kinds) == first["total"]
+    assert first["missing"] == max(0, first["total"] - 40 * 2**30)
+    assert last["working"] > 0
+    again = run_json(*asked, "--recompute", "full")[0]["memory"][0]
+    half = run_json(*asked, "--recompute", "full", "--recompute-layers", "4")[0]["memory"][0]
+    assert again["activations"] < half["activations"] < first["activations"]
+    text = run_text(*asked)
+    assert "does not fit" in text
+    assert "fragmentation" in text
+    assert (
+        run_json("predict", "--model", "opt-1.3b", "--seq", "128", "--training", "--device", "t4")[0][
+            "memory"
+        ]
+        == []
+    )

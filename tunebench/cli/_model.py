@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction
     from tunebench.forecast.parallel.step import Parallelism, StepPrediction
+    from tunebench.plan.cluster.device_memory import DeviceMemory
     from tunebench.workloads.networks import Network
 
 __all__ = ["ModelRequest"]
@@ -325,6 +326,19 @@ class ModelRequest:
         )
         return predict_step(found, device, run, cluster, self.parallelism)
 
+    def memory(self, found: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
+        """Return the memory of the devices of each rank of the pipeline; nothing if it is not modelled."""
+        from tunebench.plan.cluster.step_memory import step_memory
+        from tunebench.workloads.networks import network
+
+        run = found.run
+        if not run.trains or run.stack != "megatron" or run.dtype == "f32" or run.optimizer != "adamw":
+            return ()
+        try:
+            return step_memory(network(self.name), run, self.parallelism)
+        except InputError:  # layers of another kind, whose activations are not known
+            return ()
+
     def min_memory_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""
         from tunebench.forecast.footprint import min_memory_bytes
@@ -335,6 +349,8 @@ class ModelRequest:
     def warn_if_too_large(self, found: NetworkPrediction | StepPrediction) -> None:
         """Warn on stderr if the model exceeds the memory of the device."""
         device, needed = found.device, self.min_memory_bytes(found)
+        if self.memory(found):  # the report has a verdict
+            return
         if needed is not None and 0 < device.memory_bytes < needed:
             console(stderr=True).print(
                 f"warning: {found.network} does not fit into {device.name}: it has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunebench.cli._output import duration, plain, table
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tunebench.cli._model import ModelRequest
     from tunebench.forecast.network import NetworkPrediction, OperationTime
     from tunebench.forecast.parallel.step import StepPrediction
+    from tunebench.plan.cluster.device_memory import DeviceMemory
 
 __all__ = ["describe_model", "render_model"]
 
@@ -32,6 +33,7 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
         f"{model.unit}_per_s": model.items / found.time_us * 1e6,
         "least_bytes": model.min_memory_bytes(found),
         "memory_bytes": found.device.memory_bytes or None,
+        "memory": [_memory(each, found.device.memory_bytes) for each in model.memory(found)],
     }
     if isinstance(found, NetworkPrediction):
         return {
@@ -60,6 +62,12 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
             for stage in found.stages
         ],
     }
+
+
+def _memory(each: DeviceMemory, limit_bytes: int) -> dict[str, Any]:
+    """Return the memory of a rank by kind, and how much is missing."""
+    missing = max(0, each.total - limit_bytes) if limit_bytes else None
+    return {"rank": each.rank, **each.kinds, "total": each.total, "missing": missing}
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -114,6 +122,37 @@ def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction,
         _render_one(found, to)
     else:
         _render_several(found, to)
+    _render_memory(model.memory(found), found.device.memory_bytes, to)
+
+
+def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console) -> None:
+    """Print the memory of each rank by kind, with a verdict."""
+    from tunebench.plan.memory import size_text
+
+    if not ranks:
+        return
+    kinds = [name for name in ranks[0].kinds if any(each.kinds[name] for each in ranks)]
+    rows = (
+        (
+            each.rank,
+            *(size_text(each.kinds[name]) for name in kinds),
+            size_text(each.total),
+            _verdict(each.total, limit_bytes),
+        )
+        for each in ranks
+    )
+    columns = (">rank", *(f">{name}" for name in kinds), ">memory", "verdict")
+    to.print(table(*columns, rows=rows))
+
+
+def _verdict(total: int, limit_bytes: int) -> str:
+    from tunebench.plan.memory import size_text
+
+    if not limit_bytes:
+        return "memory of the device unknown"
+    if total <= limit_bytes:
+        return f"fits, {size_text(limit_bytes - total)} free"
+    return f"does not fit, {size_text(total - limit_bytes)} missing"
 
 
 def _render_one(found: NetworkPrediction, to: Console) -> None:

@@ -10,7 +10,12 @@ from tests.plan.cluster.test_stage_time import JOB, PLAN
 from tunebench.forecast.parallel.pipeline import PipelineCosts, StageCosts, simulate_pipeline
 from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
 from tunebench.plan.cluster import TrainingJob
-from tunebench.plan.cluster.device_memory import FRAGMENTATION, RESERVED_BYTES, MemoryPricer
+from tunebench.plan.cluster.device_memory import (
+    COMMUNICATOR_BYTES,
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    MemoryPricer,
+)
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import network
 
@@ -30,7 +35,9 @@ def test_kinds_are_those_of_mixed_precision_with_adamw() -> None:
     assert memory.rank == 0
     assert (memory.parameters, memory.gradients, memory.optimizer) == (2 * held, 2 * held, 12 * held)
     assert memory.activations == 2 * (18 * ACTIVATION.layer_bytes + ACTIVATION.embedding_bytes)
-    assert memory.allowance == RESERVED_BYTES + round(FRAGMENTATION * memory.activations)
+    assert memory.fragmentation == round(FRAGMENTATION * memory.activations)
+    assert memory.nccl == 3 * COMMUNICATOR_BYTES  # of tensors, copies and stages
+    assert memory.context == CONTEXT_BYTES
     assert memory.total == sum(memory.kinds.values())
 
 

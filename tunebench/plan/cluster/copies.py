@@ -20,7 +20,12 @@ from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
-from tunebench.plan.cluster.device_memory import FRAGMENTATION, RESERVED_BYTES
+from tunebench.plan.cluster.device_memory import (
+    COMMUNICATOR_BYTES,
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    WORKSPACE_BYTES,
+)
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.memory.budget import size_text
 from tunebench.workloads.networks import Network, NetworkRun
@@ -78,7 +83,10 @@ class CopiesJob:
             "gradients": 2 * 4 * held,
             "optimizer": 4 * STATES[self.optimizer] * held,
             "activations": activations,
-            "allowance": RESERVED_BYTES + round(FRAGMENTATION * activations),
+            "context": CONTEXT_BYTES,
+            "workspace": WORKSPACE_BYTES,
+            "nccl": COMMUNICATOR_BYTES,
+            "fragmentation": round(FRAGMENTATION * activations),
         }
 
 

@@ -24,7 +24,15 @@ from tunebench.plan.cluster.storage import Placement
 from tunebench.plan.pipeline.activation import ActivationMemory
 from tunebench.workloads.networks._network import DType
 
-__all__ = ["FRAGMENTATION", "RESERVED_BYTES", "DeviceMemory", "MemoryPricer"]
+__all__ = [
+    "COMMUNICATOR_BYTES",
+    "CONTEXT_BYTES",
+    "FRAGMENTATION",
+    "WORKSPACE_BYTES",
+    "DeviceMemory",
+    "MemoryPricer",
+    "communicators",
+]
 
 PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
 """Bytes per parameter. Source: Rajbhandari et al., "ZeRO", 2020, section 3.1."""
@@ -36,8 +44,16 @@ micro-batch to the next beside the 16-bit parameters."""
 WIDE_BYTES = 4
 """Bytes of a gradient that is summed in f32."""
 
-RESERVED_BYTES = 1_500_000_000
-"""Memory of the CUDA context, of NCCL's buffers and of cuBLAS workspaces. Assumed, not measured."""
+CONTEXT_BYTES = 900_000_000
+"""Memory of the CUDA context and of loaded kernels. Assumed, not measured."""
+
+WORKSPACE_BYTES = 2 * 32 * 2**20
+"""Workspaces of cuBLAS and Transformer Engine: 32 MiB each on Hopper. Source: PyTorch, `CUDABlas` (32 MiB on
+sm_90); NVIDIA/TransformerEngine, `get_cublas_workspace_size_bytes`."""
+
+COMMUNICATOR_BYTES = 24 * (524_288 + 4_915_200 + 4_194_304)
+"""Buffers of an NCCL communicator: for each of 24 channels, those of the protocols LL, LL128 and Simple.
+Source: NVIDIA/nccl, `src/init.cc` (`DEFAULT_LL_BUFFSIZE`, `DEFAULT_LL128_BUFFSIZE`, `DEFAULT_BUFFSIZE`)."""
 
 FRAGMENTATION = 0.05
 """Share of activations that the allocator loses to fragmentation. Assumed, not measured."""
@@ -54,7 +70,10 @@ class DeviceMemory:
         optimizer: States of the optimizer.
         activations: Activations of the micro-batches in flight.
         working: What a backward pass computes again for one layer, or the gradient of the logits.
-        allowance: Assumed memory of context, libraries and fragmentation.
+        context: Assumed memory of the CUDA context and of loaded kernels.
+        workspace: Workspaces of libraries.
+        nccl: Buffers of communicators: those of tensors, copies, experts and stages.
+        fragmentation: Assumed loss of the allocator.
         host: Most host memory of a device: states, gradients, parameters, activations, and buffers.
         nvme: Most NVMe of a device.
     """
@@ -65,15 +84,18 @@ class DeviceMemory:
     optimizer: int
     activations: int
     working: int
-    allowance: int
+    context: int
+    workspace: int
+    nccl: int
+    fragmentation: int
     host: int = 0
     nvme: int = 0
 
     @property
     def total(self) -> int:
         """All kinds together."""
-        held = self.parameters + self.gradients + self.optimizer
-        return held + self.activations + self.working + self.allowance
+        held = self.parameters + self.gradients + self.optimizer + self.activations + self.working
+        return held + self.context + self.workspace + self.nccl + self.fragmentation
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -161,7 +183,10 @@ class MemoryPricer:
             nvme=nvme,
             activations=activations,
             working=working,
-            allowance=RESERVED_BYTES + round(FRAGMENTATION * (activations + working)),
+            context=CONTEXT_BYTES,
+            workspace=WORKSPACE_BYTES,
+            nccl=COMMUNICATOR_BYTES * communicators(plan),
+            fragmentation=round(FRAGMENTATION * (activations + working)),
         )
 
     def _activations(
@@ -228,6 +253,11 @@ class MemoryPricer:
         last = self.job.network.layers - 1
         kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
         return max(sum(self._stage_parameters(division, each)) for each in kinds)
+
+
+def communicators(plan: ClusterPlan) -> int:
+    """Return the number of groups that each device communicates in."""
+    return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
 
 
 def _stored_bytes(placed: Placement, states: int, buffer: int) -> tuple[int, int]:

@@ -51,7 +51,10 @@ class EagerMemory(MemoryPricer):
             optimizer=0 if offloaded else MOMENTS * states,
             activations=self._activations(plan, rank, memory),
             working=self._working(plan, rank, memory),
-            allowance=0,
+            context=0,
+            workspace=0,
+            nccl=0,
+            fragmentation=0,
             host=offloaded * (SIZE * states + (0 if on_nvme else stored)),
             nvme=on_nvme * stored,
         )
