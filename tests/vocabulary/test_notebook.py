@@ -7,13 +7,14 @@ import sys
 import pytest
 
 import tunebench
-from tunebench import device, kernels
+from tunebench import _console, device, kernels
 from tunebench._dataframe import columns_of
 from tunebench._notebook import html_grid, html_table
 from tunebench.answer import Unmeasured
 from tunebench.errors import MissingDependency
 from tunebench.forecast.network import predict_network
 from tunebench.plan.cluster import TrainingCluster, TrainingJob, plan_training
+from tunebench.tuning import Progress, progress_bar
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, network
 
@@ -83,3 +84,20 @@ def test_network_and_plans_have_tables() -> None:
     answer = plan_training(job, TrainingCluster.parse("2 x a100-80-sxm"), top=2, reasons=False)
     assert str(answer.result.best[1].plan) in answer._repr_html_()
     assert answer._columns()["time_us"] == [each.step.time_us for each in answer.result.best]
+
+
+def test_progress_in_a_notebook_without_widgets_is_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = _console._console_class()(force_jupyter=True)
+    plain = _console.console
+
+    def console(*, stderr: bool = False, **given: bool) -> object:
+        return plain(stderr=stderr, **given) if "notebook" in given else notebook
+
+    monkeypatch.setattr(progress_bar, "console", console)
+    monkeypatch.setattr(progress_bar, "find_spec", lambda name: None)
+    seen = {"phase": "search", "outcomes": {"measured": 1}, "masked": 0, "cached": 0}
+    with tunebench.show_progress(2) as show:
+        show(Progress(done=1, total=2, best_us=8.0, bound_us=2.0, seconds_left=None, **seen))  # type: ignore[arg-type]
+    assert "search 1/2: 1 measured, best 8 us, 4x the bound" in capsys.readouterr().out

@@ -42,7 +42,8 @@ def show_progress(total: int | None = None) -> Iterator[ProgressCallback]:
     if is_quiet():
         yield lambda progress: None
         return
-    if is_verbose() or not to.is_terminal or (to.is_jupyter and find_spec("ipywidgets") is None):
+    live = find_spec("ipywidgets") is not None if to.is_jupyter else to.is_terminal
+    if is_verbose() or not live:
         yield _plain_lines(console(stderr=not to.is_jupyter, notebook=False))
         return
     step = TextColumn("{task.description}", markup=False)
