@@ -15,6 +15,7 @@ from tunebench.forecast.parallel.cluster import (
     link_of,
     links,
 )
+from tunebench.forecast.parallel.collective import Collective, collective_us
 
 A100 = device.find("a100-80-sxm")
 FAST, SLOW = Link(name="fast", gb_s=300), Link(name="slow", gb_s=25)
@@ -117,3 +118,22 @@ def test_a_cluster_from_a_file(tmp_path: Path) -> None:
     path.write_text('inside = "nvlink4"\nnode = 2\n')
     with pytest.raises(InputError, match="node"):
         cluster_from_file(str(path))
+
+
+def test_oversubscribed_switches_slow_pairs_and_sends_but_no_rings() -> None:
+    flat = Cluster(inside=FAST, between=SLOW, devices_per_node=8, nodes=64)
+    tree = Cluster(
+        inside=FAST, between=SLOW, devices_per_node=8, nodes=64, nodes_per_switch=16, oversubscription=4.0
+    )
+    nbytes = 2**30
+
+    def us(cluster: Cluster, collective: Collective, devices: int) -> float:
+        return float(collective_us(collective, nbytes, cluster.group(devices)))
+
+    assert us(tree, "all-reduce", 512) == us(flat, "all-reduce", 512)
+    assert us(tree, "all-to-all", 128) == us(flat, "all-to-all", 128)  # below one switch
+    assert us(tree, "all-to-all", 512) == pytest.approx(4 * 48 / 63 * us(flat, "all-to-all", 512), rel=0.05)
+    assert tree.link_between(0, 8, width=8).gb_s == 25
+    assert tree.link_between(15 * 8, 16 * 8, width=8).gb_s == 25 / 4
+    with pytest.raises(InputError, match="oversubscription of at least 1"):
+        Cluster(inside=FAST, between=SLOW, nodes=2, oversubscription=0.5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -73,12 +73,22 @@ class ProcessGroup:
     """Devices that take part in one collective: `local` devices in each of `nodes` nodes.
 
     Every device uses its own link between nodes, so a node with several devices has several of them.
+
+    Attributes:
+        local: Devices in each node.
+        nodes: Number of nodes.
+        inside: Link between the devices of a node.
+        between: Link of each device to other nodes.
+        crossing: Factor on the bytes that every device sends to every other one between nodes, where links
+            above the first switches are oversubscribed. Rings and trees visit the nodes of a switch one after
+            the other, and send no more than one link's bytes to the next switch.
     """
 
     local: int
     nodes: int
     inside: Link
     between: Link
+    crossing: float = 1.0
 
     def __post_init__(self) -> None:
         if self.local < 1 or self.nodes < 1:
@@ -101,18 +111,27 @@ class Cluster:
         between: Link of each device to other nodes.
         devices_per_node: Devices per node.
         nodes: Number of nodes.
+        nodes_per_switch: Nodes whose adapters of equal number (rail) share a switch; 0 for all nodes.
+        oversubscription: Bandwidth of the adapters at a switch over that of its links to other switches.
     """
 
     inside: Link
     between: Link
     devices_per_node: int = 8
     nodes: int = 1
+    nodes_per_switch: int = 0
+    oversubscription: float = 1.0
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
             raise InputError(
                 f"a cluster needs at least one node of one device, got {self.nodes} of "
                 f"{self.devices_per_node}"
+            )
+        if self.nodes_per_switch < 0 or not 1 <= self.oversubscription < float("inf"):
+            raise InputError(
+                "expected nodes_per_switch of at least 0 and oversubscription of at least 1, got "
+                f"{self.nodes_per_switch} and {self.oversubscription}"
             )
 
     @classmethod
@@ -175,13 +194,34 @@ class Cluster:
             local = per_node // stride
         else:
             local = 1
-        return ProcessGroup(local=local, nodes=size // local, inside=self.inside, between=self.between)
+        return ProcessGroup(
+            local=local,
+            nodes=size // local,
+            inside=self.inside,
+            between=self.between,
+            crossing=self._crossing(size * stride),
+        )
+
+    def _crossing(self, ranks: int) -> float:
+        """Return the factor on bytes between all pairs of nodes of this many ranks."""
+        nodes, near = -(-ranks // self.devices_per_node), self.nodes_per_switch
+        if not near or nodes <= near:
+            return 1.0
+        return max(1.0, self.oversubscription * (nodes - near) / (nodes - 1))
 
     def link_between(self, first: int, second: int, *, width: int = 1) -> Link:
-        """Return the slowest link between ranks ``first + i`` and ``second + i``, for i below `width`."""
+        """Return the slowest link between ranks ``first + i`` and ``second + i``, for i below `width`.
+
+        All ranks send at the same time, so those of a switch share its links to other switches.
+        """
         per_node = self.devices_per_node
-        crosses = any((first + i) // per_node != (second + i) // per_node for i in range(width))
-        return self.between if crosses else self.inside
+        nodes = [((first + i) // per_node, (second + i) // per_node) for i in range(width)]
+        if all(left == right for left, right in nodes):
+            return self.inside
+        near = self.nodes_per_switch
+        if near and any(left // near != right // near for left, right in nodes):
+            return replace(self.between, gb_s=self.between.gb_s / self.oversubscription)
+        return self.between
 
 
 @functools.cache

@@ -255,7 +255,7 @@ def _algorithms(
     if collective == "all-to-all":
         pairs = _Algorithm(
             "pairs",
-            ((n - 1) / size, (nodes - 1) / nodes),
+            ((n - 1) / size, (nodes - 1) / nodes * group.crossing),
             (float(n > 1), float(nodes > 1)),
             own=1 / size,
             inside_share=law.pairs_share,

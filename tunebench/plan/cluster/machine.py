@@ -6,9 +6,9 @@
     TrainingCluster.read("cluster.toml")
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
-name, by figures, or tables with the fields of `Link`), `memory`, `host_memory` with `host_gb_s` and
-`host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
-and `price_per_hour`.
+name, by figures, or tables with the fields of `Link`), `nodes_per_switch` and `oversubscription`, `memory`,
+`host_memory` with `host_gb_s` and `host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with
+`nvme_read_gb_s` and `nvme_write_gb_s`, and `price_per_hour`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _KEYS = (
     "devices_per_node",
     "inside",
     "between",
+    "nodes_per_switch",
+    "oversubscription",
     "memory",
     "host_memory",
     "host_gb_s",
@@ -248,7 +250,13 @@ class TrainingCluster:
         try:
             return cls(
                 device=product,
-                links=Cluster(inside=inside, between=between, **counts),
+                links=Cluster(
+                    inside=inside,
+                    between=between,
+                    nodes_per_switch=given.get("nodes_per_switch", 0),
+                    oversubscription=given.get("oversubscription", 1.0),
+                    **counts,
+                ),
                 memory_bytes=_size(given.get("memory")) or product.memory_bytes,
                 host_bytes=host_bytes,
                 host_gb_s=float(given.get("host_gb_s", 0.0)),
