@@ -115,7 +115,8 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
             count = suite.counts[history.workload]
             row[2:2] = [str(count), time_cell(None if best_us is None else count * best_us)]
         rows.append(row)
-    return data_table(columns, rows)
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    return data_table([columns[place] for place in kept], ([row[place] for place in kept] for row in rows))
 
 
 # -- one search history --------------------------------------------------------------------------------------
