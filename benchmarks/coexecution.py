@@ -267,7 +267,8 @@ def examine(name: str, mode: str, steps: int) -> Record:
         found: Record = {"error": f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"}
     else:
         found = {"differences": differences(expected, got), "versions": version_differences(expected, got)}
-        found["within tolerance"] = not differences(expected, got, TOLERANCE)
+        found["beyond tolerance"] = differences(expected, got, TOLERANCE)
+        found["differences"], found["versions"] = found["differences"][:20], found["versions"][:20]
     counts = _counts_of_coexecution(wrapped[0]) if mode == "coexecute" else _counts()
     return {**record, **counts, **found}
 
@@ -371,12 +372,16 @@ def table(records: list[Record]) -> str:
 def _result(record: Record) -> str:
     if "error" in record:
         return "error: " + " ".join(record["error"].replace("|", "\\|").split())
-    differing = record["differences"]
-    if not differing:
+    if not record["differences"]:
         return "equal to the last bit"
-    if record.get("within tolerance"):
+    beyond = record["beyond tolerance"]
+    if not beyond:
         return f"equal within {TOLERANCE:g}"
-    return f"different: {'; '.join(differing[:2])}"
+    marker = ": relative error "
+    errors = [float(each.rpartition(marker)[2]) for each in beyond if marker in each]
+    others = [each for each in beyond if marker not in each]
+    tensors = [f"{len(errors)} tensors by up to {max(errors):.0e}"] if errors else []
+    return f"different: {'; '.join([*tensors, *others[:2]])}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Random programs under eager PyTorch and `coexecute`: equality of values, side effects and exceptions.
 
-    python -m benchmarks.coexecution_random [--programs 1000] [--steps 8] [--out FILE.jsonl] [--table FILE.md]
+    python -m benchmarks.coexecution_random [--programs 1000] [--steps 12] [--out FILE.jsonl] [--table FILE.md]
     python -m benchmarks.coexecution_random --show 17
 
 Program i is made by `benchmarks.random_programs` from seed i. Compared are results, inputs after the step,
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_random")
     parser.add_argument("--programs", type=int, default=1000, help="number of programs (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program (default 0)")
-    parser.add_argument("--steps", type=int, default=8, help="iterations per program (default 8)")
+    parser.add_argument("--steps", type=int, default=12, help="iterations per program (default 12)")
     parser.add_argument(
         "--timeout-s", type=float, default=60, help="time limit per program in seconds (default 60)"
     )

@@ -427,12 +427,20 @@ class _Writer:
         variables: Names in scope by kind.
         lines: Lines of the step so far.
         named: Number of names given so far.
+        chosen: Templates that the program uses: some of all, so that programs differ in kind.
     """
 
     chance: random.Random
     variables: dict[str, list[str]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     named: int = 0
+    chosen: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+
+    def template(self, templates: tuple[str, ...]) -> str:
+        """Return one of the templates that the program uses."""
+        if templates not in self.chosen:
+            self.chosen[templates] = self.chance.sample(templates, max(3, len(templates) // 4))
+        return self.chance.choice(self.chosen[templates])
 
     def write(self, text: str, depth: int) -> None:
         self.lines.append("    " * (depth + 2) + text)
@@ -448,7 +456,7 @@ class _Writer:
             names = self.variables["own"]
         if names and (kind == "own" or depth >= 2 or self.chance.random() < 0.75):
             return self.chance.choice(names)
-        return f"({self.filled(self.chance.choice(EXPRESSIONS[kind]), depth + 1)})"
+        return f"({self.filled(self.template(EXPRESSIONS[kind]), depth + 1)})"
 
     def assign(self, depth: int) -> None:
         """Write an assignment to a new name, or to a name in scope."""
@@ -456,7 +464,7 @@ class _Writer:
             ("rows", "own", "cols", "square", "scalar", "index", "mask", "float", "int"),
             (8, 3, 3, 2, 4, 1, 2, 2, 1),
         )[0]
-        value = self.filled(self.chance.choice(EXPRESSIONS[kind]))
+        value = self.filled(self.template(EXPRESSIONS[kind]))
         known = [name for name in self.variables[kind] if name.isidentifier() and name not in "xyz"]
         if known and self.chance.random() < 0.3:
             self.write(f"{self.chance.choice(known)} = {value}", depth)
@@ -467,7 +475,7 @@ class _Writer:
 
     def block(self, depth: int) -> None:
         """Write a compound statement; names that it introduces end with it."""
-        for header in self.filled(self.chance.choice(BLOCKS)).split("|"):
+        for header in self.filled(self.template(BLOCKS)).split("|"):
             self.write(header, depth)
             outer = {kind: list(names) for kind, names in self.variables.items()}
             if header.startswith("except"):
@@ -489,7 +497,7 @@ class _Writer:
         elif kind == "block":
             self.block(depth)
         else:
-            self.write(self.filled(self.chance.choice(STATEMENTS)), depth)
+            self.write(self.filled(self.template(STATEMENTS)), depth)
 
     def maybe(self, templates: tuple[str, ...], probability: float) -> None:
         if self.chance.random() < probability:

@@ -96,7 +96,9 @@ def test_saved_results_are_kept_and_a_cut_line_is_run_again(
 
     def examine(name: str, mode: str, arguments: object) -> coexecution.Record:
         ran.append(mode)
-        return {"program": name, "mode": mode, "steps": 2, "differences": []}
+        return {"program": name, "mode": mode, "steps": 2, "differences": ["loss 1: relative error 2e-3"]} | {
+            "beyond tolerance": ["loss 1: relative error 2e-3", "effects"]
+        }
 
     monkeypatch.setattr(coexecution, "_examine_apart", examine)
     saved = tmp_path / "results.jsonl"
@@ -108,3 +110,4 @@ def test_saved_results_are_kept_and_a_cut_line_is_run_again(
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert table.count("| toy_item |") == 4
     assert "it \\| failed" in table
+    assert "different: 1 tensors by up to 2e-03; effects" in table

@@ -36,8 +36,8 @@ def _run(number: int, wrap: coexecution.Wrap = _same) -> coexecution.Run:
 @given(st.randoms(use_true_random=False))
 def test_coexecution_of_a_random_program_equals_eager(chance: random.Random) -> None:
     make = source_program(random_source(chance), "<program>")
-    expected = coexecution.run_program(make, _same, 5, raises=True)
-    got = coexecution.run_program(make, coexecute, 5, raises=True)
+    expected = coexecution.run_program(make, _same, 8, raises=True)
+    got = coexecution.run_program(make, coexecute, 8, raises=True)
     assert coexecution.differences(expected, got, coexecution.TOLERANCE) == []
 
 
@@ -49,7 +49,7 @@ def test_a_random_program_repeats_in_eager(number: int) -> None:
 
 
 def test_random_programs_use_every_kind_of_operation() -> None:
-    sources = [random_source(random.Random(number)) for number in range(400)]
+    sources = [random_source(random.Random(number)) for number in range(1000)]
     for number, source in enumerate(sources):
         compile(source, f"<program {number}>", "exec")
     for template in (*STATEMENTS, *EXPRESSIONS["rows"], *EXPRESSIONS["scalar"]):
@@ -98,7 +98,7 @@ def test_results_are_saved_and_only_missing_programs_run(
 
     def records(first: int, last: int, arguments: object) -> list[coexecution.Record]:
         ran.extend(range(first, last))
-        found = {"steps": 8, "differences": [], "beyond tolerance": [], "versions": [], "raised": 0}
+        found = {"steps": 12, "differences": [], "beyond tolerance": [], "versions": [], "raised": 0}
         found |= {"traced": 2, "coexecuted": 5, "diverged": 1}
         return [found | {"program": number} for number in range(first, last)]
 
