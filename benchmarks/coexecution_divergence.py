@@ -36,7 +36,7 @@ from benchmarks.coexecution import (
 )
 from benchmarks.programs import Step, names
 from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import diverge_at
+from tunebench.torch.coexecution._testing import diverge_at, forced
 
 PROGRAMS = ("bert_metric", "dcgan", "lstm_early_exit")
 WARM_UP, WINDOW = 12, 48
@@ -50,7 +50,7 @@ def examine(name: str, first: int) -> Record:
         step: Any = coexecute(plain)
         iteration = 0
 
-        def forced(*batch: Any) -> Tensor:
+        def diverging(*batch: Any) -> Tensor:
             nonlocal iteration
             iteration += 1
             if iteration <= WARM_UP:
@@ -63,11 +63,12 @@ def examine(name: str, first: int) -> Record:
                 reached.append(call)
             return result
 
-        return forced
+        return diverging
 
     steps = WARM_UP + WINDOW
     expected = run(name, lambda step: step, steps)
-    got = run(name, wrap, steps)
+    with forced():
+        got = run(name, wrap, steps)
     return {
         "differences": differences(expected, got)[:5],
         "beyond tolerance": differences(expected, got, TOLERANCE)[:5],

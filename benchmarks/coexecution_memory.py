@@ -28,6 +28,7 @@ from benchmarks.coexecution import Record, engine_revision, load, run_apart, sav
 from benchmarks.coexecution_time import SIZES, sized
 from benchmarks.programs import names
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution._testing import forced
 
 WARM_UP = 200
 """Steps before growth counts."""
@@ -54,7 +55,7 @@ def measure(name: str, mode: str, steps: int) -> Record:
         step = coexecute(step)
     start = _resident_mib()
     for iteration in range(steps):
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), forced():
             step(*state.batch(iteration))
         state.effects.clear()
         if iteration == min(WARM_UP, steps // 2):

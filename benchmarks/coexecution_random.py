@@ -1,6 +1,6 @@
 """Random programs under eager PyTorch and `coexecute`: equality of values, side effects and exceptions.
 
-    python -m benchmarks.coexecution_random [--programs 1000] [--steps 12] [--out FILE.jsonl] [--table FILE.md]
+    python -m benchmarks.coexecution_random [--programs 1000] [--out FILE.jsonl] [--table FILE.md]
     python -m benchmarks.coexecution_random --show 17
 
 Program i is made by `benchmarks.random_programs` from seed i. Compared are results, inputs after the step,
@@ -38,6 +38,7 @@ from benchmarks.coexecution import (
 )
 from benchmarks.random_programs import random_source, source_program
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution._testing import forced
 
 CHUNK = 25
 """Programs per worker process."""
@@ -54,7 +55,8 @@ def examine(number: int, steps: int) -> Record:
         step = coexecute(plain)
         return step
 
-    got = run_program(make, wrap, steps, raises=True)
+    with forced():
+        got = run_program(make, wrap, steps, raises=True)
     report = coexecute.report(step)
     return {
         "program": number,

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.coexecution import SEED, Record, engine_revision, load, run_apart, save
 from benchmarks.programs import State, Step, names, program
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution._testing import forced
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {name: {} for name in names()},
@@ -47,7 +48,16 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 }
 """Constants of programs, by size and program; small programs keep theirs."""
 
-MODES = ("eager", "torch.compile", "coexecute")
+MODES = ("eager", "torch.compile", "coexecute", "always")
+"""Ways to run a step; always: `coexecute` that does not return to eager mode where that is faster."""
+
+
+WRAPS: dict[str, Any] = {
+    "eager": lambda step: step,
+    "torch.compile": torch.compile,
+    "coexecute": coexecute,
+    "always": coexecute,
+}
 
 
 def sized(name: str, size: str) -> tuple[Step, State]:
@@ -63,38 +73,40 @@ def measure(name: str, size: str, steps: int) -> Record:
     running: dict[str, tuple[Step, State]] = {}
     for mode in MODES:
         step, state = sized(name, size)
-        wraps = {"eager": lambda plain: plain, "torch.compile": torch.compile, "coexecute": coexecute}
-        running[mode] = (wraps[mode](step), state)
+        running[mode] = (WRAPS[mode](step), state)
     wall: dict[str, list[float]] = {mode: [] for mode in MODES}
     processor: dict[str, list[float]] = {mode: [] for mode in MODES}
     errors: dict[str, str] = {}
     kinds: list[str] = []
-    seen = _counts(running["coexecute"][0])
+    seen = _counts(running["always"][0])
     for iteration in range(steps):
-        for mode in MODES[iteration % 3 :] + MODES[: iteration % 3]:
+        turn = iteration % len(MODES)
+        for mode in MODES[turn:] + MODES[:turn]:
             if mode in errors:
                 continue
             step, state = running[mode]
             batch = state.batch(iteration)
             torch.manual_seed(SEED + iteration)
             try:
-                times = _timed(step, batch)
+                with forced() if mode == "always" else contextlib.nullcontext():
+                    times = _timed(step, batch)
             except Exception as error:
                 errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 continue
             wall[mode].append(times[0])
             processor[mode].append(times[1])
-        now = _counts(running["coexecute"][0])
+        now = _counts(running["always"][0])
         kinds.append(next((kind for kind in now if now[kind] > seen[kind]), "none"))
         seen = now
-    report = coexecute.report(running["coexecute"][0])
+    reports = {mode: coexecute.report(running[mode][0]) for mode in ("coexecute", "always")}
     step, state = running["eager"]
     with _OperationCounter() as counter, contextlib.redirect_stdout(io.StringIO()):
         step(*state.batch(steps))
     return {
         "wall_s": wall, "processor_s": processor, "errors": errors, "kinds": kinds,
-        "operations": report.operations, "operations of a step": counter.count,
-        "report": str(report),
+        "operations": reports["always"].operations, "operations of a step": counter.count,
+        "reports": {mode: str(each) for mode, each in reports.items()},
+        "returned": reports["coexecute"].returned,
     }  # fmt: skip
 
 
@@ -154,13 +166,14 @@ def steady(kinds: list[str]) -> int:
 def table(records: list[Record]) -> str:
     """Return times, and the way to the steady state, as Markdown tables."""
     lines = [
-        "| program | size | eager, ms | torch.compile, speedup | coexecute, speedup | same, processor time |",
-        "|---|---|---|---|---|---|",
+        "| program | size | eager, ms | speedup of torch.compile | of coexecute | the same, processor time "
+        "| of coexecute without return to eager | returned to eager |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
         after = record["wall_s"]["eager"][record["steps"] // 2 :]
-        ratios = [_text(ratio(record, mode)) for mode in MODES[1:]]
-        ratios.append(_text(ratio(record, "coexecute", "processor_s")))
+        ratios = [_text(ratio(record, mode, times)) for mode, times in _COLUMNS]
+        ratios.append("yes" if record["returned"] else "no")
         lines.append(
             f"| {record['program']} | {record['size']} | {_median_ms(after)} | {' | '.join(ratios)} |"
         )
@@ -169,9 +182,8 @@ def table(records: list[Record]) -> str:
             each for each in records if each["program"].startswith("toy_") is toys and each["size"] == size
         ]
         if group:
-            means = [_mean([ratio(each, mode) for each in group]) for mode in MODES[1:]]
-            means.append(_mean([ratio(each, "coexecute", "processor_s") for each in group]))
-            lines.append(f"| geometric mean of {label} | {size} | | {' | '.join(map(_text, means))} |")
+            means = [_mean([ratio(each, mode, times) for each in group]) for mode, times in _COLUMNS]
+            lines.append(f"| geometric mean of {label} | {size} | | {' | '.join(map(_text, means))} | |")
     lines += [
         "",
         "| program | size | steps until steady | traced | diverged | co-executed | ms of a traced step "
@@ -184,6 +196,12 @@ def table(records: list[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_COLUMNS = (
+    ("torch.compile", "wall_s"),
+    ("coexecute", "wall_s"),
+    ("coexecute", "processor_s"),
+    ("always", "wall_s"),
+)
 _GROUPS = (("programs", False, "small"), ("programs", False, "large"), ("toys", True, "small"))
 
 
@@ -194,7 +212,7 @@ def _mean(ratios: list[float]) -> float:
 
 
 def _steady_row(record: Record) -> str:
-    ours = record["wall_s"]["coexecute"]
+    ours = record["wall_s"]["always"]
     by_kind = {
         kind: [seconds for seconds, each in zip(ours, record["kinds"], strict=False) if each == kind]
         for kind in ("traced", "diverged", "coexecuted")

@@ -365,6 +365,8 @@ RAISES = _lines(
 BACKWARD = _lines(
     """
     loss.backward()
+    loss.backward()
+    loss.backward()
     loss.backward(retain_graph=True); loss.backward()
     (loss / 2).backward()
     network.a.weight.grad = torch.autograd.grad(loss, network.a.weight)[0]
@@ -387,6 +389,8 @@ CLIPPING = _lines(
 )
 RETURNS = _lines(
     """
+    loss.detach()
+    loss.detach()
     loss.detach()
     loss
     <rows>
@@ -560,11 +564,11 @@ def _write_step(writer: _Writer) -> None:
     ):  # fmt: skip
         writer.write(line, 0)
     writer.write(chance.choice(("", "if memory['step'] % 2: ")) + chance.choice(CLEARING), 0)
-    if chance.random() < 0.2:
+    if chance.random() < 0.08:
         writer.write("hidden.register_hook(lambda gradient: gradient * 0.5)", 0)
-    for _ in range(chance.randint(2, 10)):
+    for _ in range(chance.randint(1, chance.choice((3, 10)))):
         writer.statement(0)
-    if chance.random() < 0.15:
+    if chance.random() < 0.1:
         writer.write(f"if {writer.value('condition')}:", 0)
         writer.write(writer.filled(chance.choice(RAISES)), 1)
     writer.write(chance.choice(BACKWARD), 0)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution._testing import forced
 
 ITERATIONS = 8
 
@@ -429,7 +430,8 @@ def _check(make: Make) -> Any:
         return wrapped[0]
 
     expected = run_program(make, lambda step: step, ITERATIONS, raises=True)
-    got = run_program(make, wrap, ITERATIONS, raises=True)
+    with forced():
+        got = run_program(make, wrap, ITERATIONS, raises=True)
     assert differences(expected, got, TOLERANCE) == []
     return coexecute.report(wrapped[0])
 
@@ -447,7 +449,8 @@ def test_workers_of_a_data_loader_feed_a_coexecuted_step() -> None:
         loader = DataLoader(data, batch_size=6, shuffle=True, num_workers=2)
         return [step(*batch).item() for _ in range(2) for batch in loader]
 
-    assert losses(coexecute) == pytest.approx(losses(lambda step: step), rel=TOLERANCE)
+    with forced():
+        assert losses(coexecute) == pytest.approx(losses(lambda step: step), rel=TOLERANCE)
 
 
 def _losses_of_rank(wrap: Callable[[Step], Step], rank: int) -> list[float]:
@@ -470,7 +473,8 @@ def _losses_of_rank(wrap: Callable[[Step], Step], rank: int) -> list[float]:
 def _parallel(rank: int, address: str, results: Any) -> None:
     torch.set_num_threads(1)  # threads of the parent do not exist in a forked process
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    results.put((_losses_of_rank(lambda step: step, rank), _losses_of_rank(coexecute, rank)))
+    with forced():
+        results.put((_losses_of_rank(lambda step: step, rank), _losses_of_rank(coexecute, rank)))
     torch.distributed.destroy_process_group()
 
 
