@@ -1,6 +1,6 @@
 """Time per step of training programs: eager PyTorch, torch.compile with inductor, and `coexecute`.
 
-    python -m benchmarks.coexecution_time [--program NAME ...] [--size small] [--steps 60] [--out FILE.jsonl]
+    python -m benchmarks.coexecution_time [--program NAME ...] [--size small] [--steps 160] [--out FILE.jsonl]
                                           [--table FILE.md]
 
 Each program and size runs in a process of its own, which runs all modes: iteration i of one mode, then of the
@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_time")
     parser.add_argument("--program", action="append", choices=names(), help="program to run; default all")
     parser.add_argument("--size", action="append", choices=SIZES, help="size of programs; default all")
-    parser.add_argument("--steps", type=int, default=60, help="iterations per mode (default 60)")
+    parser.add_argument("--steps", type=int, default=160, help="iterations per mode (default 160)")
     parser.add_argument(
         "--timeout-s", type=float, default=900, help="time limit per program in seconds (default 900)"
     )
