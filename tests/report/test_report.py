@@ -16,8 +16,8 @@ from tests.support import measured
 from tests.tuning.test_replay import recording
 from tunebench import device, kernels
 from tunebench.db import RunStart, TrialKey, open_store
-from tunebench.db.record import MeasurementBatch, NewMeasurement, Verdict
-from tunebench.outcome import CompileFailed, Resources, Result
+from tunebench.db.record import MeasurementBatch, NewMeasurement, RunSummary, Verdict
+from tunebench.outcome import CompileFailed, Effort, Resources, Result
 from tunebench.report import (
     SuiteCounts,
     best_records,
@@ -117,6 +117,7 @@ def test_comparison_marks_regressions(tmp_path: Path) -> None:
         (WORKLOAD, "regression", pytest.approx(2 / 3))
     ]
     assert [t.verdict for t in back.times] == ["improvement"]
+    assert back._columns()["verdict"] == ["improvement"]
     assert [t.verdict for t in tolerant.times] == ["same"]
 
 
@@ -153,6 +154,21 @@ def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: R
     assert (
         run_json("report", "--compare", path, str(tmp_path / "a.jsonl"), "--out", str(out))["compared"] == 2
     )
+
+
+def test_overhead_is_that_of_finished_runs(tmp_path: Path) -> None:
+    path = database(tmp_path / "a.db", {32: 8.0})
+    start = RunStart(device=device.described()["rtx-3090"], workload=WORKLOAD, sampler="random", seed=0)
+    with open_store(path) as store:
+        for _ in range(2):
+            run = store.begin_run(start)
+            summary = RunSummary(wall_s=10.0, overhead_s=1.5, effort=Effort(compile_s=4.0))
+            store.finish_run(run, summary)
+        store.begin_run(start)  # not finished
+        (history,) = search_histories(store)
+    assert [run.wall_s for run in history.runs if run.wall_s] == [10.0, 10.0]
+    assert history.overhead_s == 3.0
+    assert "overhead: 3 s" in history_page([history], database="a.db")
 
 
 def test_suite_page_has_the_time_of_one_pass(tmp_path: Path) -> None:

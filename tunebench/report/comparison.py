@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench._dataframe import Tabular, columns_of
 from tunebench.db.reader import Reader
 from tunebench.db.record import SpaceKey
 from tunebench.db.staleness import installed_revision
@@ -70,7 +71,7 @@ class ComparedTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseComparison:
+class DatabaseComparison(Tabular):
     """Workloads with a time in both databases, and those of only one.
 
     Attributes:
@@ -86,6 +87,12 @@ class DatabaseComparison:
     times: tuple[ComparedTime, ...]
     missing: tuple[str, ...]
     new: tuple[str, ...]
+
+    def _columns(self) -> dict[str, list[object]]:
+        names = ("workload", "before_device", "after_device", "kind", "before_us", "after_us")
+        return columns_of(
+            {name: getattr(time, name) for name in (*names, "speedup", "verdict")} for time in self.times
+        )
 
     @property
     def regressions(self) -> tuple[ComparedTime, ...]:
