@@ -360,7 +360,8 @@ def section(title: str, db: str, repeat: int, size_mb: float) -> str:
     """Measure the pages of one database, and return the text for the results."""
     lines, figures = measure(db, repeat)
     head = (
-        "| page | first byte, median ms | whole page, median ms | 90th percentile | slowest | processor ms | KiB |\n"
+        "| page | first byte, median ms | whole page, median ms | 90th percentile | slowest "
+        "| processor ms | KiB |\n"
         "|---|---|---|---|---|---|---|"
     )
     return f"""## {title}
@@ -371,9 +372,10 @@ def section(title: str, db: str, repeat: int, size_mb: float) -> str:
 - database: {size_mb:,.0f} MB
 - command until it listens: {figures["start_s"]:.1f} s
 - first page right after the start: {figures["first_ms"]:.0f} ms (median of {STARTS} starts, slowest \
-{figures["slowest_first_ms"]:.0f} ms); list of workloads before their times are read: {figures["list_ms"]:.0f} ms
+{figures["slowest_first_ms"]:.0f} ms)
+- list of workloads before their times are read: {figures["list_ms"]:.0f} ms
 - until the times of all workloads are read, in the background: {figures["read_s"]:.0f} s \
-({figures["read_processor_s"]:.0f} s of processor time of the dashboard)
+({figures["read_processor_s"]:.0f} s of processor time)
 - most resident memory of the dashboard: {figures["memory_mib"]:.0f} MiB
 """
 
@@ -385,10 +387,10 @@ def introduction(trials: int, repeat: int) -> str:
 `python -m benchmarks.dashboard` writes a synthetic database of {trials:,} trials: {trials // PER_PAIR:,}
 workloads (on {len(DEVICES)} devices in all) with {PER_PAIR} trials and {FINALISTS} finalists each, and
 {SAMPLES} samples a measurement. {STALE:.0%} of the trials are stale, and {RUNNING} searches run. Each page
-is requested {repeat} times over HTTP, one request after another; the work of the browser is not included. Processor time is that of the
-dashboard, without the PostgreSQL server.
-PostgreSQL has 16 MB of shared buffers. The machine has {os.cpu_count()} processors ({platform.machine()},
-Python {platform.python_version()}), and had other work at the same time: load {os.getloadavg()[0]:.1f}.
+is requested {repeat} times over HTTP, one request after another; the work of the browser is not included.
+Processor time is that of the dashboard, without the PostgreSQL server, which has 16 MB of shared buffers.
+The machine has {os.cpu_count()} processors ({platform.machine()}, Python {platform.python_version()}) and had
+other work at the same time: load {os.getloadavg()[0]:.1f}.
 """
 
 

@@ -16,6 +16,7 @@ from tests.report.dashboard.support import Answer, fill, request
 from tunebench.db.browse import open_browser
 from tunebench.report.dashboard.app import create_app
 from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.prediction import prepare
 
 Get = Callable[..., Answer]
@@ -53,5 +54,5 @@ def get(database: str, plans: Path) -> Iterator[Get]:
         catalogue = Catalogue(browser, prepare)
         catalogue.start()
         catalogue.wait()
-        yield partial(request, create_app(browser, catalogue, plans=plans, names=("tuner.example",)))
+        yield partial(request, create_app(Pages(browser, catalogue, plans), names=("tuner.example",)))
         catalogue.close()

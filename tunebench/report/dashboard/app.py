@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib import resources
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -15,12 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tunebench._console import printable
-from tunebench.db.browse import Browser
 from tunebench.errors import DatabaseError, InputError, LookupMiss, TunebenchError
-from tunebench.report.dashboard.catalogue import Catalogue
 from tunebench.report.dashboard.guard import Guard
 from tunebench.report.dashboard.page import Pages
-from tunebench.report.dashboard.render import prepare_templates, render
+from tunebench.report.dashboard.render import render
 from tunebench.report.style import style_sheet
 
 __all__ = ["create_app"]
@@ -36,19 +34,13 @@ _ICON = (
 Show = Callable[[Request], str]
 
 
-def create_app(
-    browser: Browser, catalogue: Catalogue, *, plans: Path | None = None, names: Iterable[str] = ()
-) -> Starlette:
+def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
     """Return the application.
 
     Args:
-        browser: The database.
-        catalogue: What it contains; the caller starts and closes it.
-        plans: Folder of plans; None for none.
+        pages: The pages; the caller starts and closes their catalogue.
         names: Host names that are answered, besides addresses and those of this machine.
     """
-    prepare_templates()
-    pages = Pages(browser, catalogue, plans)
     shown: Mapping[str, Show] = {
         "/": lambda request: pages.overview(request.query_params),
         "/workloads": lambda request: pages.workloads(request.query_params),
@@ -65,11 +57,11 @@ def create_app(
         "/dashboard.js": ("text/javascript", _file("dashboard.js")),
         "/icon.svg": ("image/svg+xml", _ICON),
     }
-    routes = [Route(path, _page(show, str(browser.location))) for path, show in shown.items()]
+    routes = [Route(path, _page(show, pages.database, pages.paused)) for path, show in shown.items()]
     routes += [Route(path, _fixed(*file)) for path, file in files.items()]
 
     def missing(request: Request, error: Exception) -> Response:
-        return _failure(404, f"no page {request.url.path}", str(browser.location))
+        return _failure(404, f"no page {request.url.path}", pages.database)
 
     return Starlette(
         routes=routes,
@@ -88,10 +80,14 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _page(show: Show, database: str) -> Callable[[Request], Response]:
+def _page(
+    show: Show, database: str, paused: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         try:
-            return _answer(request, show(request), "text/html")
+            with paused():
+                text = show(request)
+            return _answer(request, text, "text/html")
         except TunebenchError as error:
             status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
             return _failure(status, str(error), database)

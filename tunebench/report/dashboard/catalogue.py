@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGroup, WorkloadEntry
@@ -19,6 +20,9 @@ __all__ = ["Catalogue", "Line", "Snapshot"]
 
 REFRESH_S = 2.0
 """Shortest time between two looks for changes, in seconds; without requests there are none."""
+
+LONGEST_PAUSE_S = 0.5
+"""Longest pause for requests before the next workload is read, in seconds."""
 
 PUBLISH_S = 0.3
 """Time between two snapshots while everything is read, in seconds."""
@@ -148,6 +152,7 @@ class Catalogue:
         self._state: Changes | None = None
         self._wanted, self._closing = threading.Event(), threading.Event()
         self._first = threading.Event()
+        self._requests, self._gate = 0, threading.Condition()
         self._thread = threading.Thread(target=self._work, name="tunebench dashboard", daemon=True)
 
     def start(self) -> None:
@@ -170,6 +175,18 @@ class Catalogue:
         self._wanted.set()
         self._first.wait(wait_s)
         return self._snapshot
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Read no further workload within the context, so that a page does not wait for the thread."""
+        with self._gate:
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._requests -= 1
+                self._gate.notify_all()
 
     def wait(self, limit_s: float = 60.0) -> Snapshot:
         """Return the state once everything was read, or after `limit_s`."""
@@ -227,6 +244,8 @@ class Catalogue:
         for workload in sorted(self._pending):
             if self._closing.is_set():
                 return
+            with self._gate:
+                self._gate.wait_for(lambda: not self._requests, LONGEST_PAUSE_S)
             for entry in self._browser.entries(workload):
                 self._entries[entry.device_id, workload] = entry
                 read.add((entry.device_id, workload))

@@ -31,7 +31,7 @@ from tunebench.report.dashboard.listing import PAGE_ROWS, Page, Query, choose, p
 from tunebench.report.dashboard.measurement import described
 from tunebench.report.dashboard.plan_file import read_plans
 from tunebench.report.dashboard.prediction import METHODS, agreement, compared_predictions
-from tunebench.report.dashboard.render import render
+from tunebench.report.dashboard.render import prepare_templates, render
 from tunebench.report.dashboard.search_state import STATES, Search, search_of
 
 __all__ = ["Pages"]
@@ -58,16 +58,25 @@ class Pages:
         browser: The database.
         catalogue: What it contains.
         plans: Folder of plans; None for none.
+
+    Attributes:
+        database: Path of the database, or URL without password.
+        paused: Context in which the catalogue reads no further workload.
     """
 
     def __init__(self, browser: Browser, catalogue: Catalogue, plans: Path | None = None) -> None:
         self._browser, self._catalogue, self._plans = browser, catalogue, plans
+        self.database, self.paused = str(browser.location), catalogue.paused
+
+    def prepare(self) -> None:
+        """Render a page and compile all templates, so that the first page is as fast as others."""
+        prepare_templates()
+        self.overview({})
 
     def _render(self, template: str, title: str, *, live_ms: int = SLOW_MS, **values: Any) -> str:
         found: Snapshot = values.setdefault("snapshot", self._catalogue.snapshot())
         live_ms = LIVE_MS if found.unread else live_ms
-        database = str(self._browser.location)
-        return render(template, title=title, database=database, live_ms=live_ms, **values)
+        return render(template, title=title, database=self.database, live_ms=live_ms, **values)
 
     # -- lists from the catalogue ---------------------------------------------------------------------
 
@@ -328,7 +337,9 @@ class Pages:
         return self._searches(self._browser.unfinished_runs())
 
     def _searches(self, runs: Iterable[RunEntry]) -> list[Search]:
-        devices = {device.id: device for device in self._browser.devices()}
+        runs, devices = list(runs), self._catalogue.snapshot().devices
+        if any(run.device_id not in devices for run in runs):  # newer than the last look of the catalogue
+            devices = {device.id: device for device in self._browser.devices()}
         now = self._browser.now()
         return [search_of(run, devices.get(run.device_id), now) for run in runs]
 

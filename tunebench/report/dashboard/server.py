@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +62,14 @@ def serve(dashboard: Dashboard, on_ready: Callable[[str], object]) -> None:
         raise MissingDependency(error.name or "starlette", "dashboard") from error
     from tunebench.report.dashboard.app import create_app
     from tunebench.report.dashboard.catalogue import Catalogue
+    from tunebench.report.dashboard.page import Pages
     from tunebench.report.dashboard.prediction import prepare
 
     plans = check_folder(dashboard.plans) if dashboard.plans is not None else None
     with open_browser(dashboard.db) as browser, _listening(dashboard.host, dashboard.port) as listener:
         catalogue = Catalogue(browser, prepare)
-        app = create_app(browser, catalogue, plans=plans, names=_names(dashboard))
+        pages = Pages(browser, catalogue, plans)
+        app = create_app(pages, names=(dashboard.host, *dashboard.names))
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -76,17 +78,14 @@ def serve(dashboard: Dashboard, on_ready: Callable[[str], object]) -> None:
             timeout_graceful_shutdown=_LINGER_S,
         )
         catalogue.start()
-        catalogue.snapshot(wait_s=_LIST_S)  # the first page need not wait for the list of workloads
         try:
+            catalogue.snapshot(wait_s=_LIST_S)  # the first page need not wait for the list of workloads
+            pages.prepare()
             on_ready(_url(dashboard.host, listener))
             with contextlib.suppress(KeyboardInterrupt):  # the usual end, after open requests were answered
                 uvicorn.Server(config).run(sockets=[listener])
         finally:
             catalogue.close()
-
-
-def _names(dashboard: Dashboard) -> Iterable[str]:
-    return (dashboard.host, *dashboard.names)
 
 
 @contextlib.contextmanager
