@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +35,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["report"].write_text(report, encoding="utf-8")
     found["comparison"].write_text(compared, encoding="utf-8")
     return found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        path = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def opened(chromium: Any, path: Path, faults: list[str], **context: Any) -> Any:

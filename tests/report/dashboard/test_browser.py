@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -47,18 +46,6 @@ def serving(db: str, *arguments: str) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "", "")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # Chromium refuses to run as root with its sandbox.
-        path = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
