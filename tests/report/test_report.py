@@ -146,6 +146,9 @@ def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: R
     refused = run_refused("report", "--compare", path, path, "--arch", "sm_80", "--out", str(out))
     assert "--compare A B excludes" in refused
     assert "no record" in run_refused("report", "--db", path, "--suite", "gpt2", "--out", str(out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tunebench.cli.report.MOST_TRIALS", 2)
+        assert "3 are selected" in run_refused("report", "--db", path, "--out", str(out))
     database(tmp_path / "a.db", {32: 4.0, 64: 4.0}, gpu="a100-80-sxm")
     devices = ("--compare", "rtx-3090", "a100-80-sxm", "--db", path)
     assert run_json("report", *devices, "--out", str(out))["regressions"] == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tunebench.report import SearchHistory, SuiteCounts
 
 __all__ = ["command"]
+
+MOST_TRIALS = 250_000
+"""Most trials of a page, which are all in memory."""
 
 MOST_DETAILED = 40
 """Most workloads whose sources, rooflines and optimality gaps are in one page."""
@@ -100,7 +103,8 @@ def _write_histories(
     with phases(console(stderr=True)) as show:
         show("reading records")
         with open_store(db, read_only=True) as store:
-            keys = _device_keys(store, device) if device is not None else ()
+            keys = _device_keys(store, device) if device is not None else set()
+            _check_size(store, texts, keys)
             histories = search_histories(store, workloads=texts, devices=keys)
             database = str(store.location)
         if not histories:
@@ -112,6 +116,24 @@ def _write_histories(
     out.write_text(page, encoding="utf-8")
     records = sum(len(history.records) for history in histories)
     return {"file": str(out), "histories": len(histories), "records": records}
+
+
+def _check_size(store: Reader, workloads: Collection[str], devices: Collection[str]) -> None:
+    """Check that the selected trials fit into a page.
+
+    Raises:
+        InputError: if they do not.
+    """
+    trials = sum(
+        count
+        for space, count in store.spaces().items()
+        if (not workloads or space.workload in workloads) and (not devices or space.device in devices)
+    )
+    if trials > MOST_TRIALS:
+        raise InputError(
+            f"a page has at most {MOST_TRIALS:,} trials, and {trials:,} are selected: select some by --workload, "
+            "--suite or --device; `tunebench dashboard` browses all of them"
+        )
 
 
 def _detailed(histories: list[SearchHistory]) -> list[SearchHistory]:
