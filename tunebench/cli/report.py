@@ -131,8 +131,8 @@ def _check_size(store: Reader, workloads: Collection[str], devices: Collection[s
     )
     if trials > MOST_TRIALS:
         raise InputError(
-            f"a page has at most {MOST_TRIALS:,} trials, and {trials:,} are selected: select some by --workload, "
-            "--suite or --device; `tunebench dashboard` browses all of them"
+            f"a page has at most {MOST_TRIALS:,} trials, and {trials:,} are selected: select some by "
+            "--workload, --suite or --device; `tunebench dashboard` browses all of them"
         )
 
 
