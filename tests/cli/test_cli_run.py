@@ -20,6 +20,7 @@ import typer
 from tests.cli.conftest import Run
 from tunebench import _console, cli, errors
 from tunebench.cli import _output
+from tunebench.db import open_store
 from tunebench.space import Config
 from tunebench.workloads import parse
 
@@ -93,14 +94,39 @@ def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
     assert {cls.exit_code for cls in below(errors.TunebenchError)} <= set(cli.EXIT_CODES)
 
 
-def test_help_imports_no_command() -> None:
+HEAVY = ["numpy", "sqlalchemy", "optuna", "numba", "torch", "scipy", "matplotlib", "ray", "tunebench.tuning"]
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        ("--help", ["tunebench.cli._option", "tunebench.cli.tune", "tunebench.workload", "pydantic", *HEAVY]),
+        ("completion bash", ["tunebench.workload", *HEAVY]),
+        ("tune --help", HEAVY),
+        ("plan cluster --help", HEAVY),
+        ("devices", HEAVY),
+        ("workloads", HEAVY),
+        ("lookup softmax:rows=8,cols=8,dtype=f32 --strict --device cpu --db {db}", HEAVY),
+        ("show softmax:rows=8,cols=8,dtype=f32 --db {db}", [name for name in HEAVY[2:] if name != "optuna"]),
+        ("db stats --db {db}", HEAVY[2:]),
+    ],
+)
+def test_light_commands_import_little(words: str, unused: list[str], tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    if "{db}" in words:
+        with open_store(db):
+            pass
     code = (
-        "import sys; from tunebench import cli; cli.run(['--help']);"
-        "print(*sorted(n for n in sys.modules if n.startswith('tunebench.cli.')), file=sys.stderr)"
+        f"import sys; from tunebench import cli; cli.run({words.format(db=db).split()!r});"
+        "print(*sorted(sys.modules), sep='\\n', file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == []
-    assert all(name in done.stdout for name in cli.COMMANDS)
+    assert sorted({*unused} & {*done.stderr.splitlines()}) == []
+
+
+def test_help_names_every_command(run_text: Run) -> None:
+    shown = run_text("--help")
+    assert all(name in shown for name in cli.COMMANDS)
 
 
 def test_no_arguments_show_help(run_text: Run) -> None:
