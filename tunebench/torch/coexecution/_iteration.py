@@ -71,30 +71,30 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         super().__init__()
         self.outcome = Outcome()
         self.run = Run(tree.size if tree is not None else 0)
-        self._choices = tree.root.choices if tree is not None and diverge_at != 0 else None
-        self._nodes = self.outcome.path
-        self._gradients: dict[int, Variable | Value | None] = {}
+        self.choices = tree.root.choices if tree is not None and diverge_at != 0 else None
+        self.nodes = self.outcome.path
+        self.gradients: dict[int, int | Value | None] = {}
         self._undo: dict[
             int, tuple[torch.UntypedStorage, torch.UntypedStorage, list[tuple[Tensor, int]]]
         ] = {}
         self._random: dict[int, Tensor] = {}
         self._fetched: dict[int, Any] = {}
         self._start = torch.is_grad_enabled()
-        self._diverge_at = diverge_at
+        self.diverge_at = diverge_at
         self._exits = contextlib.ExitStack()
 
     # -- beginning and end -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin the iteration."""
-        if self._choices is None:
+        if self.choices is None:
             self._record()
         self._exits.enter_context(self)
 
     def end(self, error: BaseException | None) -> None:
         """End the iteration: everything it computed is there, as after eager mode."""
         try:
-            if self._choices is not None:
+            if self.choices is not None:
                 with torch._C.DisableTorchFunction():
                     self._finish(error)
         finally:
@@ -116,7 +116,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle a call of a function of torch."""
-        choices = self._choices
+        choices = self.choices
         if choices is None:
             assert self.outcome.recorder is not None
             return self.outcome.recorder.call(func, args, kwargs or {})
@@ -124,6 +124,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if func == node.call.function:
                 follow = node.follow
                 if follow is None:
+                    node.taking = _TAKING[node.call.kind]
                     follow = node.follow = follower(node)
                 result = follow(self, args, kwargs)
                 if result is not MISS:
@@ -134,7 +135,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def update(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call of a function of an optimizer."""
         with torch._C.DisableTorchFunction():
-            if self._choices is None:
+            if self.choices is None:
                 assert self.outcome.recorder is not None
                 return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)
             return self.__torch_function__(function, (), args, kwargs)
@@ -147,10 +148,10 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             kind = Kind.UNKNOWN
         if kind is Kind.METADATA:
             answer = _ANSWERS.get(func)
-            if answer is not None and self._nodes:
+            if answer is not None and self.nodes:
                 index = self.run.indices.get(id(args[0]))
                 if index is not None:
-                    return answer(self._nodes[-1].specs[index])
+                    return answer(self.nodes[-1].specs[index])
             return func(*args, **kwargs)
         if kind is Kind.IGNORED:
             return func(*args, **kwargs)
@@ -171,36 +172,36 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         """Run a call of a known path."""
         call = node.call
         try:
-            result = _TAKING[call.kind](self, node, call, args, kwargs or {})
+            result = node.taking(self, node, call, args, kwargs or {})
         except Differs:
             return MISS
         except Diverged as reason:
             return self._diverge(str(reason), call.function, args, kwargs or {})
-        if self._choices is not None and call.kind is not Kind.CREATE:
+        if self.choices is not None and call.kind is not Kind.CREATE:
             self.reached(node)
         return result
 
     def reached(self, node: Node) -> None:
         """Go on to a call."""
         self.run.keep()
-        self._nodes.append(node)
-        self._choices = node.choices
-        if len(self._nodes) == self._diverge_at:
-            self._choices = []
+        self.nodes.append(node)
+        self.choices = node.choices
+        if len(self.nodes) == self.diverge_at:
+            self.choices = []
 
     def _compute(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         if call.kind is Kind.BACKWARD:
             self._check_leaves(call)
         if node.host:
-            self._random[len(self._nodes)] = torch.default_generator.get_state()
+            self._random[len(self.nodes)] = torch.default_generator.get_state()
             run.draw(node)
         if call.waits:
             self._wait(node.segment)
             self._check_sizes(call)
         if call.kind is Kind.BACKWARD:
             for leaf, value in call.gradients:
-                self._gradients[leaf] = Value(value)
+                self.gradients[leaf] = Value(value)
             return None
         return self._promised(node, call)
 
@@ -216,8 +217,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _create(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         result = call.function(*args, **kwargs)
-        assert self._choices is not None
-        for sibling in [node, *(each for each in self._choices if each is not node)]:
+        assert self.choices is not None
+        for sibling in [node, *(each for each in self.choices if each is not node)]:
             other = sibling.call
             if other.kind is not Kind.CREATE or other.function != call.function:
                 continue
@@ -235,7 +236,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         given, named = real_arguments(call, run, node.specs)
         with torch.no_grad():
             result = call.function(*given, **named)
-        self._fetched[len(self._nodes)] = result
+        self._fetched[len(self.nodes)] = result
         return result
 
     def _state(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -245,8 +246,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         run = self.run
         leaf = call.args[0].index
         expected = call.outputs
-        if leaf in self._gradients:
-            found = self._gradients[leaf]
+        if leaf in self.gradients:
+            found = self.gradients[leaf]
             if found is None and isinstance(expected, Constant):
                 return None
             if found is None or isinstance(expected, Constant):
@@ -254,11 +255,11 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if isinstance(found, Value):
                 if expected.index not in call.specs or call.specs[expected.index].value != found.index:
                     raise Differs
-                self._gradients[leaf] = expected
+                self.gradients[leaf] = expected.index
                 return self._promised(node, call)
-            if found != expected:
+            if found != expected.index:
                 raise Differs
-            return run.objects[found.index]
+            return run.objects[found]
         gradient = args[0].grad
         if gradient is None and isinstance(expected, Constant):
             return None
@@ -279,7 +280,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _set_gradient(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = call.args[1]
-        self._gradients[call.args[0].index] = value if isinstance(value, Variable) else None
+        self.gradients[call.args[0].index] = value.index if isinstance(value, Variable) else None
 
     def _check_leaves(self, call: Call) -> None:
         """Check that leaves have gradients and hooks as when the path was recorded."""
@@ -290,8 +291,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 raise Differs
             expected = accumulated.get(leaf)
-            if leaf in self._gradients:
-                if self._gradients[leaf] != expected:
+            if leaf in self.gradients:
+                if self.gradients[leaf] != (expected.index if isinstance(expected, Variable) else expected):
                     raise Differs
                 continue
             gradient = tensor.grad
@@ -349,10 +350,10 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _leave(self, reason: str) -> Recorder:
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
-        run, nodes = self.run, self._nodes
+        run, nodes = self.run, self.nodes
         site = call_site(sys._getframe(1))
         self.outcome.divergence = (site[-1] if site else "?", reason)
-        self._choices = None
+        self.choices = None
         for storage, saved, tensors in self._undo.values():
             storage.copy_(saved)
             for tensor, version in reversed(tensors):
@@ -374,12 +375,12 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _finish(self, error: BaseException | None) -> None:
         run = self.run
-        end = self._nodes[-1].end if self._nodes else None
+        end = self.nodes[-1].end if self.nodes else None
         if error is not None or end is None or not end.ready:
             self._leave("an exception" if error is not None else "an end that is on no known path")
             return
         escaping = [
-            index for node in self._nodes for index, _ in node.made if sys.getrefcount(run.objects[index]) > 2
+            index for node in self.nodes for index, _ in node.made if sys.getrefcount(run.objects[index]) > 2
         ]
         if any(index not in end.escaping for index in escaping):
             self._leave("a tensor that outlives the iteration")
@@ -387,7 +388,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._wait(end.segment, final=True)
         with torch.no_grad():
             self._hand_over(escaping, end.specs)
-        for node in self._nodes:
+        for node in self.nodes:
             node.pool = _pooled(node, run)
 
     def _hand_over(self, escaping: list[int], specs: list[TensorSpec]) -> None:
@@ -395,16 +396,16 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         run = self.run
         for index in {
             *escaping,
-            *(each.index for each in self._gradients.values() if isinstance(each, Variable)),
+            *(each for each in self.gradients.values() if isinstance(each, int)),
         }:
             if not specs[index].given:
                 run.redeem(index, run.values[specs[index].value].detach())
-        for leaf, found in self._gradients.items():
+        for leaf, found in self.gradients.items():
             tensor = run.objects[leaf]
             if found is None:
                 tensor.grad = None
-            elif isinstance(found, Variable):
-                tensor.grad = run.objects[found.index]
+            elif isinstance(found, int):
+                tensor.grad = run.objects[found]
             else:
                 tensor.grad = run.values[found.index]
 

@@ -44,7 +44,9 @@ def follower(node: Node) -> Callable[..., Any]:
         writer.check("not holds_tensor((args, kwargs))")
     else:
         writer.arguments()
-    if node.host or call.waits or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER):
+    if call.kind in (Kind.GET_GRADIENT, Kind.SET_GRADIENT):
+        writer.gradient()
+    elif node.host or call.waits or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER):
         writer.lines.append("    return iteration.take(node, args, kwargs)")
     else:
         writer.promise()
@@ -66,7 +68,7 @@ class _Writer:
             "MISS": MISS, "node": node, "isnan": math.isnan, "copysign": math.copysign,
             "grad_enabled": torch.is_grad_enabled, "any_autocast": torch._C._is_any_autocast_enabled,
             "saved_hooks": torch._C._autograd._top_saved_tensors_default_hooks, "thread_state": thread_state,
-            "placeholder": placeholder, "holds_tensor": holds_tensor,
+            "placeholder": placeholder, "holds_tensor": holds_tensor, "choices": node.choices,
         }  # fmt: skip
         self._node = node
         self._seen: set[int] = set()
@@ -113,7 +115,42 @@ class _Writer:
             self.lines += ["    else:", f"        {', '.join(names)}, = pool", "        node.pool = None"]
             for name, (index, _) in zip(names, made, strict=True):
                 self.lines.append(f"    objects[{index}] = {name}; run.indices[id({name})] = {index}")
-        self.lines += ["    iteration.reached(node)", f"    return {self._result(self._call.outputs)}"]
+        self._reach("    ")
+        self.lines.append(f"    return {self._result(self._call.outputs)}")
+
+    def gradient(self) -> None:
+        """Read or write an attribute ``grad`` that the iteration keeps beside the tensor."""
+        call = self._call
+        leaf = call.args[0].index
+        if call.kind is Kind.SET_GRADIENT:
+            value = call.args[1].index if isinstance(call.args[1], Variable) else None
+            self.lines.append(f"    iteration.gradients[{leaf}] = {value}")
+            self._reach("    ")
+            self.lines.append("    return None")
+            return
+        self.lines.append(f"    found = iteration.gradients.get({leaf}, MISS)")
+        if isinstance(call.outputs, Variable):
+            index = call.outputs.index
+            if index not in call.specs:
+                self.lines.append(
+                    f"    if found == {index} or found is MISS and args[0].grad is objects[{index}]:"
+                )
+                self._reach("        ")
+                self.lines.append(f"        return objects[{index}]")
+        else:
+            self.lines.append("    if found is None or found is MISS and args[0].grad is None:")
+            self._reach("        ")
+            self.lines.append("        return None")
+        self.lines.append("    return iteration.take(node, args, kwargs)")
+
+    def _reach(self, indent: str) -> None:
+        """Go on to the call."""
+        self.lines += [
+            f"{indent}if iteration.diverge_at is not None: iteration.reached(node)",
+            f"{indent}else:",
+            f"{indent}    if run.bound: run.bound.clear()",
+            f"{indent}    iteration.nodes.append(node); iteration.choices = choices",
+        ]
 
     def _result(self, pattern: Any) -> str:
         if isinstance(pattern, Variable):

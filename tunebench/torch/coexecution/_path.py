@@ -70,6 +70,7 @@ class Node:
         following: The calls that followed.
         specs: What is known about the tensors of its path.
         follow: Function that checks whether a call is this one, and runs it.
+        taking: The method of an iteration that runs it, if it is not all in `follow`.
         choices: The calls that followed on paths that are ready, the latest first.
         pool: Placeholders of its results from an earlier iteration that nothing refers to.
         fixed: Numbers that must have one value, by index.
@@ -88,6 +89,7 @@ class Node:
     follow: Callable[..., Any] | None = None
     choices: list[Node] = field(default_factory=list)
     pool: tuple[Any, ...] | None = None
+    taking: Any = None
     fixed: dict[int, Any] = field(default_factory=dict)
     equal: set[tuple[int, int]] = field(default_factory=set)
     segment: Any = None

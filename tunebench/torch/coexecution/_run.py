@@ -32,6 +32,7 @@ class Run:
         numbers: Python numbers that calls passed on.
         indices: Variables by identity of their objects.
         promised: Variables whose objects are placeholders.
+        bound: What `keep` and `undo` are about.
     """
 
     def __init__(self, size: int) -> None:
@@ -41,7 +42,7 @@ class Run:
         self.indices: dict[int, int] = {}
         self.promised: set[int] = set()
         self._storages: dict[int, int] = {}
-        self._bound: list[tuple[int, int | None, int]] = []
+        self.bound: list[tuple[int, int | None, int]] = []
 
     def bind(self, index: int, spec: TensorSpec, tensor: Any, cache: list[Any]) -> bool:
         """Note that a given tensor is a variable; return False if it is not like its spec.
@@ -69,7 +70,7 @@ class Run:
             return False
         if spec.alias < 0:
             self._storages[key] = index
-        self._bound.append((id(tensor), key if spec.alias < 0 else None, index))
+        self.bound.append((id(tensor), key if spec.alias < 0 else None, index))
         self.indices[id(tensor)] = index
         self.objects[index] = tensor
         self.values[spec.value] = tensor
@@ -77,16 +78,16 @@ class Run:
 
     def keep(self) -> None:
         """Keep what was bound since the last call."""
-        self._bound.clear()
+        self.bound.clear()
 
     def undo(self) -> None:
         """Forget what was bound since the last call of `keep`."""
-        for identity, key, index in self._bound:
+        for identity, key, index in self.bound:
             del self.indices[identity]
             if key is not None:
                 del self._storages[key]
             self.objects[index] = None
-        self._bound.clear()
+        self.bound.clear()
 
     def redeem(self, index: int, real: Tensor) -> None:
         """Turn the placeholder of a variable into a tensor with values."""

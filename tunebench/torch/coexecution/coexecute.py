@@ -100,7 +100,7 @@ class Coexecution:
         return self._policy.runs_eagerly()
 
     def _is_known(self) -> bool:
-        return any(end.ready for _, end in self._tree.paths)
+        return bool(self._tree.root.choices)
 
     def _account(self, outcome: Outcome, seconds: float) -> None:
         """Count an iteration, and learn from its record."""
@@ -150,7 +150,9 @@ _THREAD = threading.local()
 """The co-execution that is active in a thread: a step within a step belongs to the outer one."""
 
 
-_PATCHED: list[tuple[Any, str, Any]] = []
+_PATCHES: list[tuple[dict[str, Any], str, Any, Any]] = []
+"""Namespaces of torch's optimizers, names in them, the functions, and functions that iterations see."""
+
 _LOCK = threading.Lock()
 _USERS = [0]
 
@@ -161,17 +163,19 @@ def _patch() -> None:
         _USERS[0] += 1
         if _USERS[0] > 1:
             return
-        for module, name, function in _PATCHED or optimizer_functions():
-            _PATCHED.append((module, name, function)) if len(_PATCHED) < 11 else None
-            setattr(module, name, _visible(function))
+        if not _PATCHES:
+            _PATCHES.extend((vars(module), name, function, _visible(function))
+                            for module, name, function in optimizer_functions())  # fmt: skip
+        for names, name, _, visible in _PATCHES:
+            names[name] = visible
 
 
 def _unpatch() -> None:
     with _LOCK:
         _USERS[0] -= 1
         if _USERS[0] == 0:
-            for module, name, function in _PATCHED:
-                setattr(module, name, function)
+            for names, name, function, _ in _PATCHES:
+                names[name] = function
 
 
 def _visible(function: Any) -> Any:
