@@ -120,9 +120,8 @@ class PathTree:
         A path that differs from a known one in numbers only, in a way that shows where the numbers go, is the
         known path with numbers as inputs.
         """
-        nodes = self._similar(calls)
-        if nodes is None or nodes[-1].end is None or not _freed(nodes, calls):
-            nodes = self._inserted(calls, end.specs)
+        similar = (path for path in self._similar(calls) if path[-1].end is not None and _freed(path, calls))
+        nodes = next(similar, None) or self._inserted(calls, end.specs)
         if nodes[-1].end is None:
             nodes[-1].end = end
             self.paths.append((nodes[1:], end))
@@ -130,15 +129,17 @@ class PathTree:
             nodes[-1].end.escaping |= end.escaping
         return nodes
 
-    def _similar(self, calls: Sequence[Call]) -> list[Node] | None:
-        nodes = [self.root]
+    def _similar(self, calls: Sequence[Call]) -> list[list[Node]]:
+        """Return the paths that differ from calls in numbers only, those with equal numbers first."""
+        paths = [[self.root]]
         for call in calls:
-            found = [each for each in nodes[-1].following if each.call.same_but_numbers(call)]
-            exact = [each for each in found if _same_numbers(each, call)]
-            if not found:
-                return None
-            nodes.append((exact or found)[0])
-        return nodes
+            paths = [
+                [*path, each]
+                for path in paths
+                for each in path[-1].following
+                if each.call.same_but_numbers(call)
+            ]
+        return sorted(paths, key=lambda path: not all(map(_same_numbers, path[1:], calls)))
 
     def _inserted(self, calls: Sequence[Call], specs: list[TensorSpec]) -> list[Node]:
         nodes = [self.root]
