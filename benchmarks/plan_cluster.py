@@ -101,6 +101,10 @@ def cases() -> tuple[Case, ...]:
     )
 
 
+ELSEWHERE = """Weak scaling of Megatron-LM on H100, steps of ZeRO-3, and other published steps are next to
+predictions in [training steps](predict/training.md)."""
+
+
 def main() -> None:
     """Print the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -124,8 +128,7 @@ def main() -> None:
     if options.data.is_dir():
         print("\n## Choice among measured plans (vTrain, full recomputation, no overlap)\n")
         print_measured(options.data)
-        _print_weak_scaling(options.data)
-        _print_full_sharding(options.data)
+        print(f"\n{ELSEWHERE}")
 
 
 def _print_case(case: Case) -> ClusterAnswer:
@@ -202,7 +205,7 @@ def _measured_plan(row: dict[str, str], nodes: int) -> ClusterPlan:
         recompute=row["recompute"],  # type: ignore[arg-type]
         sequence_parallel=False,
         flash=False,
-        sharding="full" if row.get("schedule") == "zero3" else "none",
+        sharding="none",
     )
 
 
@@ -255,43 +258,6 @@ def _spearman(left: np.ndarray, right: np.ndarray) -> str:
         return "-"
     ranks = [each.argsort().argsort() for each in (left, right)]
     return f"{np.corrcoef(*ranks)[0, 1]:.3f}"
-
-
-def _print_weak_scaling(folder: Path) -> None:
-    """Print published steps, whose micro-batch is not known, beside the best of their plans."""
-    print(
-        "\n## Weak scaling of Megatron-LM on H100: measured step and predicted best with the same t, p, d\n\n"
-        "Micro-batch, interleaving and recomputation of the measured steps are not published.\n"
-    )
-    print("| model | GPUs | t, p, d | measured, s | predicted best, s | ratio | plan |")
-    print("|---|---|---|---|---|---|---|")
-    for row in _rows(folder / "h100_weak_scaling.csv"):
-        sizes = [int(row[name]) for name in ("layers", "hidden", "heads", "seq", "vocab")]
-        job = TrainingJob(
-            network=gpt(row["model"], *sizes), batch=int(row["global_batch"]), seq=int(row["seq"])
-        )
-        fixed = {"tensor": row["tp"], "pipeline": row["pp"], "data": row["dp"]}
-        machine = TrainingCluster.parse(f"{row['gpus']} x h100-sxm")
-        best = ClusterSearch(job, machine, fixed=fixed).run(1, front=False).best[0]
-        measured_s, found_s = float(row["step_s_from_tflops"]), best.step.time_us / 1e6
-        print(
-            f"| {row['model']} | {row['gpus']} | {row['tp']}, {row['pp']}, {row['dp']} | {measured_s:.2f} | "
-            f"{found_s:.2f} | {found_s / measured_s:.2f} | {_short(best.plan)} |",
-            flush=True,
-        )
-
-
-def _print_full_sharding(folder: Path) -> None:
-    """Print the measured steps with ZeRO-3 beside the predictions with perfect prefetching."""
-    print("\n## Full sharding (ZeRO-3 of DeepSpeed, 2021), predicted with perfect prefetching\n")
-    print("| GPUs | measured, s | predicted, s | ratio |")
-    print("|---|---|---|---|")
-    for row in _rows(folder / "sc21_table2.csv"):
-        if row["schedule"] == "zero3":
-            machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, net-200")
-            found = ClusterSearch(_job(row), machine).priced(_measured_plan(row, machine.links.nodes))
-            measured_s, found_s = float(row["step_s_from_tflops"]), found.step.time_us / 1e6
-            print(f"| {row['gpus']} | {measured_s:.1f} | {found_s:.1f} | {found_s / measured_s:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cluster plans with host memory and NVMe, and times of sharded copies next to published ones.
 
-    python -m benchmarks.plan_storage [--data FOLDER] > benchmarks/results/plan_storage.md
+    python -m benchmarks.plan_storage > benchmarks/results/plan_storage.md
 
 No constant of the predictions is fitted to any of the published figures. Seconds of the search are those of
 the process on one core.
@@ -9,15 +9,11 @@ the process on one core.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from benchmarks.plan_cluster import DATA, gpt
-from tunebench.forecast.parallel.collective import collective_us
+from benchmarks.plan_cluster import gpt
 from tunebench.plan.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
-from tunebench.plan.pipeline.activation import architecture_of
 from tunebench.workloads.networks import Network, from_config, network
 
 H100 = "16 x h100-sxm"
@@ -58,9 +54,7 @@ def cases() -> tuple[StorageCase, ...]:
 
 def main() -> None:
     """Print the tables as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of measured steps")
-    options = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("# Cluster plans with host memory and NVMe, and sharded copies\n")
     print(
         "By `python -m benchmarks.plan_storage`. Everything but the published figures is "
@@ -69,8 +63,6 @@ def main() -> None:
     _print_cases()
     _print_offloading()
     _print_fsdp()
-    if options.data.is_dir():
-        _print_zero3(options.data)
 
 
 def _print_cases() -> None:
@@ -241,60 +233,6 @@ def _sharded(machine: TrainingCluster, batch: int, recompute: str, flash: bool) 
         flash=flash,
         sharding="full",
     )
-
-
-def _print_zero3(folder: Path) -> None:
-    """Print measured steps of DeepSpeed's first ZeRO-3, with prefetch and without any overlap."""
-    print("\n## Measured steps of DeepSpeed's ZeRO-3 in 2021 (175B on A100)\n")
-    print(
-        "`one layer ahead` is the prediction of plans. `no overlap`: each matrix of a layer is gathered "
-        "on its own, "
-        "for the forward pass, for recomputation and for the backward pass, and its gradient is "
-        "reduce-scattered, "
-        "while no kernel runs. `one adapter`: the same, if a node reached the bandwidth of one of its "
-        "eight network "
-        "adapters.\n"
-    )
-    print(
-        "| GPUs | measured, s | one layer ahead, s | ratio | no overlap, s | ratio | one adapter, s | ratio |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    with (folder / "sc21_table2.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["schedule"] == "zero3"]
-    for row in rows:
-        sizes = [int(row[name]) for name in ("layers", "hidden", "heads", "seq", "vocab")]
-        job = TrainingJob(
-            network=gpt(row["model"], *sizes),
-            batch=int(row["global_batch"]),
-            seq=sizes[3],
-            dtype="f16",
-            flash=False,
-            gradient_overlap=False,
-            tensor_overlap=False,
-        )
-        machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, net-200")
-        plan = _sharded(machine, int(row["micro_batch"]), "full", False)
-        step = ClusterSearch(job, machine).priced(plan).step
-        between = machine.links.between
-        single = replace(
-            machine, links=replace(machine.links, between=replace(between, gb_s=between.gb_s / 8))
-        )
-        silent_s = (step.compute_us + step.optimizer_us) / 1e6
-        found = [step.time_us / 1e6, *(silent_s + _serial_s(job, each) for each in (machine, single))]
-        measured = float(row["step_s_from_tflops"])
-        cells = " | ".join(f"{each:.1f} | {each / measured:.2f}" for each in found)
-        print(f"| {row['gpus']} | {measured:.1f} | {cells} |")
-
-
-def _serial_s(job: TrainingJob, machine: TrainingCluster) -> float:
-    """Return the time of all collectives of a step with one micro-batch, one after the other."""
-    of, group = architecture_of(job.network), machine.links.group(machine.devices)
-    square = 2 * of.hidden * of.hidden
-    us = 0.0
-    for nbytes in (3 * square, square, 4 * square, 4 * square):
-        us += 3 * float(collective_us("all-gather", nbytes, group))
-        us += float(collective_us("reduce-scatter", nbytes, group))
-    return of.layers * us / 1e6
 
 
 if __name__ == "__main__":

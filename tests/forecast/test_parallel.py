@@ -433,6 +433,27 @@ def test_gradients_in_f32_take_twice_the_bytes() -> None:
     assert gpt_us(wide, data=8, overlap=False) > gpt_us(data=8, overlap=False)
 
 
+def test_gathered_keys_are_exposed_and_attention_has_as_many_pairs() -> None:
+    llama = network("llama-3-8b")
+    ring = dataclasses.replace(MEGATRON, batch=4, seq=8192, flash=True)
+    found = [
+        predict_step(llama, A100, run, NODE, Parallelism(context=4)).stages[0]
+        for run in (ring, dataclasses.replace(ring, context_gather=True))
+    ]
+    keys_us = float(collective_us("all-gather", 2 * 2 * 4 * 8192 * 1024, NODE.group(4)))
+    assert found[1].sums_forward.us == pytest.approx(32 * keys_us)
+    assert found[0].sums_forward.us < found[1].sums_forward.us
+    pairs = [
+        sum(
+            each.operation.count * each.operation.workload.flops()
+            for each in stage.kernels.operations
+            if each.operation.part == "attention"
+        )
+        for stage in found
+    ]
+    assert pairs[1] == pytest.approx(pairs[0], rel=1e-3)
+
+
 def test_lists_of_tensors_are_copied_one_by_one_while_nothing_else_runs() -> None:
     wide = Parallelism(data=64, sharding="full", gathering="lists")
     run = dataclasses.replace(MEGATRON, batch=64)

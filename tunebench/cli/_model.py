@@ -167,6 +167,13 @@ class ModelRequest:
             "share every sequence.",
         ),
     ] = 1
+    context_gather: Annotated[
+        bool,
+        typer.Option(
+            "--context-gather",
+            help="Context parallelism: gather all keys and values before attention, instead of a ring.",
+        ),
+    ] = False
     sharding: Annotated[
         str,
         typer.Option(
@@ -313,6 +320,7 @@ class ModelRequest:
             recompute_layers=self.recompute_layers,
             wide_gradients=self.f32_gradients,
             cuda_graphs=self.cuda_graphs,
+            context_gather=self.context_gather,
             optimizer=optimizer,  # type: ignore[arg-type]
             expert_load=self.expert_load,
         )

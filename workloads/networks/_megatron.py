@@ -160,8 +160,11 @@ def _add_flash(core: Tape, of: Architecture, heads: int, heads_k: int) -> None:
         kernel.attention("attention", Attention.from_dimensions(work))
         core.extend(kernel.operations, times)
 
-    add(run.seq, run.seq, 1, causal=True)
     others = run.context - 1
+    if others and run.context_gather:  # on average, a token sees half of the gathered keys
+        add(run.seq, run.seq * run.context // 2, 1)
+        return
+    add(run.seq, run.seq, 1, causal=True)
     if not others:
         return
     add(run.seq, run.seq // 2, (others + 1) // 2)  # keys of devices before, in the sequence
@@ -187,6 +190,8 @@ def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[C
     if run.context == 1:
         return ()
     keys = 2 * run.batch * run.seq * of.inner_k // run.tensor * itemsize(run.dtype)
+    if run.context_gather:
+        return _gathered_contexts(run, keys * run.context, layers)
     count = layers * (run.context - 1)
     found = [ContextExchange(nbytes=keys, count=count)]
     if run.trains:
@@ -195,6 +200,20 @@ def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[C
         if run.recompute in ("selective", "full") and again:
             found.append(ContextExchange(nbytes=keys, count=again * (run.context - 1), phase="backward"))
     return tuple(found)
+
+
+def _gathered_contexts(run: NetworkRun, nbytes: int, layers: int) -> tuple[ContextExchange, ...]:
+    """Return the all-gathers of keys and values, and the reduce-scatters of their gradients.
+
+    Source: Llama team, "The Llama 3 herd of models", 2024, section 3.3.2 (context parallelism).
+    """
+    gathered = ContextExchange(nbytes=nbytes, count=layers, collective="all-gather")
+    if not run.trains:
+        return (gathered,)
+    again = layers if run.recompute != "full" or run.recompute_layers is None else run.recompute_layers
+    back = replace(gathered, phase="backward")  # keys and values are not kept whole
+    repeated = (replace(back, count=again),) if run.recompute != "none" and again else ()
+    return (gathered, back, replace(back, collective="reduce-scatter"), *repeated)
 
 
 def _softmax_is_fused(run: NetworkRun, heads: int) -> bool:

@@ -93,21 +93,24 @@ class TensorCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextExchange:
-    """A send of context parallelism: each device passes keys and values on to the next of a ring.
+    """Communication of context parallelism.
 
-    It runs during a kernel of attention, which computes with the keys and values before.
+    In a ring, each device passes keys and values on to the next one, during a kernel of attention, which
+    computes with the keys and values before. If they are gathered instead, the kernel waits for all of them.
 
     Attributes:
-        nbytes: Bytes that each device sends.
+        nbytes: Bytes that each device sends, or bytes of the whole tensor that is gathered.
         count: How often it runs.
         phase: Phase of the step.
-        behind: Pass of attention whose kernels run at the same time.
+        behind: Pass of attention whose kernels run at the same time as a send.
+        collective: Kind of the collective; None for a send to the next device of the ring.
     """
 
     nbytes: int
     count: int
     phase: Phase = "forward"
     behind: Phase = "forward"
+    collective: Literal["all-gather", "reduce-scatter"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,8 @@ class NetworkRun:
         wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
+        context_gather: Whether devices that share sequences gather all keys and values before attention,
+            instead of passing them round a ring.
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
         expert: Degree of expert parallelism: the experts of a layer are divided among so many devices, which
             exchange their tokens. Needs the stack megatron.
@@ -172,6 +177,7 @@ class NetworkRun:
     wide_gradients: bool = False
     recompute_layers: int | None = None
     cuda_graphs: bool = False
+    context_gather: bool = False
     expert: int = 1
     expert_tensor: int | None = None
     expert_load: float = 1.0

@@ -102,6 +102,7 @@ class StageWaits:
             "expert tensor": self.cluster.group(of.devices_per_expert),
         }
         ring = self.cluster.link_between(0, of.tensor, width=of.tensor * (of.context - 1))
+        contexts = self.cluster.group(of.context, stride=of.tensor)
         overlap = TensorOverlap(
             products=of.tensor_overlap,
             user_buffers=of.user_buffers,
@@ -116,8 +117,12 @@ class StageWaits:
                 exposed += TimeRange.of(self._exposed(overlap, each, takes)) * each.count
         for sent in self.network.exchanges(self.run):
             if sent.phase == phase:
-                takes = TimeRange.of_communication(float(send_us(sent.nbytes, ring)))
-                hidden = _attention_us(self.kernels, sent.behind)
+                if sent.collective:
+                    us, hidden = float(collective_us(sent.collective, sent.nbytes, contexts)), 0.0
+                else:
+                    us = float(send_us(sent.nbytes, ring))
+                    hidden = _attention_us(self.kernels, sent.behind)
+                takes = TimeRange.of_communication(us)
                 exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * sent.count  # type: ignore[misc]
         slack_us = _host_slack_us(self.kernels, phase)
         return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
