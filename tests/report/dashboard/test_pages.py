@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 import sqlite3
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,6 +21,7 @@ from tunebench.db.browse import open_browser
 from tunebench.errors import DatabaseError
 from tunebench.outcome import Result
 from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.report.dashboard.render import _environment
 from tunebench.space import Config
 
 VOID = {"meta", "link", "br", "wbr", "path", "rect", "circle", "input"}
@@ -160,6 +162,7 @@ def test_searches_show_progress(get: Get) -> None:
 def test_stale_trials_and_predictions(get: Get) -> None:
     (stale,) = rows(get("/stale").text)
     assert stale[:4] == ["1 of 6", GEMM, f"{GPU.name} {GPU.architecture}", "gemm/a"]
+    assert stale[5] == f"tunebench tune --workload {GEMM} --variant gemm/a"
     page = get("/predictions").text
     found = {row[2]: row for row in rows(page)}
     assert found["library"][4:6] == ["8.16 µs", "cublas"]
@@ -187,6 +190,12 @@ def test_texts_of_the_database_are_escaped(get: Get) -> None:
         assert "\u202e" not in text  # would reverse the text after it
     assert "&lt;script&gt;" in get(hostile).text
     assert "&lt;script&gt;" in get(trial).text
+
+
+def test_commands_to_copy_are_quoted_for_a_shell() -> None:
+    shown = _environment().from_string("tune {{ text|shell }}").render(text=f"$(x);{HOSTILE}\n'")
+    assert "<" not in shown
+    assert len(shlex.split(html.unescape(shown))) == 2
 
 
 @pytest.mark.parametrize(

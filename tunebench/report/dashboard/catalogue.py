@@ -191,7 +191,7 @@ class Catalogue:
     def wait(self, limit_s: float = 60.0) -> Snapshot:
         """Return the state once everything was read, or after `limit_s`."""
         end = time.monotonic() + limit_s
-        while (found := self.snapshot()).unread or not self._first.is_set():
+        while (found := self.snapshot()).unread or self._state is None:
             if time.monotonic() > end:
                 break
             time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -55,6 +56,7 @@ def _environment() -> jinja2.Environment:
         "span": _span,
         "ago": _ago,
         "href": _href,
+        "shell": shlex.quote,
     }
     found.globals["version"] = __version__
     return found
