@@ -324,6 +324,7 @@ class ModelRequest:
             optimizer=optimizer,  # type: ignore[arg-type]
             expert_load=self.expert_load,
         )
+        self._check()
         if self.devices == 1 and self.expert == 1:
             if self.nodes > 1:
                 raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
@@ -333,6 +334,18 @@ class ModelRequest:
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
         return predict_step(found, device, run, cluster, self.parallelism)
+
+    def _check(self) -> None:
+        """Refuse options that have no effect without another one."""
+        for given, option, needed in (
+            (self.user_buffers and not self.sequence_parallel, "--user-buffers", "--sequence-parallel"),
+            (self.context_gather and self.context == 1, "--context-gather", "--context"),
+            (self.gathering != "ahead" and self.sharding != "full", "--gathering", "--sharding full"),
+            (self.sharding != "none" and self.data * self.context == 1, "--sharding", "--data"),
+            (self.chunks > 1 and self.pipeline == 1, "--chunks", "--pipeline"),
+        ):
+            if given:
+                raise InputError(f"{option} has no effect alone: it needs {needed}")
 
     def memory(self, found: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
         """Return the memory of the devices of each rank of the pipeline; nothing if it is not modelled."""
