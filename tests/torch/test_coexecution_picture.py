@@ -11,6 +11,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
 
+import torch
+from torch import Tensor
+
+from tunebench.torch import coexecute
+from tunebench.torch.coexecution._testing import forced
 from tunebench.torch.coexecution.picture import trace_graph_svg
 from tunebench.torch.coexecution.trace_graph import TracedOperation, TraceGraph
 
@@ -101,3 +106,27 @@ def test_boxes_of_random_graphs_hold_every_line_once_and_do_not_overlap(program:
         for index, (x, y, width, height) in enumerate(boxes):
             for left, top, wide, high in boxes[:index]:
                 assert x + width <= left or left + wide <= x or y + height <= top or top + high <= y
+
+
+def test_a_report_draws_who_runs_each_line(tmp_path: Path) -> None:
+    weight = torch.ones(3)
+
+    @coexecute
+    def step(x: Tensor) -> float:
+        loss = (x * weight).sum()
+        scale = torch.tensor([1.0, 2.0, 3.0])
+        weight.mul_(0.5)
+        if loss.item() > 2:
+            weight.add_(scale)
+        return (weight + scale).sum().item()
+
+    with forced():
+        for _ in range(4):
+            step(torch.ones(3))
+    report = coexecute.report(step)
+    report.write_svg(tmp_path / "step.svg")
+    texts = [element.text for element in ElementTree.parse(tmp_path / "step.svg").iter(f"{SVG}text")]
+    assert "TorchScript" in texts
+    assert {"Python reads a value", "Python passes a value"} <= set(texts)
+    assert any("if loss.item() > 2:" in (text or "") for text in texts)
+    assert report.to_svg() in report._repr_html_()

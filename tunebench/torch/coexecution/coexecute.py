@@ -20,6 +20,7 @@ from tunebench.torch.coexecution._iteration import Iteration, Outcome
 from tunebench.torch.coexecution._learning import learn
 from tunebench.torch.coexecution._path import PathTree
 from tunebench.torch.coexecution._policy import Policy
+from tunebench.torch.coexecution.picture import feed_sites, fetch_sites, segment_runners
 from tunebench.torch.coexecution.report import CoexecutionReport, Divergence
 from tunebench.torch.coexecution.trace_graph import TraceGraph
 
@@ -136,6 +137,10 @@ class Coexecution:
             traced_s=self._times["traced"],
             coexecuted_s=self._times["coexecuted"],
             graph_s=self._times["graph"],
+            graph=TraceGraph(set(self.graph.edges)),
+            runners=segment_runners(self._tree),
+            fetches=fetch_sites(self._tree),
+            feeds=feed_sites(self._tree),
         )
 
 

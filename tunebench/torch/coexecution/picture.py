@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._path import PathTree
 from tunebench.torch.coexecution.trace_graph import TracedOperation, TraceGraph
 
-__all__ = ["trace_graph_svg"]
+__all__ = ["feed_sites", "fetch_sites", "segment_runners", "trace_graph_svg"]
 
 Line = tuple[str, ...]
 """Call stack within the step, outermost first, each ``file:line``; empty for the start and the end."""
@@ -30,6 +32,7 @@ _CHARACTERS = 66
 """Width of a line of source."""
 
 _COLOURS = ("#3b6fb6", "#2e8b57", "#b8860b", "#8e5aa8", "#c0504d", "#4f9da6")
+_GREY = "#c3c9d0"
 _ROW, _PAD, _GAP_X, _GAP_Y, _CHARACTER = 32, 8, 28, 44, 6.65
 _LANE = 16
 """Width of an edge that passes a row of boxes."""
@@ -115,6 +118,37 @@ def trace_graph_svg(
         for line, found in by_line.items()
     }
     return _written(layout, rows, title.splitlines(), colours)
+
+
+# -- who runs what -------------------------------------------------------------------------------------------
+
+
+def segment_runners(tree: PathTree) -> dict[str, str]:
+    """Return who runs the operations of each call site of paths that can be co-executed."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for nodes, end in tree.paths:
+        waiting: list[str] = []
+        for node in nodes if end.ready else ():
+            waiting.append(node.call.site)
+            if node.segment is not None:
+                for site in waiting:
+                    found[site][node.segment.runner] += 1
+                waiting.clear()
+    return {site: counts.most_common(1)[0][0] for site, counts in found.items()}
+
+
+def fetch_sites(tree: PathTree) -> frozenset[str]:
+    """Return the call sites at which Python reads values of tensors."""
+    return frozenset(
+        node.call.site for nodes, _ in tree.paths for node in nodes if node.call.kind is Kind.FETCH
+    )
+
+
+def feed_sites(tree: PathTree) -> frozenset[str]:
+    """Return the call sites at which Python makes tensors of other values."""
+    return frozenset(
+        node.call.site for nodes, _ in tree.paths for node in nodes if node.call.kind is Kind.CREATE
+    )
 
 
 # -- lines ---------------------------------------------------------------------------------------------------
@@ -351,8 +385,11 @@ def _written(layout: _Layout, rows: Mapping[Line, _Row], title: list[str], colou
 
 
 def _legend(rows: Mapping[Line, _Row], colours: Mapping[str, str]) -> str:
+    named = dict(colours)
+    if colours and any(row.runner is None for row in rows.values()):
+        named["eager mode"] = _GREY
     entries = [
-        (f'<rect width="10" height="10" y="-9" fill="{colour}"/>', name) for name, colour in colours.items()
+        (f'<rect width="10" height="10" y="-9" fill="{colour}"/>', name) for name, colour in named.items()
     ]
     if any(row.fetches for row in rows.values()):
         entries.append((_mark("fetch", 5, -4), "Python reads a value"))
@@ -391,7 +428,7 @@ def _box(box: _Box, rows: Mapping[Line, _Row], colours: Mapping[str, str]) -> st
         y = box.y + _PAD + _ROW * number
         row = rows[line]
         source, summary = _shortened(row.source, _CHARACTERS), _shortened(row.operations, _CHARACTERS + 14)
-        colour = colours.get(row.runner or "", "#c3c9d0")
+        colour = colours.get(row.runner or "", _GREY)
         parts.append(
             f"<g><title>{_escaped(' → '.join(line))}: {_escaped(row.operations)}</title>"
             f'<rect x="{box.x:.1f}" y="{y:.1f}" width="5" height="{_ROW - 3}" fill="{colour}"/>'

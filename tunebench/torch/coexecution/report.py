@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunebench.torch.coexecution.picture import trace_graph_svg
+from tunebench.torch.coexecution.trace_graph import TraceGraph
 
 __all__ = ["CoexecutionReport", "Divergence"]
 
@@ -40,6 +46,10 @@ class CoexecutionReport:
         fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
+        graph: The merged traces.
+        runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
+        fetches: Call sites at which Python reads values of tensors.
+        feeds: Call sites at which Python makes tensors of other values.
     """
 
     iterations: int
@@ -55,6 +65,10 @@ class CoexecutionReport:
     fallbacks: tuple[Divergence, ...] = ()
     eager: int = 0
     returned: str | None = None
+    graph: TraceGraph = field(default_factory=TraceGraph, repr=False)
+    runners: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fetches: frozenset[str] = field(default=frozenset(), repr=False)
+    feeds: frozenset[str] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
@@ -72,3 +86,23 @@ class CoexecutionReport:
         if self.returned is not None:
             lines.append(f"runs as without co-execution: {self.returned}")
         return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return a picture of the trace graph: source lines, the paths between them, and who runs them."""
+        title = f"{self.iterations} iterations"
+        counts = (f"{self.traced} traced", f"{self.coexecuted} co-executed", f"{self.diverged} diverged")
+        return trace_graph_svg(
+            self.graph,
+            title=f"Trace graph of {title}\n{', '.join([*counts, f'{self.eager} eager'])}",
+            runners=self.runners,
+            fetches=self.fetches,
+            feeds=self.feeds,
+        )
+
+    def write_svg(self, path: str | Path) -> None:
+        """Write the picture of `to_svg` to a file."""
+        Path(path).write_text(self.to_svg(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the report with its picture, for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>\n{self.to_svg()}"
