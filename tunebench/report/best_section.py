@@ -121,7 +121,11 @@ def _resources(best: Record, kernel: BestKernel) -> Iterator[tuple[str, str]]:
         )
     verification = getattr(outcome, "verification", None)
     if verification is not None:
-        worst = f", largest error {verification.worst:.2g} of the tolerance" if verification.worst else ""
+        worst = (
+            f", largest error {significant(verification.worst, 2)} of the tolerance"
+            if verification.worst
+            else ""
+        )
         yield "verification", safe(f"{verification.how}{worst}")
     if isinstance(outcome, Measured):
         yield "samples", f"{len(outcome.samples_us)}, {outcome.cache} caches"

@@ -113,7 +113,7 @@ def svg(box: Box, name: str, *parts: str) -> str:
         name: Accessible name.
         parts: Elements of SVG.
     """
-    head = f'<svg viewBox="0 0 {box.width:g} {box.height:g}" role="img" aria-label="{html.escape(name)}">'
+    head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{html.escape(name)}">'
     return "".join((head, *parts, "</svg>"))
 
 
