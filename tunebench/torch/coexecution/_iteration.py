@@ -21,6 +21,7 @@ from tunebench.torch.coexecution._path import Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder
 from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
+from tunebench.torch.coexecution._runner import Job, submit
 from tunebench.torch.coexecution._segment import Segment
 
 __all__ = ["Iteration", "Outcome"]
@@ -49,14 +50,16 @@ class Outcome:
         divergence: Where and why it left the known paths.
         path: The nodes it followed.
         graph_s: Time in segments in seconds.
-        waits: Number of times Python waited.
+        waiting_s: Time in which Python waited for segments in seconds.
+        segments: The segments that ran, with their times in seconds.
     """
 
     recorder: Recorder | None = None
     divergence: tuple[str, str] | None = None
     path: list[Node] = field(default_factory=list)
     graph_s: float = 0.0
-    waits: int = 0
+    waiting_s: float = 0.0
+    segments: list[tuple[Segment, float]] = field(default_factory=list)
 
 
 class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type it
@@ -65,9 +68,12 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     Args:
         tree: The known paths; None to record the iteration.
         diverge_at: Number of the call that counts as unknown, or None.
+        threaded: Whether backward passes run in another thread while Python goes on.
     """
 
-    def __init__(self, tree: PathTree | None, diverge_at: int | None = None) -> None:
+    def __init__(
+        self, tree: PathTree | None, diverge_at: int | None = None, *, threaded: bool = False
+    ) -> None:
         super().__init__()
         self.outcome = Outcome()
         self.run = Run(tree.size if tree is not None else 0)
@@ -81,6 +87,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._fetched: dict[int, Any] = {}
         self._start = torch.is_grad_enabled()
         self.diverge_at = diverge_at
+        self.threaded = threaded
+        self._job: Job | None = None
         self._exits = contextlib.ExitStack()
 
     # -- beginning and end -----------------------------------------------------------------------------------
@@ -199,6 +207,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if call.waits:
             self._wait(node.segment)
             self._check_sizes(call)
+        elif call.kind is Kind.BACKWARD:
+            self._launch(node.segment)
         if call.kind is Kind.BACKWARD:
             for leaf, value in call.gradients:
                 self.gradients[leaf] = Value(value)
@@ -317,6 +327,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _wait(self, segment: Segment | None, *, final: bool = False) -> None:
         """Run what Python waits for."""
+        self._join()
         if segment is None:
             return
         run = self.run
@@ -330,8 +341,35 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 raise
             raise Diverged(f"{type(error).__name__} in an operation") from error
         finally:
-            self.outcome.graph_s += time.perf_counter() - start
-            self.outcome.waits += 1
+            seconds = time.perf_counter() - start
+            self.outcome.graph_s += seconds
+            self.outcome.waiting_s += seconds
+            self.outcome.segments.append((segment, seconds))
+
+    def _launch(self, segment: Segment | None) -> None:
+        """Run a segment, in the graph runner's thread if this iteration uses it."""
+        if not self.threaded or segment is None:
+            self._wait(segment)
+            return
+        self._join()
+        self._save(segment)
+        self._job = submit(segment, self.run.values, self.run.numbers)
+        self.outcome.segments.append((segment, 0.0))
+
+    def _join(self) -> None:
+        """Wait for the segment that runs beside Python."""
+        job, start = self._job, time.perf_counter()
+        if job is None:
+            return
+        self._job = None
+        try:
+            job.wait()
+        except Exception as error:
+            raise Diverged(f"{type(error).__name__} in an operation") from error
+        finally:
+            self.outcome.graph_s += job.seconds
+            self.outcome.waiting_s += time.perf_counter() - start
+            self.outcome.segments[-1] = (self.outcome.segments[-1][0], job.seconds)
 
     def _save(self, segment: Segment) -> None:
         """Save what the segment is about to write, to be able to take it back."""
@@ -351,6 +389,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _leave(self, reason: str) -> Recorder:
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
         run, nodes = self.run, self.nodes
+        with contextlib.suppress(Diverged):
+            self._join()
         site = call_site(sys._getframe(1))
         self.outcome.divergence = (site[-1] if site else "?", reason)
         self.choices = None
@@ -385,7 +425,11 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if any(index not in end.escaping for index in escaping):
             self._leave("a tensor that outlives the iteration")
             return
-        self._wait(end.segment, final=True)
+        try:
+            self._wait(end.segment, final=True)
+        except Diverged as reason:
+            self._leave(str(reason))
+            return
         with torch.no_grad():
             self._hand_over(escaping, end.specs)
         for node in self.nodes:

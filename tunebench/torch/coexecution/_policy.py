@@ -34,6 +34,7 @@ class Policy:
         self._count = 0
         self._decided = False
         self._windows = 0
+        self._threads: dict[bool, deque[float]] = {arm: deque(maxlen=_WINDOW) for arm in (False, True)}
 
     def runs_eagerly(self) -> bool:
         """Return whether the next iteration runs as without co-execution."""
@@ -46,8 +47,17 @@ class Policy:
         """Note the time of an iteration that ran as without co-execution."""
         self._eager.append(seconds)
 
-    def add(self, seconds: float, *, known: bool) -> None:
-        """Note the time of another iteration, and whether its path was known."""
+    def threaded(self) -> bool:
+        """Return whether the next iteration runs backward passes in another thread."""
+        inline, beside = self._threads[False], self._threads[True]
+        if len(beside) < _WINDOW // 2 or self._count % _LATER < 2:
+            return len(beside) < len(inline)
+        return sorted(beside)[len(beside) // 2] < sorted(inline)[len(inline) // 2]
+
+    def add(self, seconds: float, *, known: bool, threaded: bool) -> None:
+        """Note the time of another iteration, whether its path was known, and whether it used a thread."""
+        if known:
+            self._threads[threaded].append(seconds)
         self._other.append(seconds)
         self._known.append(known)
         if len(self._other) == _WINDOW and len(self._eager) >= 4 and self._count % _WINDOW == _WINDOW - 1:

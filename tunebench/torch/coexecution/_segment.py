@@ -70,6 +70,7 @@ class Segment:
         dead: Values that nothing reads afterwards.
         operations: Number of operations.
         runner: Who runs it.
+        site: Where Python waits for it, ``file:line``.
     """
 
     parts: tuple[_Operations | _Update, ...]
@@ -77,16 +78,20 @@ class Segment:
     dead: tuple[int, ...]
     operations: int
     runner: str
+    site: str
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
         optimize = torch._C._get_graph_executor_optimize()
+        enabled = torch.is_grad_enabled()
         torch._C._set_graph_executor_optimize(False)
+        torch._C._set_grad_enabled(False)
         try:
             for part in self.parts:
                 part.run(values, numbers)
         finally:
             torch._C._set_graph_executor_optimize(optimize)
+            torch._C._set_grad_enabled(enabled)
         for index in self.dead:
             values[index] = None
 
@@ -138,7 +143,7 @@ class _Builder:
                 pending = []
                 continue
             pending = [*pending, *self._items(node)]
-            if call.waits:
+            if call.waits or call.kind is Kind.BACKWARD:
                 items.append((node, pending))
                 pending = []
         last = self._nodes[-1]
@@ -181,17 +186,15 @@ class _Builder:
     def _place(self, node: Node, parts: list[Operation | Update], after: set[int], at_end: bool) -> None:
         outputs = _defined(parts) & after
         if at_end:
-            self._end.segment = self._segment(parts, outputs, after, final=True)
+            self._end.segment = self._segment(parts, outputs, "the end of the iteration")
             return
         outputs |= node.outputs
         if node.segment is not None and outputs == node.outputs:
             return
         node.outputs = outputs
-        node.segment = self._segment(parts, outputs, after, final=False)
+        node.segment = self._segment(parts, outputs, node.call.site)
 
-    def _segment(
-        self, parts: list[Operation | Update], outputs: set[int], after: set[int], *, final: bool
-    ) -> Segment | None:
+    def _segment(self, parts: list[Operation | Update], outputs: set[int], site: str) -> Segment | None:
         if not parts:
             return None
         made: list[_Operations | _Update] = []
@@ -215,6 +218,7 @@ class _Builder:
             dead=(),
             operations=sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in parts),
             runner="TorchScript" if self._scripts else "Python",
+            site=site,
         )
 
     def _group(self, operations: list[Operation], needed: set[int]) -> _Operations:

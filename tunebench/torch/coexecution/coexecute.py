@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from tunebench.errors import InputError
 from tunebench.torch.coexecution import _testing
 from tunebench.torch.coexecution._function import optimizer_functions
-from tunebench.torch.coexecution._iteration import Iteration, Outcome
+from tunebench.torch.coexecution._iteration import Iteration
 from tunebench.torch.coexecution._learning import learn
 from tunebench.torch.coexecution._path import PathTree
 from tunebench.torch.coexecution._policy import Policy
 from tunebench.torch.coexecution.picture import feed_sites, fetch_sites, segment_runners
-from tunebench.torch.coexecution.report import CoexecutionReport, Divergence
+from tunebench.torch.coexecution.report import CoexecutionReport, Divergence, SegmentRuns
 from tunebench.torch.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]
@@ -39,8 +39,11 @@ class Coexecution:
         self._step = step
         self._tree = PathTree()
         self._policy = Policy()
+        self._segments: dict[tuple[str, str, int], list[Any]] = {}
         self._counts = Counter[str]()
-        self._times: dict[str, float] = dict.fromkeys(("traced", "diverged", "coexecuted", "graph"), 0.0)
+        self._times: dict[str, float] = dict.fromkeys(
+            ("traced", "diverged", "coexecuted", "graph", "waiting"), 0.0
+        )
         self._divergences = Counter[tuple[str, str]]()
         self._fallbacks = Counter[tuple[str, str]]()
         self._active: list[tuple[Iteration | None, float]] = []
@@ -68,7 +71,8 @@ class Coexecution:
             self._active.append((None, time.perf_counter()))
             _THREAD.active = self
             return self
-        iteration = Iteration(self._tree if self._is_known() else None, _testing.take())
+        tree = self._tree if self._is_known() else None
+        iteration = Iteration(tree, _testing.take(), threaded=self._policy.threaded())
         _THREAD.active = iteration
         _patch()
         self._active.append((iteration, time.perf_counter()))
@@ -89,37 +93,43 @@ class Coexecution:
         finally:
             _unpatch()
             _THREAD.active = None
-            self._account(iteration.outcome, time.perf_counter() - start)
+            self._account(iteration, time.perf_counter() - start)
 
     def _runs_eagerly(self) -> bool:
         """Return whether the next iteration runs as without co-execution."""
         if _testing.is_forced():
             return False
         if torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack():
-            self._fallbacks["another mode of torch is active", "?"] += 1
+            self._fallbacks["?", "another mode of torch is active"] += 1
             return True
         return self._policy.runs_eagerly()
 
     def _is_known(self) -> bool:
         return bool(self._tree.root.choices)
 
-    def _account(self, outcome: Outcome, seconds: float) -> None:
+    def _account(self, iteration: Iteration, seconds: float) -> None:
         """Count an iteration, and learn from its record."""
+        outcome = iteration.outcome
         recorder = outcome.recorder
         outcome_is = (
             "coexecuted" if recorder is None else "traced" if outcome.divergence is None else "diverged"
         )
         self._counts[outcome_is] += 1
-        self._policy.add(seconds, known=recorder is None)
+        self._policy.add(seconds, known=recorder is None, threaded=iteration.threaded)
         self._times[outcome_is] += seconds
         self._times["graph"] += outcome.graph_s
+        self._times["waiting"] += outcome.waiting_s
+        for segment, segment_s in outcome.segments:
+            runs = self._segments.setdefault((segment.site, segment.runner, segment.operations), [0, 0.0])
+            runs[0] += 1
+            runs[1] += segment_s
         if outcome.divergence is not None:
             self._divergences[outcome.divergence] += 1
         if recorder is not None:
             self.graph.add(recorder.trace)
             reason = learn(self._tree, recorder)
             if reason is not None:
-                self._fallbacks[reason] += 1
+                self._fallbacks[reason[1], reason[0]] += 1
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
@@ -141,6 +151,13 @@ class Coexecution:
             runners=segment_runners(self._tree),
             fetches=fetch_sites(self._tree),
             feeds=feed_sites(self._tree),
+            waiting_s=self._times["waiting"],
+            segments=tuple(
+                SegmentRuns(site=site, runner=runner, operations=operations, runs=runs, seconds=seconds)
+                for (site, runner, operations), (runs, seconds) in sorted(
+                    self._segments.items(), key=lambda each: -each[1][1]
+                )
+            ),
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tunebench.torch.coexecution.picture import trace_graph_svg
 from tunebench.torch.coexecution.trace_graph import TraceGraph
 
-__all__ = ["CoexecutionReport", "Divergence"]
+__all__ = ["CoexecutionReport", "Divergence", "SegmentRuns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,25 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRuns:
+    """Runs of a segment: operations up to a place where Python waits for values.
+
+    Attributes:
+        site: File and line at which it ends, or the end of the iteration.
+        runner: Who runs it: TorchScript or Python.
+        operations: Number of its operations.
+        runs: Number of runs.
+        seconds: Time of all runs in seconds.
+    """
+
+    site: str
+    runner: str
+    operations: int
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoexecutionReport:
     """Counts and times of all iterations of a step.
 
@@ -43,6 +62,8 @@ class CoexecutionReport:
         traced_s: Time of traced iterations in seconds.
         coexecuted_s: Time of co-executed iterations in seconds.
         graph_s: Time in segments of the graph in seconds.
+        waiting_s: Time in which Python waited for segments in seconds.
+        segments: The segments that ran and who ran them, those with most time first.
         fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
@@ -62,6 +83,8 @@ class CoexecutionReport:
     traced_s: float
     coexecuted_s: float = 0.0
     graph_s: float = 0.0
+    waiting_s: float = 0.0
+    segments: tuple[SegmentRuns, ...] = ()
     fallbacks: tuple[Divergence, ...] = ()
     eager: int = 0
     returned: str | None = None
@@ -77,6 +100,18 @@ class CoexecutionReport:
             f"{self.diverged} diverged, {self.eager} eager)",
             f"trace graph: {self.operations} operations in {self.blocks} basic blocks",
             f"time of traced iterations: {self.traced_s * 1e3:.1f} ms",
+        ]
+        if self.coexecuted:
+            python_s = self.coexecuted_s - self.waiting_s
+            lines.append(
+                f"time of co-executed iterations: {self.coexecuted_s * 1e3:.1f} ms "
+                f"(Python {python_s * 1e3:.1f}, graph {self.graph_s * 1e3:.1f}, "
+                f"waiting for the graph {self.waiting_s * 1e3:.1f})"
+            )
+        lines += [
+            f"segment to {each.site}: {each.operations} operations by {each.runner}, {each.runs} runs, "
+            f"{each.seconds * 1e3:.1f} ms"
+            for each in self.segments[:10]
         ]
         lines += [f"diverged at {each.site}: {each.reason} ({each.count})" for each in self.divergences]
         lines += [
