@@ -6,6 +6,7 @@ import html
 import re
 import shlex
 import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,13 +15,16 @@ import pytest
 from tests.cli.conftest import Run, run_refused  # noqa: F401 (a fixture)
 from tests.db.support import load_golden
 from tests.report.dashboard.conftest import Get
-from tests.report.dashboard.support import GEMM, GPU, HOSTILE, OTHER, WORKLOADS, fill, workload_path
+from tests.report.dashboard.support import GEMM, GPU, HOSTILE, OTHER, WORKLOADS, fill, request, workload_path
 from tests.support import measured
 from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.db.browse import open_browser
 from tunebench.errors import DatabaseError
 from tunebench.outcome import Result
+from tunebench.report.dashboard.app import create_app
 from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.report.dashboard.page import Pages
+from tunebench.report.dashboard.prediction import prepare
 from tunebench.report.dashboard.render import _environment
 from tunebench.space import Config
 
@@ -302,6 +306,34 @@ def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
         db.unlink()
         with pytest.raises(DatabaseError, match="cannot be opened"):
             catalogue._look()
+
+
+@pytest.mark.parametrize(
+    ("damage", "path", "status"),
+    [
+        ("UPDATE run SET versions = '[1]'", "/searches", 200),
+        ("UPDATE measurement SET comparison = '{\"libraries\": [3]}'", "/workloads", 200),
+        ("UPDATE measurement SET median_us = 'x', samples_us = '{}'", "/workloads?sort=time", 503),
+        ("UPDATE trial SET device_id = 77 WHERE id = 1", "/trials/1", 404),
+        ("UPDATE measurement SET recorded_at = 'never'", "/", 503),
+        ("UPDATE device SET descriptor = '[]'", "/predictions", 200),
+    ],
+)
+def test_damaged_records_end_no_page(tmp_path: Path, damage: str, path: str, status: int) -> None:
+    db = tmp_path / "damaged.db"
+    fill(str(db))
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(damage)
+        connection.commit()
+    with open_browser(str(db)) as browser:
+        catalogue = Catalogue(browser, prepare)
+        catalogue.start()
+        catalogue.wait(2)
+        app = create_app(Pages(browser, catalogue))
+        assert request(app, path).status == status
+        assert request(app, "/plans").status == 200
+        catalogue.close()
 
 
 def test_claimed_trial_has_its_configuration(get: Get) -> None:

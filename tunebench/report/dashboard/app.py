@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from tunebench._console import printable
 from tunebench.errors import DatabaseError, InputError, LookupMiss, TunebenchError
+from tunebench.report.dashboard.catalogue import DAMAGE, damage_of
 from tunebench.report.dashboard.guard import Guard
 from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.render import render
@@ -91,6 +92,8 @@ def _page(
         except TunebenchError as error:
             status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
             return _failure(status, str(error), database)
+        except DAMAGE as error:
+            return _failure(503, damage_of(error), database)
 
     return answer
 

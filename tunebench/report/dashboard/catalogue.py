@@ -16,13 +16,16 @@ from dataclasses import dataclass, field, replace
 from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGroup, WorkloadEntry
 from tunebench.errors import TunebenchError
 
-__all__ = ["Catalogue", "Line", "Snapshot"]
+__all__ = ["DAMAGE", "Catalogue", "Line", "Snapshot", "damage_of"]
 
 REFRESH_S = 2.0
 """Shortest time between two looks for changes, in seconds; without requests there are none."""
 
 LONGEST_PAUSE_S = 0.5
 """Longest pause for requests before the next workload is read, in seconds."""
+
+DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that values of another type raise: SQLite stores any type in any column."""
 
 PUBLISH_S = 0.3
 """Time between two snapshots while everything is read, in seconds."""
@@ -97,6 +100,11 @@ class Line:
     def fastest(self, kind: str) -> Answer | None:
         """Return the best answer of one kind, ``"measured"`` or ``"predicted"``."""
         return next((answer for answer in self.entry.answers if answer.kind == kind), None)
+
+
+def damage_of(error: Exception) -> str:
+    """Return the message for an error of `DAMAGE`."""
+    return f"a record is damaged ({type(error).__name__}: {error}); check it: tunebench db verify"
 
 
 def _ratio(found: object) -> float | None:
@@ -207,6 +215,8 @@ class Catalogue:
                 self._look()
             except TunebenchError as error:
                 self._snapshot = replace(self._snapshot, error=str(error))
+            except DAMAGE as error:
+                self._snapshot = replace(self._snapshot, error=damage_of(error))
             self._first.set()
             took = time.monotonic() - began
             self._closing.wait(max(REFRESH_S, 0.0 if first else _REST * took))

@@ -259,13 +259,15 @@ class Pages:
         found = self._browser.trial(number)
         if found is None:
             raise LookupMiss(f"no trial {number} in {self._browser.location}")
-        device = next(device for device in self._browser.devices() if device.id == found.device_id)
+        devices = {device.id: device for device in self._browser.devices()}
+        if found.device_id not in devices:
+            raise LookupMiss(f"the device of trial {number} is not in {self._browser.location}")
         records = self._browser.trial_records(number)[::-1]
         return self._render(
             "trial.html",
             f"Trial {number}",
             trial=found,
-            device=device,
+            device=devices[found.device_id],
             records=[described(record) for record in records],
         )
 
