@@ -232,17 +232,21 @@ class Reader(Database):
 
     # -- records, answers, demand and statistics ---------------------------------------------------------
 
-    def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Record]:
+    def history(
+        self, workload: str, device: str | None = None, variant: str | None = None, *, after: int = 0
+    ) -> list[Record]:
         """Return every measurement of a workload, oldest first.
 
         Args:
             workload: Canonical text.
             device: `Device.key` of the only device; None for all.
             variant: `Variant.key` of the only variant; None for all.
+            after: Id of a measurement; only later ones are returned.
         """
         narrower = ((_device.c.key, device), (_trial.c.variant, variant))
         return self._records(
             _trial.c.workload == workload,
+            _measurement.c.id > after,
             *(column == value for column, value in narrower if value is not None),
         )
 

@@ -251,5 +251,6 @@ def test_export_to_an_optuna_storage(tmp_path: Path, run_json: Run, run_refused:
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "FAIL"]
     assert study.trials[0].user_attrs["bound_us"] == 0.5
     assert study.trials[2].user_attrs["reason"] == HOSTILE
-    assert "already exists" in run_refused(*command)
+    assert run_json(*command)["studies"] == [name]  # adds only what is new
+    assert len(study.get_trials()) == 3
     assert "expected a URL" in run_refused(*command[:-1], "nonsense")

@@ -7,6 +7,7 @@ more than its help text, describe it in `docs/guide/tuning.md`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -161,6 +162,14 @@ class TuneOptions:
     workers: Annotated[int, _measure(help="Number of compile processes; 0 is one per core.")] = 0
     finalists: Annotated[int, _measure(help="Number of fastest configurations to time again.")] = 3
     baselines: Annotated[bool, _measure(help="Time NumPy and torch after the search.")] = True
+    study_storage: Annotated[
+        str | None,
+        _where(
+            metavar="URL",
+            help="Optuna storage that gets the trials while they run, such as sqlite:///studies.db.",
+            show_default=False,
+        ),
+    ] = None
     db: Database = None
     as_json: Json = False
     recorded: Annotated[
@@ -200,7 +209,8 @@ def command(options: TuneOptions) -> None:
         raise InputError("several workloads are tuned for one device at a time: name it by --device")
     if options.suite is not None and options.trials is None:
         plan = dataclasses.replace(plan, trials=tuning.default_trials(options.suite, batch, plan))
-    with tuning.show_progress(plan.trials) as show:
+    with contextlib.ExitStack() as stack:
+        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trials)))
         on: dict[str, Any] = {"db": options.db, "plan": plan, "watcher": show}
         result: TuningSummary | list[Report]
         if options.suite is not None:
@@ -217,6 +227,28 @@ def command(options: TuneOptions) -> None:
         _print_reports(options, result, single=single, sizes=len(sizes))
     else:
         _print_summary(options, result)
+
+
+def _followed(options: TuneOptions, stack: contextlib.ExitStack, show: ProgressCallback) -> ProgressCallback:
+    """Return a progress callback that also names the workloads whose trials go to an Optuna storage."""
+    if options.study_storage is None:
+        return show
+    from tunebench.report.optuna_export import StudyFollower
+
+    follower = StudyFollower(options.study_storage, options.db)
+
+    def warn(*_error: object) -> None:
+        if follower.failure is not None:
+            console(stderr=True).print(f"warning: {follower.failure}; all results are kept", soft_wrap=True)
+
+    stack.push(warn)
+    stack.enter_context(follower)
+
+    def show_and_follow(progress: Progress) -> None:
+        follower.watch(progress)
+        show(progress)
+
+    return show_and_follow
 
 
 def _tune_sizes(
