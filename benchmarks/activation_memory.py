@@ -71,14 +71,25 @@ class Layer(nn.Module):
 
 
 class Vit(nn.Module):
-    """A small vision transformer: patches, encoder layers of torch, and a classifier of the mean."""
+    """A vision transformer: patches, encoder layers of torch, and a classifier of the mean."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        width: int = 96,
+        layers: int = 4,
+        *,
+        heads: int = 4,
+        inner: int = 256,
+        patch: int = 8,
+        classes: int = 10,
+    ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, 96, 8, 8)
-        encoder = nn.TransformerEncoderLayer(96, 4, 256, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(encoder, 4, enable_nested_tensor=False)
-        self.head = nn.Linear(96, 10)
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        encoder = nn.TransformerEncoderLayer(
+            width, heads, inner, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(encoder, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images (batch, 3, height, width)."""

@@ -134,8 +134,8 @@ def _print_residual() -> None:
             best = answer.plans[0]
             print(
                 f"| {cluster} | {job.batch} | {stack} | {dtype} | {best.microbatch} | "
-                f"{best.step.time_us / 1e3:.1f} | {best.step.samples_per_s:.0f} | "
-                f"{best.memory_bytes / 1e9:.1f} | {best.step.communication.us / best.step.time_us:.1%} | "
+                f"{best.step_us / 1e3:.1f} | {best.samples_per_s:.0f} | "
+                f"{best.memory_bytes / 1e9:.1f} | {best.communication_us / best.step_us:.1%} | "
                 f"{len(answer.plans)}, {answer.too_large} |",
                 flush=True,
             )

@@ -233,7 +233,7 @@ def _print_residual() -> None:
     count = len(answer.plans) + answer.too_large
     print(
         f"| ResNet-50, bf16, compiled | {cluster} | {batch} images | d4 b{best.microbatch} | "
-        f"{best.step.time_us / 1e6:.3f} | - | {best.memory_bytes / 1e9:.1f} | 0 | {count} | "
+        f"{best.step_us / 1e6:.3f} | - | {best.memory_bytes / 1e9:.1f} | 0 | {count} | "
         f"{answer.too_large}, 0, 0 | {len(answer.plans)} | {seconds:.1f} | none found |",
         flush=True,
     )
@@ -313,12 +313,13 @@ def _print_published() -> None:
     print(
         "\n## Published steps on DGX H100, with their plans\n\n"
         "Sources: NVIDIA/NeMo, `docs/source/performance/performance_summary.md` (24.07); "
-        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary.md` (25.11); NVIDIA-NeMo/Automodel, "
-        "the same path. Experts were balanced by force. Recomputation is not published, none is assumed. What differs "
-        "from the prediction: Automodel runs PyTorch with FSDP2 and exchanges tokens by DeepEP, which sends a "
-        "token once to each node; Transformer Engine runs a product for each expert on H100 instead of a "
-        "grouped one, and converts the input of each to FP8; the batch of Qwen3 235B is not published (2048 "
-        "is assumed; it changes little per token). No step of the 8x22B model was found with its plan.\n"
+        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary.md` (25.11); NVIDIA-NeMo/Automodel, the same "
+        "path. Experts were balanced by force. Recomputation is not published, none is assumed. What "
+        "differs from the prediction: Automodel runs PyTorch with FSDP2 and exchanges tokens by "
+        "DeepEP, which sends a token once to each node; Transformer Engine runs a product for each "
+        "expert on H100 instead of a grouped one, and converts the input of each to FP8; the batch of "
+        "Qwen3 235B is not published (2048 is assumed; it changes little per token). No step of the "
+        "8x22B model was found with its plan.\n"
     )
     print(
         "| model | GPUs | software | FP8 | plan | published, s | predicted, s | ratio | kernels | "

@@ -105,7 +105,7 @@ def test_residual_networks_are_trained_by_copies(run_json: Run, run_text: Run, r
     assert found["plans"][0]["microbatch"] * found["plans"][0]["microbatches"] == 64
     assert found["best"]["step_us"] < run_json(*asked)["best"]["step_us"]
     text = run_text(*asked)
-    for expected in ("4 copies", "micro-batch", "images/s", "all plans are predicted"):
+    for expected in ("4 copies", "micro-batch", "samples/s", "all plans are predicted"):
         assert expected in text
     assert "nothing fits" in run_text(*asked, "--cluster", "4 x l4, 1GB")
     assert "--seq is not possible" in run_refused(*asked, "--seq", "8")

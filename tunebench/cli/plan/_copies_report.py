@@ -1,4 +1,4 @@
-"""Report of data parallelism of a residual network: micro-batches with their step and memory."""
+"""Report of data parallelism of a residual network or a module: micro-batches with their step and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CopiesReport"]
 
-_COLUMNS = (">micro-batch", ">micro-batches", ">step", ">images/s", ">memory", ">exposed comm.")
+_COLUMNS = (">micro-batch", ">micro-batches", "sharding", ">step", ">samples/s", ">memory", ">exposed comm.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class CopiesReport:
         of = self.answer
         plans = [_plan_json(each) for each in of.plans[: self.top]]
         return {
-            "model": of.job.network.name,
-            "batch": of.job.batch,
-            "stack": of.job.stack,
+            "model": of.name,
+            "batch": of.batch,
+            "stack": of.stack,
             "device": of.machine.device.key,
             "devices": of.machine.devices,
             "memory_bytes": of.machine.memory_bytes,
@@ -53,8 +53,8 @@ class CopiesReport:
 
         of = self.answer
         to.print(
-            f"{of.job.network.name} ({of.job.stack}, {of.job.dtype}) on {of.machine.name}: batch "
-            f"{of.job.batch}, {of.machine.devices} copies, {size_text(of.machine.memory_bytes)} per device",
+            f"{of.name} ({of.stack}, {of.dtype}) on {of.machine.name}: batch "
+            f"{of.batch}, {of.machine.devices} copies, {size_text(of.machine.memory_bytes)} per device",
             soft_wrap=True,
         )
         if not of.plans:
@@ -70,11 +70,12 @@ class CopiesReport:
         rows = (
             (
                 each.microbatch,
-                each.step.parallelism.microbatches,
-                duration(each.step.time_us),
-                significant(each.step.samples_per_s),
+                each.microbatches,
+                each.sharding,
+                duration(each.step_us),
+                significant(each.samples_per_s),
                 size_text(each.memory_bytes),
-                f"{each.step.communication.us / each.step.time_us:.1%}",
+                f"{each.communication_us / each.step_us:.1%}",
                 *((f"${significant(each.cost)}",) if each.cost is not None else ()),
             )
             for each in of.plans[: self.top]
@@ -87,14 +88,14 @@ class CopiesReport:
 def _plan_json(found: PricedCopies) -> dict[str, Any]:
     """Return a plan with its predictions as data."""
     return {
-        "data": found.step.parallelism.data,
         "microbatch": found.microbatch,
-        "microbatches": found.step.parallelism.microbatches,
-        "step_us": found.step.time_us,
-        "low_us": found.step.low_us,
-        "high_us": found.step.high_us,
-        "samples_per_s": found.step.samples_per_s,
-        "communication_us": found.step.communication.us,
+        "microbatches": found.microbatches,
+        "sharding": found.sharding,
+        "step_us": found.step_us,
+        "low_us": found.low_us,
+        "high_us": found.high_us,
+        "samples_per_s": found.samples_per_s,
+        "communication_us": found.communication_us,
         "memory": {"total": found.memory_bytes, **found.memory},
         "cost": found.cost,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._copies_report import CopiesReport
@@ -17,7 +17,7 @@ from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
-    from tunebench.plan.cluster import ClusterAnswer, TrainingJob
+    from tunebench.plan.cluster import ClusterAnswer, CopiesAnswer, TrainingJob
 
 __all__ = ["cluster"]
 
@@ -26,9 +26,9 @@ def cluster(
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME|FILE",
-            help="Model: a transformer or a residual network by name (`tunebench workloads` lists them) or a "
-            "config.json.",
+            metavar="NAME|FILE|FILE.py:FUNCTION",
+            help="Model: a transformer or a residual network by name (`tunebench workloads` lists them), a "
+            "config.json, or FILE.py:FUNCTION that returns a module whose result is its loss.",
             show_default=False,
         ),
     ],
@@ -44,6 +44,7 @@ def cluster(
     batch: Annotated[
         int, typer.Option(min=1, help="Batch size: sequences of all devices together.", show_default=False)
     ],
+    inputs: ModelInputs = None,
     seq: Annotated[
         int,
         typer.Option(
@@ -168,19 +169,16 @@ def cluster(
     optimal for the model of time and memory. Nothing is run.
     """
     from tunebench.plan.cluster import (
-        CopiesJob,
         Framework,
         MixedCluster,
         TrainingCluster,
         draw_fronts,
         is_mixed,
-        plan_copies,
         plan_mixed,
         plan_training,
         write_plan,
     )
     from tunebench.plan.cluster.search import Objective
-    from tunebench.workloads.networks import network
 
     for path in (out, plot):
         require_folder(path)
@@ -197,18 +195,18 @@ def cluster(
         "--emit": bool(framework),
         "--plot": plot is not None,
     }
-    if _is_residual(model):
+    if ":" in model or _is_residual(model):
         _refuse({"--seq": bool(seq), "--fix": bool(fixed), **whole}, f"for {model}")
-        residual = CopiesJob(
-            network=network(model),
-            batch=batch,
-            dtype=dtype,  # type: ignore[arg-type]
-            stack=stack or "eager",  # type: ignore[arg-type]
+        copies = (
+            _module_plans(model, inputs, batch, stack, cluster)
+            if ":" in model
+            else _residual_plans(model, batch, dtype, stack, cluster)
         )
-        copies = plan_copies(residual, TrainingCluster.of(cluster))
         listed = CopiesReport(answer=copies, top=top)
         emit(as_json, listed.to_json(), listed.render)
         return
+    if inputs:
+        raise InputError("--input is for a module, FILE.py:FUNCTION: leave it out, and give --seq")
     if stack not in ("", "megatron"):
         raise InputError(
             f"--stack {stack} is for residual networks such as resnet50: plans of transformers are for the "
@@ -256,6 +254,41 @@ def cluster(
         _print_emitted(framework, answer, as_json)
     else:
         emit(as_json, report.to_json(), report.render)
+
+
+def _residual_plans(model: str, batch: int, dtype: str, stack: str, cluster: str) -> CopiesAnswer:
+    from tunebench.plan.cluster import CopiesJob, TrainingCluster, plan_copies
+    from tunebench.workloads.networks import network
+
+    job = CopiesJob(
+        network=network(model),
+        batch=batch,
+        dtype=dtype,  # type: ignore[arg-type]
+        stack=stack or "eager",  # type: ignore[arg-type]
+    )
+    return plan_copies(job, TrainingCluster.of(cluster))
+
+
+def _module_plans(model: str, inputs: list[str] | None, batch: int, stack: str, cluster: str) -> CopiesAnswer:
+    """Return the plans of a PyTorch module, which is traced."""
+    from tunebench.graph import InputSpec, load_factory
+    from tunebench.plan.cluster import ModuleJob, TrainingCluster, plan_module
+
+    if not inputs:
+        raise InputError(
+            "a module needs its inputs, with the batch of a device first: add --input SHAPE:TYPE for each "
+            "argument"
+        )
+    if stack not in ("", "eager"):
+        raise InputError(f"a module runs in eager PyTorch, got --stack {stack}: leave it out")
+    specs, machine = [InputSpec.parse(text) for text in inputs], TrainingCluster.of(cluster)
+    factory = load_factory(model)
+    from tunebench.torch.fitting.model_plan import ModelProfiler
+
+    with phases(console(stderr=True)) as show:
+        show("making the model")
+        profiler = ModelProfiler(factory, specs, machine.device, optimizer="none")
+        return plan_module(ModuleJob(profiler=profiler, batch=batch), machine, watcher=show)
 
 
 def _is_residual(model: str) -> bool:

@@ -15,6 +15,7 @@ from tunebench.plan.cluster.layer_time import LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.cluster.mixed import MixedAnswer, MixedPlan, MixedSearch, PricedMixedPlan, plan_mixed
 from tunebench.plan.cluster.mixed_machine import MixedCluster, is_mixed
+from tunebench.plan.cluster.module import ModuleJob, plan_module
 from tunebench.plan.cluster.plan_file import write_plan
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PlanProof, PricedPlan, SearchResult
 from tunebench.plan.cluster.space import ClusterPlan, Sharding, TrainingJob, plan_space
@@ -35,6 +36,7 @@ __all__ = [
     "MixedCluster",
     "MixedPlan",
     "MixedSearch",
+    "ModuleJob",
     "Objective",
     "PlanProof",
     "PlanSensitivity",
@@ -56,6 +58,7 @@ __all__ = [
     "megatron_arguments",
     "plan_copies",
     "plan_mixed",
+    "plan_module",
     "plan_space",
     "plan_training",
     "write_plan",

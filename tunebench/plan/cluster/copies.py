@@ -19,7 +19,8 @@ from tunebench._figure import duration, significant
 from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.forecast.parallel.parallelism import Sharding
+from tunebench.forecast.parallel.step import Parallelism, predict_step
 from tunebench.plan.cluster.device_memory import (
     COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
@@ -95,14 +96,26 @@ class PricedCopies:
     """A plan with its predicted step and memory.
 
     Attributes:
-        microbatch: Images in a micro-batch of a device.
-        step: The step.
+        microbatch: Samples in a micro-batch of a device.
+        microbatches: Micro-batches of each device in a step.
+        sharding: What the copies divide.
+        step_us: Time of the step.
+        low_us: Lower end of its 90 % prediction interval; None if there is no interval.
+        high_us: Upper end of it.
+        samples_per_s: Throughput of all devices.
+        communication_us: Exposed communication.
         memory: Memory of each device by kind, in bytes.
         cost: Price of the step; None if the price of a device hour is not known.
     """
 
     microbatch: int
-    step: StepPrediction
+    microbatches: int
+    sharding: Sharding = "none"
+    step_us: float
+    low_us: float | None = None
+    high_us: float | None = None
+    samples_per_s: float
+    communication_us: float
     memory: dict[str, int]
     cost: float | None
 
@@ -117,14 +130,20 @@ class CopiesAnswer(Tabular):
     """The plans of a job, fastest first.
 
     Attributes:
-        job: The network and its batch.
+        name: Name of the network or module.
+        batch: Samples in a step, of all devices together.
+        stack: Kernels: eager or compiled PyTorch.
+        dtype: Dtype of activations.
         machine: The cluster.
         plans: All plans that fit.
         too_large: Number of plans that do not fit.
         missing_bytes: Memory that each device lacks for the smallest micro-batch; 0 if it fits.
     """
 
-    job: CopiesJob
+    name: str
+    batch: int
+    stack: str
+    dtype: str
     machine: TrainingCluster
     plans: tuple[PricedCopies, ...]
     too_large: int
@@ -134,10 +153,11 @@ class CopiesAnswer(Tabular):
         return columns_of(
             {
                 "microbatch": each.microbatch,
-                **{
-                    name: getattr(each.step, name)
-                    for name in ("time_us", "low_us", "high_us", "samples_per_s")
-                },
+                "sharding": each.sharding,
+                "time_us": each.step_us,
+                "low_us": each.low_us,
+                "high_us": each.high_us,
+                "samples_per_s": each.samples_per_s,
                 "memory_bytes": each.memory_bytes,
                 "cost": each.cost,
             }
@@ -149,14 +169,17 @@ class CopiesAnswer(Tabular):
         rows = (
             (
                 each.microbatch,
-                duration(each.step.time_us),
-                significant(each.step.samples_per_s),
+                each.sharding,
+                duration(each.step_us),
+                significant(each.samples_per_s),
                 size_text(each.memory_bytes),
             )
             for each in self.plans
         )
-        title = f"{self.job.network.name} on {self.machine.name}"
-        return html_grid(">micro-batch", ">step", ">samples/s", ">memory", rows=rows, caption=title)
+        title = f"{self.name} on {self.machine.name}"
+        return html_grid(
+            ">micro-batch", "sharding", ">step", ">samples/s", ">memory", rows=rows, caption=title
+        )
 
 
 def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
@@ -176,10 +199,13 @@ def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
         )
     sizes = [size for size in range(1, each + 1) if each % size == 0]
     fitting = [size for size in sizes if sum(job.memory_bytes(size).values()) <= machine.memory_bytes]
-    plans = sorted((_priced(job, machine, size) for size in fitting), key=lambda plan: plan.step.time_us)
+    plans = sorted((_priced(job, machine, size) for size in fitting), key=lambda plan: plan.step_us)
     least = sum(job.memory_bytes(1).values())
     return CopiesAnswer(
-        job=job,
+        name=job.network.name,
+        batch=job.batch,
+        stack=job.stack,
+        dtype=job.dtype,
         machine=machine,
         plans=tuple(plans),
         too_large=len(sizes) - len(fitting),
@@ -196,7 +222,12 @@ def _priced(job: CopiesJob, machine: TrainingCluster, microbatch: int) -> Priced
     price = machine.price_per_hour
     return PricedCopies(
         microbatch=microbatch,
-        step=step,
+        microbatches=count,
+        step_us=step.time_us,
+        low_us=step.low_us,
+        high_us=step.high_us,
+        samples_per_s=step.samples_per_s,
+        communication_us=step.communication.us,
         memory=job.memory_bytes(microbatch),
         cost=None if price is None else price * machine.devices * step.time_us / 3.6e9,
     )

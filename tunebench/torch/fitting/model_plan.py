@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.footprint import OPTIMIZER_STATES
@@ -65,6 +67,9 @@ class ModelProfiler:
         device: The device.
         name: The model's class.
         batch: First extent of the inputs; none if they differ.
+        parameters: Name and bytes of each trained parameter.
+        elements: Number of elements in them.
+        dtype: Type of most of them.
     """
 
     def __init__(
@@ -96,6 +101,15 @@ class ModelProfiler:
         self.name = type(self._model).__name__
         trained = [one for one in self._model.parameters() if one.requires_grad]
         parameter_bytes = sum(one.numel() * one.itemsize for one in trained)
+        self.parameters = tuple(
+            (name, one.numel() * one.itemsize)
+            for name, one in self._model.named_parameters()
+            if one.requires_grad
+        )
+        self.elements = sum(one.numel() for one in trained)
+        item_bytes = parameter_bytes / max(1, self.elements)
+        is_half = any(one.dtype == torch.float16 for one in trained)
+        self.dtype = "f32" if item_bytes > 3 else "f16" if is_half else "bf16"
         self._state_bytes = OPTIMIZER_STATES[optimizer] * parameter_bytes
         extents = {spec.shape[0] for spec in inputs}
         self.batch = extents.pop() if len(extents) == 1 else None
