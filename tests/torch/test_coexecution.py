@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 from tunebench.errors import InputError
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution import _testing
+from tunebench.torch.coexecution._policy import Policy
 from tunebench.torch.coexecution.trace_graph import TracedOperation, TraceGraph
 
 
@@ -97,7 +101,7 @@ def test_a_method_is_a_step() -> None:
         @coexecute
         def step(self, x: float) -> float:
             self.total += x
-            return self.total.item()
+            return float(self.total.item())
 
     trainer = Trainer()
     assert [trainer.step(1.0), trainer.step(2.0)] == [1.0, 3.0]
@@ -109,3 +113,151 @@ def test_a_step_that_is_no_function_is_refused() -> None:
         coexecute(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="@coexecute"):
         coexecute.report(print)
+
+
+def _trainer(*, momentum: float = 0.9) -> tuple[nn.Module, Callable[[Tensor, float], Tensor], list[object]]:
+    torch.manual_seed(5)
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=momentum)
+    seen: list[object] = []
+
+    def step(x: Tensor, factor: float) -> Tensor:
+        optimizer.zero_grad()
+        hidden = network(x) * factor
+        loss = hidden.square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(round(loss.item(), 6))
+        if loss.item() > 0.05:
+            seen.append(hidden.detach()[0].tolist())
+        return loss.detach()
+
+    return network, step, seen
+
+
+def _outcome(wrap: Callable[..., Any], iterations: int) -> tuple[list[Tensor], list[object]]:
+    network, step, seen = _trainer()
+    step = wrap(step)
+    inputs = torch.Generator().manual_seed(1)
+    losses = [step(torch.randn(3, 4, generator=inputs), 1.0 + 0.1 * i) for i in range(iterations)]
+    gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+    state = [each.clone() for each in network.state_dict().values()]
+    return [*losses, *gradients, *state, torch.get_rng_state()], seen
+
+
+def test_known_paths_are_coexecuted_with_numbers_as_inputs() -> None:
+    expected, effects = _outcome(lambda step: step, 9)
+    steps: list[Any] = []
+
+    def wrap(step: Callable[..., Any]) -> Callable[..., Any]:
+        steps.append(coexecute(step))
+        return steps[0]  # type: ignore[no-any-return]
+
+    with _testing.forced():
+        got, others = _outcome(wrap, 9)
+    assert effects == others
+    assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True))
+    report = coexecute.report(steps[0])
+    assert report.coexecuted >= 4
+    assert report.iterations == report.traced + report.coexecuted + report.diverged == 9
+    assert {each.runner for each in report.segments} == {"TorchScript"}
+    assert all(each.runs for each in report.segments)
+    assert 0 < report.waiting_s <= report.coexecuted_s
+
+
+def test_leaving_a_path_at_any_call_is_invisible() -> None:
+    expected, effects = _outcome(lambda step: step, 6)
+    for call in range(0, 60, 4):
+
+        def wrap(step: Callable[..., Any], call: int = call) -> Callable[..., Any]:
+            coexecuted = coexecute(step)
+            calls = itertools.count()
+
+            def run(*args: Any) -> Any:
+                with _testing.forced():
+                    if next(calls) == 4:
+                        with _testing.diverge_at(call):
+                            return coexecuted(*args)
+                    return coexecuted(*args)
+
+            return run
+
+        got, others = _outcome(wrap, 6)
+        assert effects == others, call
+        assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), call
+
+
+def test_objects_that_outlive_a_step_are_tensors() -> None:
+    kept: list[Tensor] = []
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        y.note = "mine"
+        kept.append(y)
+        return y + 1
+
+    with _testing.forced():
+        results = [step(torch.full((2,), float(i))) for i in range(5)]
+    assert [each.tolist() for each in kept] == [[2.0 * i] * 2 for i in range(5)]
+    assert [each.tolist() for each in results] == [[2.0 * i + 1] * 2 for i in range(5)]
+    assert all(type(each) is Tensor and each.note == "mine" for each in kept)
+    assert coexecute.report(step).coexecuted >= 3
+
+
+def test_an_error_is_raised_at_its_call_and_what_came_before_is_kept() -> None:
+    table, log = torch.eye(3), []
+
+    @coexecute
+    def step(index: Tensor) -> Any:
+        table.add_(1)
+        row = torch.index_select(table, 0, index)
+        log.append("selected")
+        table.mul_(2)
+        return row.sum().item()
+
+    with _testing.forced():
+        for _ in range(3):
+            step(torch.tensor([1]))
+        before = table.clone()
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            step(torch.tensor([9]))
+    assert torch.equal(table, before + 1)
+    assert log == ["selected"] * 3
+
+
+def test_a_step_that_gains_nothing_returns_to_eager_mode() -> None:
+    policy = Policy()
+    for _ in range(200):
+        if policy.runs_eagerly():
+            policy.add_eager(1e-3)
+        else:
+            policy.add(2e-3, known=True, threaded=False)
+    assert policy.reason is not None
+    assert "1.00 ms" in policy.reason
+    faster = Policy()
+    for _ in range(200):
+        if faster.runs_eagerly():
+            faster.add_eager(2e-3)
+        else:
+            faster.add(1e-3, known=True, threaded=False)
+    assert faster.reason is None
+
+
+def test_hooks_run_as_in_eager_mode() -> None:
+    layer, seen = nn.Linear(2, 1), []
+    layer.weight.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+
+    def plain(x: Tensor) -> None:
+        layer(x).sum().backward()
+
+    step, line = coexecute(plain), plain.__code__.co_firstlineno + 1
+
+    with _testing.forced():
+        for _ in range(4):
+            step(torch.ones(3, 2))
+    assert seen == [6.0] * 4
+    report = coexecute.report(step)
+    assert report.coexecuted == 0
+    assert report.fallbacks[0].site.endswith(str(line))
+    assert "hooks" in report.fallbacks[0].reason

@@ -43,7 +43,8 @@ def _methods(names: str) -> set[Any]:
 
 _METADATA = _getters(
     "shape dtype device layout ndim itemsize nbytes is_cpu is_cuda is_xpu is_meta is_sparse is_mkldnn is_mps "
-    "is_quantized is_nested is_leaf requires_grad is_sparse_csr is_vulkan is_ipu is_xla is_maia is_mtia"
+    "is_quantized is_nested is_leaf requires_grad _backward_hooks is_sparse_csr is_vulkan is_ipu is_xla "
+    "is_maia is_mtia"
 ) | _methods(
     "dim size stride numel nelement ndimension is_floating_point is_complex is_contiguous storage_offset "
     "element_size is_signed get_device __len__ has_names is_inference is_conj is_neg is_same_size"
@@ -55,7 +56,7 @@ _FETCH = _methods(
     "__dlpack_device__"
 )
 
-_UNKNOWN = _getters("grad_fn _version _backward_hooks _base output_nr retains_grad grad_dtype") | _methods(
+_UNKNOWN = _getters("_version _base output_nr retains_grad grad_dtype") | _methods(
     "register_hook register_post_accumulate_grad_hook retain_grad set_ resize_ resize_as_ share_memory_ "
     "pin_memory __setstate__ as_subclass rename rename_ __deepcopy__ is_shared detach_ "
     "_make_subclass _make_wrapper_subclass to_sparse is_pinned apply_ map_ map2_ module_load "
