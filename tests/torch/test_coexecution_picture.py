@@ -130,3 +130,30 @@ def test_a_report_draws_who_runs_each_line(tmp_path: Path) -> None:
     assert {"Python reads a value", "Python passes a value"} <= set(texts)
     assert any("if loss.item() > 2:" in (text or "") for text in texts)
     assert report.to_svg() in report._repr_html_()
+
+
+def test_operations_keep_their_call_sites_when_a_path_is_left(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    @coexecute
+    def step(x: Tensor, scale: bool) -> Tensor:
+        loss = layer(x).square().mean()
+        if scale:
+            loss = loss * loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with forced():
+        for iteration in range(6):
+            step(torch.ones(2, 3), iteration == 5)
+    assert coexecute.report(step).diverged >= 1
+    first = step.graph.operations()
+    sites = {
+        operation.operator: {each.site for each in first if each.operator == operation.operator}
+        for operation in first
+    }
+    assert len(sites["aten::addmm"]) == len(sites["aten::add_.Tensor"]) == 1
+    assert all(site for found in sites.values() for site in found)

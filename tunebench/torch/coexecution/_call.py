@@ -137,6 +137,7 @@ class Call:
         args: Arguments, with `Variable` for tensors.
         kwargs: Keyword arguments in the order of the call.
         site: File and line of the caller, ``file:line``.
+        stack: Call stack within the step, outermost first.
         state: Modes of autograd and autocast that were active.
         outputs: Its result, with `Variable` for tensors.
         specs: What is known about the tensors that it used or made first, by variable.
@@ -156,6 +157,7 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
     site: str
     state: tuple[Any, ...]
+    stack: tuple[str, ...] = ()
     outputs: Any = None
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)

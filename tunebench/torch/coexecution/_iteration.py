@@ -406,7 +406,9 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if position in self._random:
                 torch.default_generator.set_state(self._random[position])
             _enter(node.call.state)
+            recorder.replaying = node.call.stack
             _replay(node, run, recorder, self._fetched.get(position))
+        recorder.replaying = None
         torch.default_generator.set_state(random)
         _enter(state)
         return recorder

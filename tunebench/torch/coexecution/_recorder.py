@@ -42,6 +42,9 @@ __all__ = ["NotUnderstoodError", "Recorder", "call_site", "thread_state"]
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose frames are no call sites."""
 
+_STEP = str(Path(__file__).with_name("coexecute.py"))
+"""The module whose `__call__` calls the step."""
+
 _CONSTANTS = (
     int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
     type(Ellipsis), np.integer, np.floating, np.bool_,
@@ -67,7 +70,7 @@ def call_site(frame: FrameType | None) -> tuple[str, ...]:
     site: list[str] = []
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.endswith("coexecute.py") and path.startswith(_HIDDEN[1]):
+        if path == _STEP and frame.f_code.co_name == "__call__":
             break
         if not path.startswith(_HIDDEN):
             site.append(f"{path}:{frame.f_lineno}")
@@ -81,6 +84,7 @@ class Recorder:
     Attributes:
         calls: The calls, in order, as far as all were understood.
         trace: All operations, in order.
+        replaying: Call stack of a call that runs again after it ran as a known one; None for a new call.
         problem: Why the iteration can only run as in eager mode, and where; None if it is understood.
         tensors: The tensor objects by variable, as far as they are alive.
         saved: Contents of given storages before the iteration wrote them.
@@ -103,6 +107,7 @@ class Recorder:
         self._shared: set[int] = set()
         self._current: Call | None = None
         self._site: tuple[str, ...] = ()
+        self.replaying: tuple[str, ...] | None = None
         self._numbers = 0
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -114,7 +119,7 @@ class Recorder:
         found = known or kind(function)
         if found is Kind.METADATA or found is Kind.IGNORED:
             return function(*args, **kwargs)
-        self._site = call_site(sys._getframe(1))
+        self._site = self.replaying if self.replaying is not None else call_site(sys._getframe(1))
         if self.problem is not None:
             return function(*args, **kwargs)
         call = self._begin(function, args, kwargs, found)
@@ -135,7 +140,7 @@ class Recorder:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, found: Kind
     ) -> None:
         """Record a call that has run before."""
-        self._site = call_site(sys._getframe(1))
+        self._site = self.replaying if self.replaying is not None else call_site(sys._getframe(1))
         call = self._begin(function, args, kwargs, found)
         if call is not None and self.problem is None:
             self._end(call, result, {}, args)
@@ -151,7 +156,7 @@ class Recorder:
         state = thread_state()
         call = Call(
             function=function, kind=found, args=(), kwargs=(), state=state,
-            site=self._site[-1] if self._site else "?",
+            site=self._site[-1] if self._site else "?", stack=self._site,
         )  # fmt: skip
         try:
             if found is Kind.UNKNOWN:
