@@ -165,6 +165,8 @@ def test_searches_show_progress(get: Get) -> None:
 
 def test_stale_trials_and_predictions(get: Get) -> None:
     (stale,) = rows(get("/stale").text)
+    assert 'aria-sort="descending"' in get("/stale").text
+    assert 'aria-sort="ascending"' in get("/stale?sort=workload").text
     assert stale[:4] == ["1 of 6", GEMM, f"{GPU.name} {GPU.architecture}", "gemm/a"]
     assert stale[5] == f"tunebench tune --workload {GEMM} --variant gemm/a"
     page = get("/predictions").text

@@ -79,7 +79,7 @@ WORKLOADS: tuple[Column[Line], ...] = (
 )
 
 STALE: tuple[Column[StaleSpace], ...] = (
-    Column(name="trials", title="Stale trials", key=lambda row: -row.trials, right=True),
+    Column(name="trials", title="Stale trials", key=lambda row: row.trials, right=True),
     Column(name="workload", title="Workload", key=lambda row: row.line.entry.workload),
     Column(name="device", title="Device", key=lambda row: row.line.device.key),
     Column(name="variant", title="Variant", key=lambda row: row.variant, minor=True),

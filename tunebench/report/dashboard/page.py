@@ -111,6 +111,8 @@ class Pages:
 
     def stale(self, values: Mapping[str, str]) -> str:
         """Render the list of search spaces with stale trials."""
+        if not values.get("sort"):
+            values = {**values, "sort": "trials", "order": "desc"}
         query = Query("/stale", values, ("device", "operator", "text"))
         found = self._catalogue.snapshot()
         lines = {(line.device.id, line.entry.workload): line for line in found.lines}

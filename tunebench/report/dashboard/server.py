@@ -95,9 +95,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((str(address[0]), port), family=family)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (while")[0]
         raise EnvironmentFault(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; name another one by --port, "
-            "or 0 for a free one"
+            f"cannot listen on {host} port {port}: {reason}; name another one by --port, or 0 for a free one"
         ) from None
     with listener:
         yield listener
