@@ -194,7 +194,10 @@ def _identity(record: Record) -> str:
 def _choices(study: Study) -> dict[str, Sequence[Any]]:
     """Return the values of each parameter of a study, which Optuna does not allow to change."""
     first = next(iter(study.get_trials(deepcopy=False)), None)
-    return {} if first is None else {name: each.choices for name, each in first.distributions.items()}
+    if first is None:
+        return {}
+    distributions: dict[str, Any] = first.distributions
+    return {name: each.choices for name, each in distributions.items()}
 
 
 def _space_values(variant: str) -> dict[str, tuple[Any, ...]]:
