@@ -46,6 +46,41 @@ def _fish(line: str) -> list[str]:
     return ["fish", "--no-config", "-c", f"{SCRIPTS['fish']}\ncomplete --do-complete {line!r}"]
 
 
+ZSH = r"""
+zmodload zsh/zpty
+zpty z zsh -f -i
+zpty -w z "PROMPT=; autoload -Uz compinit; compinit -u -D; source $1; \
+    shown() { print -r -- \"B\"\"UFFER=<\$BUFFER>\"; BUFFER= }; zle -N shown; bindkey '^X' shown; \
+    print REA''DY"
+zpty -r z out '*READY*'
+for line in "${@[2,-1]}"; do
+    zpty -w -n z "$line"$'\t'
+    zpty -w -n z $'\x18'
+    zpty -r z out '*BUFFER=<*>*'
+    print -r -- "${${out##*BUFFER=<}%%>*}|"
+done
+zpty -d z
+"""
+"""Types lines into an interactive zsh, each with a tabulator, and prints what they become."""
+
+
+def test_zsh_completes(environment: dict[str, str], tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh")
+    script = tmp_path / "completion.zsh"
+    script.write_text(SCRIPTS["zsh"], encoding="utf-8")
+    expected = {
+        "tunebench plan cl": "tunebench plan cluster ",
+        "tunebench lookup --device h100-s": "tunebench lookup --device h100-sxm ",
+        "tunebench tune softm": "tunebench tune softmax:",
+        "tunebench tune softmax:rows=8,dtype=f1": "tunebench tune softmax:rows=8,dtype=f16 ",
+        "tunebench show --variant softmax/cuda_spl": "tunebench show --variant softmax/cuda_split",
+    }
+    words = ["zsh", "-f", "-c", ZSH, "zsh", str(script), *expected]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines() == [f"{line}|" for line in expected.values()], done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_shell_completes(shell: str, environment: dict[str, str]) -> None:
     if shutil.which(shell) is None:

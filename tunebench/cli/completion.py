@@ -28,10 +28,20 @@ _tunebench_completion() {
 complete -o nosort -o nospace -F _tunebench_completion tunebench
 """
 
-_ZSH = """
+_ZSH = r"""
 #compdef tunebench
 _tunebench_completion() {
-    eval $(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" _TUNEBENCH_COMPLETE=complete_zsh tunebench)
+    local line value
+    local -a ended begun
+    for line in ${(f)"$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" _TYPER_COMPLETE_FISH_ACTION=get-args \
+            _TUNEBENCH_COMPLETE=complete_fish tunebench)"}; do
+        value="${${line%%$'\t'*}//:/\\:}"
+        [[ "$line" == *$'\t'* ]] && line="$value:${line#*$'\t'}" || line="$value"
+        # No space follows a text that is only begun, such as softmax: or rows=.
+        case "$value" in *[:=/]) begun+=("$line") ;; *) ended+=("$line") ;; esac
+    done
+    (( $#ended )) && _describe -V tunebench ended
+    (( $#begun )) && _describe -V tunebench begun -S ''
 }
 compdef _tunebench_completion tunebench
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tunebench.db.record import Record
@@ -238,7 +239,11 @@ def _trials(records: Sequence[Record], values: Mapping[str, Sequence[Any]]) -> l
             distributions=distributions,
             user_attrs={name: value for name, value in attributes.items() if value is not None},
         )
-        trial.datetime_start = trial.datetime_complete = record.recorded_at.astimezone().replace(tzinfo=None)
+        effort = record.result.effort
+        trial.datetime_complete = record.recorded_at.astimezone().replace(tzinfo=None)
+        trial.datetime_start = trial.datetime_complete - timedelta(
+            seconds=effort.compile_s + effort.verify_s + effort.measure_s
+        )
         found.append(trial)
     return found
 
