@@ -54,12 +54,22 @@ def published() -> Iterator[tuple[dict[str, Any], list[PublishedStep]]]:
     """Yield each set of published steps with its predictions."""
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     for given in data["set"]:
-        shared = {key: value for key, value in given.items() if key not in ("columns", "rows")}
-        rows = [{**shared, **dict(zip(given["columns"], row, strict=True))} for row in given["rows"]]
-        yield shared, [_predicted(row, data) for row in rows]
+        yield given, [predicted_step(row, data) for row in published_rows(given)]
 
 
-def _predicted(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
+def published_rows(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a set, each with what all rows share."""
+    shared = {key: value for key, value in given.items() if key not in ("columns", "rows")}
+    return [{**shared, **dict(zip(given["columns"], row, strict=True))} for row in given["rows"]]
+
+
+def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
+    """Return a published step with its prediction.
+
+    Args:
+        row: The row (see `published_rows`).
+        data: The whole file, for sizes of models.
+    """
     device, gpus = devices.find(row["device"]), row["gpus"]
     tensor, pipeline, context = row.get("t", 1), row.get("p", 1), row.get("c", 1)
     copies = gpus // (tensor * pipeline * context)

@@ -147,7 +147,7 @@ class ActivationMemory:
         size, of = itemsize(self.dtype), self.architecture
         each = 3 if of.gated else 2
         divided = 2 * of.inner + 2 * of.inner_k + each * self._width
-        whole = 4 * of.hidden
+        whole: float = 4 * of.hidden
         if of.experts_per_token:
             rows = of.experts_per_token * self.expert_load
             whole += rows * (2 * self.expert_tensor * of.hidden + each * of.ffn)

@@ -19,7 +19,7 @@ from tunebench.forecast.parallel.pipeline import (
     simulate_pipeline,
     v_placement,
 )
-from tunebench.forecast.parallel.step import End
+from tunebench.forecast.parallel.time_range import End
 from tunebench.plan.memory.budget import size_text
 from tunebench.plan.pipeline.balance import balance
 from tunebench.plan.pipeline.named import named_schedules

@@ -12,7 +12,7 @@ from typing import Any
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import find_link
 from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, StageCosts, link_transfer
-from tunebench.forecast.parallel.step import End
+from tunebench.forecast.parallel.time_range import End
 from tunebench.plan.memory.budget import budget_bytes
 
 __all__ = ["GivenStages", "read_stages"]

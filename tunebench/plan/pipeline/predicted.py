@@ -18,11 +18,11 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.cluster import Cluster
 from tunebench.forecast.parallel.pipeline import Interconnect, PipelineCosts, StageCosts, link_transfer
-from tunebench.forecast.parallel.step import End, Parallelism, PipelineStage, predict_step
+from tunebench.forecast.parallel.step import Parallelism, PipelineStage, predict_step
+from tunebench.forecast.parallel.time_range import End
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
-from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Optimizer, Recompute, Stack
-from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["STATE_BYTES", "PredictedStages"]
 
@@ -217,7 +217,7 @@ class PredictedStages:
         outside = memory.embedding_bytes * (first == 0) + memory.head_bytes * has_head
         activation = memory.layer_bytes * (end - first) + outside
         for_weights = memory.weight_gradient_bytes * (end - first) + memory.head_gradient_bytes * has_head
-        weights_us = predicted.backward.at(self.end) * _weight_share(predicted)
+        weights_us = predicted.weights.at(self.end)
         return StageCosts(
             forward_us=(predicted.forward + predicted.sums_forward).at(self.end),
             input_gradient_us=(predicted.backward + predicted.sums_backward).at(self.end) - weights_us,
@@ -234,21 +234,3 @@ class PredictedStages:
         if self.state_bytes is None and self.dtype != "f32" and self.optimizer != "adamw":
             each /= 2
         return round(self.network.parameters(self.tensor, layers) * each)
-
-
-def _weight_share(stage: PipelineStage) -> float:
-    """Return the share of a stage's kernels of the backward pass that compute gradients of weights."""
-    backward = [each for each in stage.kernels.operations if each.operation.phase == "backward"]
-    total_us = sum(each.time_us for each in backward)
-    return sum(each.time_us for each in backward if _of_weights(each.operation)) / total_us
-
-
-def _of_weights(operation: Operation) -> bool:
-    """Return whether an operation of the backward pass computes a gradient of weights."""
-    work = operation.workload
-    product = isinstance(work, Gemm) and work.trans == "tn" and operation.part not in _PRODUCTS
-    return product or operation.part in ("gradients", "embedding")
-
-
-_PRODUCTS = ("attention scores", "attention values")
-"""Parts whose products have no weights."""
