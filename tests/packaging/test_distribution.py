@@ -82,6 +82,7 @@ import sys
 
 class Refusing:
     refused = {"cuda", "numba_cuda", "torch", "psycopg", "ray", "matplotlib", "pynvml", "pytest"}
+    refused |= {"jinja2", "starlette", "uvicorn"}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.refused:

@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from importlib import resources
-
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING
 
 from tunebench._console import printable
 from tunebench.errors import DatabaseError, InputError, LookupMiss, TunebenchError
@@ -21,6 +16,11 @@ from tunebench.report.dashboard.guard import Guard
 from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.render import render
 from tunebench.report.style import style_sheet
+
+if TYPE_CHECKING:  # importing a module needs no extra
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 __all__ = ["create_app"]
 
@@ -32,7 +32,7 @@ _ICON = (
     '<path d="M3 5h3v7h4V5h3" fill="none" stroke="#fff" stroke-width="2"/></svg>'
 )
 
-Show = Callable[[Request], str]
+Show = Callable[["Request"], str]
 
 
 def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
@@ -42,6 +42,10 @@ def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
         pages: The pages; the caller starts and closes their catalogue.
         names: Host names that are answered, besides addresses and those of this machine.
     """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.routing import Route
+
     shown: Mapping[str, Show] = {
         "/": lambda request: pages.overview(request.query_params),
         "/workloads": lambda request: pages.workloads(request.query_params),
@@ -104,6 +108,8 @@ def _fixed(media_type: str, text: str) -> Callable[[Request], Response]:
 
 def _answer(request: Request, text: str, media_type: str) -> Response:
     """Return a text, or only its hash if the browser has it already."""
+    from starlette.responses import Response
+
     body = text.encode("utf-8", errors="replace")
     tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
@@ -113,6 +119,8 @@ def _answer(request: Request, text: str, media_type: str) -> Response:
 
 
 def _failure(status: int, reason: str, database: str) -> Response:
+    from starlette.responses import Response
+
     text = render(
         "failure.html",
         title="Not found" if status == 404 else "Error",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+if TYPE_CHECKING:  # importing a module needs no extra
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Guard", "is_loopback"]
 
@@ -48,6 +49,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
+        from starlette.responses import PlainTextResponse
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

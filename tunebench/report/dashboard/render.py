@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import shlex
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
-
-import jinja2
-from markupsafe import Markup
 
 from tunebench._console import printable
 from tunebench._figure import duration, significant
 from tunebench._version import __version__
+
+if TYPE_CHECKING:  # importing a module needs no extra
+    import jinja2
+    from markupsafe import Markup
 
 __all__ = ["prepare_templates", "render"]
 
@@ -39,6 +40,8 @@ def prepare_templates() -> None:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    import jinja2
+
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("tunebench.report.dashboard"),
         autoescape=True,
@@ -64,6 +67,8 @@ def _environment() -> jinja2.Environment:
 
 def _finalize(value: Any) -> Any:
     """Return a value for a page: nothing for None, and control characters of texts escaped."""
+    from markupsafe import Markup
+
     if value is None:
         return ""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -96,6 +101,8 @@ def _span(seconds: float | None) -> str:
 
 def _ago(moment: datetime | None) -> Markup:
     """Return the age of a moment, with the moment itself as a hint; empty for None."""
+    from markupsafe import Markup
+
     if moment is None:
         return Markup("")
     seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
