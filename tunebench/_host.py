@@ -125,6 +125,7 @@ _PRODUCTS = {
     "amd-instinct-mi250": "mi250",
     "amd-instinct-mi300x": "mi300x",
     "gh200-480gb": "gh200",
+    "b300-sxm6-ac": "b300",
 }
 
 

@@ -66,7 +66,7 @@ def test_device_may_be_a_file_and_assumptions_are_printed(
 ) -> None:
     assert cli.run(["predict", "-w", GEMM, "--device", next_gpu, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)[0]["device"] == "sm_100:next,sm=160"
+    assert json.loads(out)[0]["device"] == "sm_103:next,sm=160"
     assert "next.toml: no architecture is given" in err
 
 
@@ -81,7 +81,7 @@ def test_other_commands_take_device_files_too(
     if command == ["explain"]:
         assert cli.run([*typed, next_gpu]) == 0
         out, err = capsys.readouterr()
-        assert "sm_100:next,sm=160" in out
+        assert "sm_103:next,sm=160" in out
         assert "no architecture is given" in err
 
 

@@ -86,10 +86,25 @@ def test_a_gated_product_is_two_products_and_a_gate() -> None:
 
 
 @pytest.mark.parametrize(("groups", "m", "batch", "rows"), [(8, 4096, 8, 512), (8, 1, 1, 1), (64, 32, 32, 1)])
-def test_groups_are_a_batch_of_equal_products(groups: int, m: int, batch: int, rows: int) -> None:
-    (found,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=bf16")
-    assert found.figures == (batch, rows, 64, 32, 2, 2, 0)
+def test_groups_of_other_types_are_a_batch_of_equal_products(
+    groups: int, m: int, batch: int, rows: int
+) -> None:
+    (found,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=f32")
+    assert found.figures == (batch, rows, 64, 32, 4, 4, 0)
     assert "equal products" in found.proxy
+
+
+@pytest.mark.parametrize(("skew", "skewed"), [("uniform", 0), ("zipf", 1)])
+def test_groups_in_16_bits_are_a_measured_kernel(skew: str, skewed: int) -> None:
+    (found,) = kernels(f"grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew={skew}")
+    assert (found.family, found.figures) == ("grouped product", (8, 96, 64, 32, 2, 2, skewed))
+    assert not found.proxy
+
+
+def test_groups_whose_rows_belong_to_one_are_one_product() -> None:
+    (found,) = kernels("grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew=one")
+    assert (found.family, found.figures) == ("product", (1, 96, 64, 32, 2, 2, 0))
+    assert "one has all rows" in found.proxy
 
 
 CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=f16"

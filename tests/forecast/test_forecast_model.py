@@ -106,6 +106,23 @@ def test_intervals_widen_with_distance(share: float, low: float, high: float) ->
     assert found.near == (share < 1)
 
 
+def test_interval_of_another_board_is_wider_than_that_of_the_measured_one() -> None:
+    on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 1.01)
+    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
+    assert np.log(found.low_us / found.us) == pytest.approx(-0.1 - 0.4 * of_model.BOARD_SHARE)
+
+
+@pytest.mark.parametrize(("skill", "rates_count"), [("norm", True), ("grouped product", False)])
+def test_rates_of_a_device_do_not_count_for_kernels_that_read_weights(skill: Any, rates_count: bool) -> None:
+    """Expect the same mean of both experts for any bandwidth if only generations count."""
+    of = ForecastModel({skill: (knowing(A100, 0.0), knowing(H100, 1.0))}, {skill: of_model.Spread(-0.5, 1.0)})
+    slow, fast = (
+        of.blend(skill, roofline_of(0.0), dataclasses.replace(A100, dram_gb_s=gb_s), "bf16").us
+        for gb_s in (A100.dram_gb_s, 4 * A100.dram_gb_s)
+    )
+    assert (slow.tolist() != fast.tolist()) == rates_count
+
+
 def test_intervals_widen_outside_the_measured_range() -> None:
     margin = of_model.FEATURE_MARGIN
     features = (10.0, 10 + 0.99 * margin, 10 + 1.01 * margin, -10 - 0.99 * margin, -10 - 1.01 * margin)
@@ -226,7 +243,9 @@ def test_bundled_model_has_every_kind_of_kernel() -> None:
 @pytest.mark.parametrize("skill", get_args(Skill))
 def test_bundled_experts_are_valid(skill: Skill) -> None:
     types = {"product 16-bit": "bf16", "product 8-bit": "e4m3"}
-    arithmetic: Any = "bf16" if "attention" in skill else types.get(skill, "f32")
+    arithmetic: Any = (
+        "bf16" if "attention" in skill or skill == "grouped product" else types.get(skill, "f32")
+    )
     experts = bundled_model().experts[skill]
     assert len({expert.device for expert in experts}) == len(experts) >= 2
     for expert in experts:

@@ -30,7 +30,7 @@ ROWS = 4000
 
 OF_ATTENTION = {"attention": 8.0, "decode": 9.0, "encoder": 9.0}
 OF_ROWS = {"elem": 5.0, "softmax": 5.0, "ln": 5.0}
-ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, **OF_ATTENTION, **OF_ROWS}
+ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, "experts": 18.0, **OF_ATTENTION, **OF_ROWS}
 """Allowed mean absolute error in per cent, by kind: 1.5 times the largest error of any file, or 5."""
 
 
@@ -71,6 +71,21 @@ def _encoder(row: dict[str, str]) -> tuple[str, Workload, float]:
     return "encoder", workload("attention", **sizes, dtype="bf16"), 1e3 * float(row["latency_ms"])
 
 
+def _experts(row: dict[str, str]) -> tuple[str, Workload, float]:
+    """Return the first product of a layer of experts with its share of the time, by arithmetic."""
+    parallel, rows = int(row["moe_ep_size"]), int(row["num_tokens"]) * int(row["topk"])
+    problem = workload(
+        "grouped_gemm",
+        groups=max(1, int(row["num_experts"]) // parallel),
+        m=max(1, round(rows / parallel)),
+        n=2 * max(1, int(row["inter_size"]) // int(row["moe_tp_size"])),
+        k=int(row["hidden_size"]),
+        dtype="bf16",
+        skew="uniform" if row["distribution"] == "balanced" else "zipf",
+    )
+    return "experts", problem, 2 / 3 * 1e3 * float(row["latency_ms"])
+
+
 HEADS = {"batch": "batch_size", "heads": "num_heads", "head_dim": "head_dim"}
 FILES = {
     "neusight_ops": _operator,
@@ -82,6 +97,8 @@ FILES = {
     "library_attention_h100_sxm": _attention,
     "library_decode_attention_h100_sxm": _decode,
     "library_encoder_attention_h100_sxm": _encoder,
+    "library_gemm_gb200": _product,
+    "library_moe_gb200": _experts,
 }
 
 

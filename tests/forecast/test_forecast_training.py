@@ -40,6 +40,8 @@ ATTENTIONS = "device,batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_ca
 
 DECODES = "device,batch_size,num_heads,num_key_value_heads,head_dim,isl,step,latency_ms"
 ENCODERS = "device,batch_size,isl,num_heads,head_dim,latency_ms"
+LAYER = "num_tokens,hidden_size,inter_size,topk,num_experts"
+EXPERTS = f"device,{LAYER},moe_tp_size,moe_ep_size,distribution,latency_ms"
 
 
 @pytest.fixture
@@ -72,6 +74,12 @@ def folder(tmp_path: Path) -> Path:
     packed(tmp_path / "library_attention_a.csv.gz", no_windows, f"{a100},1,64,8,8,128,bfloat16,0.03")
     packed(tmp_path / "library_decode_attention_b200.csv.gz", DECODES, f"{b200},4,8,2,64,1,127,0.01")
     packed(tmp_path / "library_encoder_attention_b200.csv.gz", ENCODERS, f"{b200},4,196,8,64,0.015")
+    packed(
+        tmp_path / "library_moe_b200.csv.gz",
+        EXPERTS,
+        f"{b200},48,1024,512,2,16,1,4,balanced,0.06",
+        f"{b200},48,1024,512,2,16,2,1,power_law_1.2,0.06",
+    )
     return tmp_path
 
 
@@ -116,6 +124,7 @@ def test_measured_rows_equal_predicted_kernels(folder: Path) -> None:
     ]
     rows = data.read_public(folder)
     norm = rows.pop(5)
+    rows = [row for row in rows if row.kernel.family != "grouped product"]
     assert (norm.kernel.family, norm.kernel.figures, norm.group) == (
         "norm",
         (16, 32, 2048, 2048),
@@ -127,9 +136,27 @@ def test_measured_rows_equal_predicted_kernels(folder: Path) -> None:
         assert row.kernel == kernel
 
 
+def test_layers_of_experts_are_grouped_products_with_shares_of_their_time(folder: Path) -> None:
+    """Expect the sizes of one of eight devices, and gate and up to take about twice as long as down."""
+    rows = [row for row in data.read_public(folder) if row.kernel.family == "grouped product"]
+    balanced, skewed = rows
+    assert [row.group for row in rows] == ["layers of experts, balanced", "layers of experts, skewed"]
+    assert balanced.kernel.figures[:2] == (4, 24)
+    assert skewed.kernel.figures[:2] == (16, 96)
+    for row, inner in ((balanced, 512), (skewed, 256)):
+        groups, m, n, k, *_, skew = row.kernel.figures
+        assert (n, k) in ((2 * inner, 1024), (1024, inner))
+        assert (30 < row.us < 45) == (k == 1024)
+        assert 15 < row.us < 45
+        text = f"grouped_gemm:groups={groups:.0f},m={m:.0f},n={n:.0f},k={k:.0f},dtype=bf16"
+        skews = "zipf" if skew else "uniform"
+        (kernel,) = library_kernels(workloads.parse(f"{text},skew={skews}"), row.device)
+        assert row.kernel == kernel
+
+
 def test_devices_without_description_are_left_out(folder: Path) -> None:
     described = len(data.read_public(folder))
-    packed(folder / "library_gemm_gb200.csv.gz", PRODUCTS, "NVIDIA GB200,x,bfloat16,64,96,128,0.004")
+    packed(folder / "library_gemm_gx1.csv.gz", PRODUCTS, "NVIDIA GX1,x,bfloat16,64,96,128,0.004")
     assert len(data.read_public(folder)) == described
 
 
@@ -144,7 +171,7 @@ def test_tables_are_of_one_skill_type_and_device(folder: Path) -> None:
     counts = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
     assert counts[("product f32", "f32", "t4")] == 2
     assert counts[("product 16-bit", "bf16", "b200")] == counts[("product 8-bit", "e4m3", "b200")] == 1
-    assert sum(counts.values()) == 12
+    assert sum(counts.values()) == 14
     products = next(t for t in tables if t.skill == "product f32")
     assert products.figures.shape == (2, 7)
     assert products.us.tolist() == [500.0, 250.0]

@@ -116,6 +116,47 @@ def test_attention_counts_the_pairs_that_a_query_sees(seq_q: int, seq_k: int, ca
     assert found.compute_us == pytest.approx(flops / peak_flop_per_us(A100, "bf16"))
 
 
+SIMT = {"batch": 1, "in_bytes": 4, "out_bytes": 4, "extra_bytes": 0, "k": 4096}
+
+
+@pytest.mark.parametrize(
+    ("on", "m", "n", "longer"),
+    [
+        (A100, 8192, 8192, 1.0),  # a multiply-add in every other slot
+        (device.find("p100-pcie"), 8192, 8192, 1.0),  # dual issue
+        (H100, 8192, 8192, 1.12),
+        (H100, 32768, 64, 1.21),  # tiles of 128 x 64
+        (H100, 32768, 32, 1.65),
+        (MI210, 8192, 8192, 1.0),  # matrix cores
+    ],
+    ids=["a100", "p100", "h100", "h100 thin", "h100 thinner", "mi210"],
+)
+def test_f32_products_share_issue_slots_with_other_instructions(
+    on: device.Device, m: int, n: int, longer: float
+) -> None:
+    found = product("f32", on, m=m, n=n, **SIMT)
+    assert found.compute_us == pytest.approx(longer * 2 * m * n * SIMT["k"] / peak_flop_per_us(on, "f32"))
+
+
+def test_issue_slots_do_not_add_to_a_power_limit() -> None:
+    found = product("f32", L4, m=8192, n=8192, **SIMT)
+    assert found.compute_us == pytest.approx(2 * 8192**2 * SIMT["k"] / flop_per_us(L4, "f32"))
+
+
+def test_grouped_products_read_the_matrices_of_filled_groups() -> None:
+    usual = {"groups": 64, "n": 256, "k": 128, "in_bytes": 2, "out_bytes": 2}
+    few, many, skewed = (
+        one("grouped product", "bf16", **usual, m=m, skewed=skew)
+        for m, skew in ((8, 0), (4096, 0), (4096, 1))
+    )
+    per_us = A100.dram_gb_s * 1e3
+    assert few.memory_us == pytest.approx(2 * (8 * 256 * 128 + 8 * (256 + 128)) / per_us)
+    assert many.memory_us == pytest.approx(2 * (64 * 256 * 128 + 4096 * (256 + 128)) / per_us)
+    assert many.compute_us == skewed.compute_us
+    # With weights r ** -1.2, the last of 64 groups has 0.2 % of the rows: eight in the mean.
+    assert 0.98 * many.memory_us < skewed.memory_us < many.memory_us
+
+
 def test_attention_reads_shared_keys_once_and_gradients_multiply_more() -> None:
     shared = attention(seq_q=64, seq_k=96, heads_k=2, causal=0)
     nbytes = 2 * 64 * (2 * 2 * 8 * 64 + 2 * 2 * 2 * 96)
@@ -133,6 +174,8 @@ SIZES = (1, 3, 2**20)
 def test_features_are_finite_for_sizes_from_1_to_a_million(family: Family, on: device.Device) -> None:
     if family == "product":
         sizes = [[*s, 2, 2, 0] for s in itertools.product(SIZES, repeat=4)]
+    elif family == "grouped product":
+        sizes = [[*s, 2, 2, skewed] for s in itertools.product(SIZES, repeat=4) for skewed in (0, 1)]
     elif "attention" in family:
         sizes = [[1, h, 1, q, k, d, c, 2, 2] for h, q, k, d, c in itertools.product(*[SIZES] * 4, (0, 1))]
     else:

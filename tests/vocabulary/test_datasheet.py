@@ -29,7 +29,7 @@ tflops = { fp32 = 86, fp16 = 5500, fp8 = 11000 }
 SHEETS: dict[str, tuple[dict[str, float], float]] = {
     "h100-sxm": ({"fp32": 67, "tf32": 494, "fp16": 989, "fp8": 1979, "int8": 1979}, 1980),
     "h100-nvl": ({"fp32": 60, "tf32": 417.5, "fp16": 835.5, "fp8": 1670.5, "int8": 1670.5}, 1785),
-    "b200": ({"fp32": 75, "tf32": 1100, "fp16": 2250, "fp8": 4500, "int8": 4500}, 1965),
+    "b300": ({"fp32": 75, "tf32": 1100, "fp16": 2250, "fp8": 4500, "int8": 4500}, 1965),
     "v100-sxm2": ({"fp32": 15.7, "fp16": 125}, 1530),
     "t4": ({"fp32": 8.1, "fp16": 65, "int8": 130}, 1590),
     "rtx-4090": ({"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "fp8": 330.3, "int8": 660.6}, 2520),
@@ -65,12 +65,12 @@ def test_unreleased_gpu_is_described_by_ten_values(tmp_path: Path) -> None:
         "bf16": 16384,
         "e4m3": 32768,  # 5500e6 / 160 / 2100 = 16369
         "tf32": 8192,
-        "i8": 32768,  # estimated from the ratios on sm_100
+        "i8": 32768,  # estimated from the ratios on sm_103
     }
-    assert found.device.smem_per_sm_bytes == device.representative("sm_100").smem_per_sm_bytes
+    assert found.device.smem_per_sm_bytes == device.representative("sm_103").smem_per_sm_bytes
     assert found.device.assumed
     assert "no architecture is given" in found.notes[0]
-    assert "sm_100" in found.notes[0]
+    assert "sm_103" in found.notes[0]
     assert "tf32, i8 are not given" in found.notes[1]
 
 
@@ -93,7 +93,7 @@ def test_datasheet_of_known_product_equals_its_description(name: str, tmp_path: 
     assert not found.notes
 
 
-@pytest.mark.parametrize("name", ["h100-sxm", "b200", "mi300x"])
+@pytest.mark.parametrize("name", ["h100-sxm", "b300", "mi300x"])
 def test_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) -> None:
     known, (peaks, mhz) = device.find(name), SHEETS[name]
     words = sheet(name=f"not {name}", sm_count=known.sm_count, boost_mhz=mhz, tflops=peaks)
@@ -104,13 +104,13 @@ def test_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) 
 
 
 def test_unknown_architecture_keeps_its_name(tmp_path: Path) -> None:
-    found = read(tmp_path, json.dumps(sheet(architecture="sm_103")), "mine.json")
-    assert found.device.architecture == "sm_103"
-    assert found.device.compute_capability == (10, 3)
+    found = read(tmp_path, json.dumps(sheet(architecture="sm_104")), "mine.json")
+    assert found.device.architecture == "sm_104"
+    assert found.device.compute_capability == (10, 4)
     assert found.device.assumed
-    assert "sm_103 is not described" in found.notes[0]
-    bare = json.dumps(sheet(architecture="sm_103", tflops=None))
-    assert "those of sm_100" in read(tmp_path, bare, "mine.json").notes[0]
+    assert "sm_104 is not described" in found.notes[0]
+    bare = json.dumps(sheet(architecture="sm_104", tflops=None))
+    assert "those of sm_103" in read(tmp_path, bare, "mine.json").notes[0]
 
 
 def test_missing_values_come_from_architecture(tmp_path: Path) -> None:

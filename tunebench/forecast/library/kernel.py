@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
 Family = Literal[
-    "product", "elementwise", "softmax", "norm", "attention", "decode attention", "encoder attention"
+    "product",
+    "grouped product",
+    "elementwise",
+    "softmax",
+    "norm",
+    "attention",
+    "decode attention",
+    "encoder attention",
 ]
 """Kernels whose times are modelled together."""
 
@@ -37,6 +44,7 @@ _ROWS = ("rows", "cols", "read_bytes", "write_bytes")
 _ATTENTION = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products")
 COLUMNS: dict[Family, tuple[str, ...]] = {
     "product": ("batch", "m", "n", "k", "in_bytes", "out_bytes", "extra_bytes"),
+    "grouped product": ("groups", "m", "n", "k", "in_bytes", "out_bytes", "skewed"),
     "elementwise": _ROWS,
     "softmax": _ROWS,
     "norm": _ROWS,
@@ -46,8 +54,8 @@ COLUMNS: dict[Family, tuple[str, ...]] = {
 }
 """Figures of a kernel, by family: sizes; bytes of a whole array, or of one element of the operands
 (`in_bytes`, `bytes`) and the result (`out_bytes`); bytes in addition to operands and result (`extra_bytes`),
-negative where operands are views of smaller arrays; number of matrix products of attention (2 in the forward
-pass).
+negative where operands are views of smaller arrays; whether a few groups have most rows (`skewed`); number of
+matrix products of attention (2 in the forward pass).
 """
 
 
@@ -171,8 +179,21 @@ def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[LibraryKernel]:
 
 
 def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[LibraryKernel]:
-    """Yield a batch of products with the mean number of rows, close to the kernels of serving frameworks."""
+    """Yield a product of groups in 16 bits, in which layers of experts were measured, or a substitute.
+
+    In other types it is a batch of products; if all rows belong to one group, it is one product.
+    """
     w = workload
+    arithmetic, why = _arithmetic(w.dtype, device)
+    if w.skew == "one":
+        yield _product(
+            device, w.dtype, w.out, w.m, w.n, w.k, proxy="groups predicted as one product: one has all rows"
+        )
+        return
+    if arithmetic in ("f16", "bf16") and itemsize(storage(w.dtype)) == 2:
+        figures = (w.groups, w.m, w.n, w.k, 2, itemsize(w.out), w.skew == "zipf")
+        yield LibraryKernel("grouped product", arithmetic, figures, why)
+        return
     rows = max(1, round(w.m / w.groups))
     yield _product(
         device,

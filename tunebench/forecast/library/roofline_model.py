@@ -11,7 +11,7 @@ Source: Lee, Phanishayee and Mahajan, "Forecasting GPU performance for deep lear
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,8 +42,21 @@ sitar-lab/NeuSight; TSMC.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64), (32, 32))
 """Common tiles of matrix products: rows and columns of the result."""
 
+ISSUED = (1.12, 1.12, 1.13, 1.21, 1.21, 1.34, 1.65)
+"""Warp instructions that an f32 product on multiply-add units issues for each multiply-add, by tile.
+
+The others load operands, advance addresses and count steps. An SM with units for 64 lanes issues them between
+multiply-adds; one that issues a multiply-add in every slot (128 lanes, without dual issue: Ampere's sm_86 and
+all later ones) does not multiply meanwhile. Source: innermost loops, disassembled, of the kernels
+`xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize*_ffma` for sm_90 in cuBLAS 12.1, which PyTorch 2.1 uses;
+`ampere_sgemm_*_tn` for sm_80 differs by at most 0.03 at 128 x 128 and 128 x 64.
+"""
+
 EVEN = 16
 """Sizes of models are multiples of this number; almost no random size is."""
+
+SKEW = 1.2
+"""Exponent of the power law of group sizes of products with skewed groups, as in the public measurements."""
 
 QUERIES = 128
 """Queries per block of fused attention, typically."""
@@ -103,6 +116,26 @@ def flop_per_us(device: Device, arithmetic: Arithmetic) -> float:
     return min(peak, 1e6 * device.tdp_w / float(np.interp(device.process_nm, sizes, energies)))
 
 
+def _issue_limited(flop: Array, blocks: Sequence[Array], device: Device) -> Array:
+    """Return the shortest time of f32 products on multiply-add units, in microseconds, by issue slots.
+
+    Args:
+        flop: (R,) operations.
+        blocks: (R,) blocks of the result for each of `TILES`.
+        device: The device.
+    """
+    slots = device.fma_per_clock / 32 / device.issue_per_clock
+    longer = [max(1.0, slots * issued) for issued in ISSUED]
+    # The fastest tile, by the area that each SM computes. Features of waves tell the cost of uneven ones.
+    areas = [
+        np.maximum(1.0, count / device.sm_count) * rows * cols * factor
+        for (rows, cols), count, factor in zip(TILES, blocks, longer, strict=True)
+    ]
+    fastest = np.argmin(areas, axis=0)
+    limited: Array = flop * np.array(longer)[fastest] / peak_flop_per_us(device, "f32")
+    return limited
+
+
 def coordinates(device: Device, arithmetic: Arithmetic) -> tuple[float, ...]:
     """Return the position of a device in the space where distance measures how similarly kernels behave.
 
@@ -115,12 +148,15 @@ def coordinates(device: Device, arithmetic: Arithmetic) -> tuple[float, ...]:
     major, minor = device.compute_capability
     if not major:
         return (_CDNA.get(device.architecture, 8.0), float(np.log2(rate)), float(np.log2(fed)), 5.0)
-    generation = 10.5 if major == 12 else major + minor / 10
+    generation = _BLACKWELL.get((major, minor), 10.5 if major == 12 else major + minor / 10)
     return (generation, float(np.log2(rate)), float(np.log2(fed)), 0.0)
 
 
 _CDNA = {"gfx908": 7.5, "gfx90a": 8.0, "gfx942": 9.0}
 """Generations of AMD devices, placed among NVIDIA's by release year."""
+
+_BLACKWELL = {(10, 3): 10.1}
+"""Generation of B300, whose SM is that of B200 with other tensor rates."""
 
 
 def roofline_times(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> RooflineModel:
@@ -133,22 +169,25 @@ def roofline_times(family: Family, arithmetic: Arithmetic, figures: Array, devic
         device: The device.
     """
     columns = dict(zip(COLUMNS[family], figures.T, strict=True))
-    return _ROOFLINES[family](columns, flop_per_us(device, arithmetic), device)
+    return _ROOFLINES[family](columns, arithmetic, device)
 
 
-def _product(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
+def _product(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
     b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
+    flop, blocks = 2 * b * m * n * k, [b * np.ceil(m / rows) * np.ceil(n / cols) for rows, cols in TILES]
     operands = c["in_bytes"] * (m * k + k * n)
     nbytes = b * (operands + c["out_bytes"] * m * n) + c["extra_bytes"]
-    compute_us, memory_us = 2 * b * m * n * k / rate, nbytes / (device.dram_gb_s * 1e3)
+    compute_us, memory_us = flop / flop_per_us(device, arithmetic), nbytes / (device.dram_gb_s * 1e3)
+    if arithmetic not in device.mma_flop_per_clock:
+        compute_us = np.maximum(compute_us, _issue_limited(flop, blocks, device))
     features = [
         np.log(compute_us),
         np.log(memory_us),
         np.log(compute_us / memory_us),
         *(np.log(size) for size in (m, n, k, b)),
     ]
-    for rows, cols in TILES:
-        waves = b * np.ceil(m / rows) * np.ceil(n / cols) / device.sm_count
+    for (rows, cols), count in zip(TILES, blocks, strict=True):
+        waves = count / device.sm_count
         busy = b * m * n / (rows * cols * device.sm_count) / np.ceil(waves)
         features += [np.log(waves), np.log(busy)]
     # 16-byte loads need sizes that are a multiple of this number of elements.
@@ -162,7 +201,57 @@ def _product(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     )
 
 
-def _rows(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
+def _grouped_product(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
+    """Return the model of products of groups, with features that do not distinguish n from k.
+
+    A layer of experts has a product from the hidden size to twice the inner size and one back. It was
+    measured as a whole, so that its time does not determine how the two differ.
+    """
+    groups, m, n, k = c["groups"], c["m"], c["n"], c["k"]
+    filled = _filled_groups(groups, m, c["skewed"])
+    nbytes = c["in_bytes"] * (filled * n * k + m * k) + c["out_bytes"] * m * n
+    compute_us = 2 * m * n * k / flop_per_us(device, arithmetic)
+    memory_us = nbytes / (device.dram_gb_s * 1e3)
+    waves = filled * np.ceil(m / filled / 128) * np.ceil(np.sqrt(n * k) / 128) / device.sm_count
+    features = [
+        np.log(compute_us),
+        np.log(memory_us),
+        np.log(compute_us / memory_us),
+        np.log(m / filled),
+        np.log(filled / device.sm_count),
+        np.log(groups / device.sm_count),
+        np.log(n * k),
+        np.log(waves),
+        np.log(waves / np.ceil(waves)),
+        np.log(nbytes / device.l2_bytes),
+        c["skewed"],
+        np.log(m),
+    ]
+    return RooflineModel(
+        compute_us=compute_us,
+        memory_us=memory_us,
+        features=np.stack(features, axis=1),
+        even=np.zeros(len(memory_us), dtype=bool),
+    )
+
+
+def _filled_groups(groups: Array, rows: Array, skewed: Array) -> Array:
+    """Return the expected number of groups that have rows: as many as possible, or by a power law."""
+    filled = np.minimum(groups, rows)
+    for count in np.unique(groups[skewed > 0]):
+        some = (groups == count) & (skewed > 0)
+        # Ranks are taken together in at most 256 steps, which makes the cost independent of their number.
+        first = np.unique(np.round(np.geomspace(1.0, count + 1, 257)))
+        steps, ranks = np.diff(first), np.sqrt(first[:-1] * (first[1:] - 1))
+        shares = np.minimum(1 - 1e-9, ranks**-SKEW / np.sum(steps * ranks**-SKEW))
+        filled[some] = sum(
+            step * -np.expm1(np.maximum(-700.0, rows[some] * np.log1p(-share)))
+            for step, share in zip(steps, shares, strict=True)
+        )
+    return np.maximum(1.0, filled)
+
+
+def _rows(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
     nbytes = c["read_bytes"] + c["write_bytes"]
     memory_us = nbytes / (device.dram_gb_s * 1e3)
     features = [
@@ -181,11 +270,11 @@ def _rows(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     )
 
 
-def _attention(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
+def _attention(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
     heads, queries, keys = c["batch"] * c["heads"], c["seq_q"], c["seq_k"]
     # With a square causal mask a query sees on average half of the keys, itself included.
     seen = np.where(c["causal"] > 0, keys - (np.minimum(queries, keys) - 1) / 2, keys)
-    compute_us = c["products"] * 2 * heads * queries * seen * c["head_dim"] / rate
+    compute_us = c["products"] * 2 * heads * queries * seen * c["head_dim"] / flop_per_us(device, arithmetic)
     lines = 2 * heads * queries + 2 * c["batch"] * c["heads_k"] * keys
     memory_us = c["bytes"] * c["products"] / 2 * lines * c["head_dim"] / (device.dram_gb_s * 1e3)
     waves = heads * np.ceil(queries / QUERIES) / device.sm_count
@@ -208,8 +297,9 @@ def _attention(c: dict[str, Array], rate: float, device: Device) -> RooflineMode
     )
 
 
-_ROOFLINES: dict[Family, Callable[[dict[str, Array], float, Device], RooflineModel]] = {
+_ROOFLINES: dict[Family, Callable[[dict[str, Array], Arithmetic, Device], RooflineModel]] = {
     "product": _product,
+    "grouped product": _grouped_product,
     "elementwise": _rows,
     "softmax": _rows,
     "norm": _rows,

@@ -3,8 +3,8 @@
 The public data sets are in `data/predict` of the shared folder (`TUNEBENCH_SHARED`):
 
 - `neusight_ops.csv.gz`: f32 operators of PyTorch 2.1 on seven devices. Source: sitar-lab/NeuSight (MIT).
-- `library_*.csv.gz`: 16-bit and 8-bit matrix products, and 16-bit attention over prompts, of one
-  new query per sequence and without a mask, of serving frameworks on four devices.
+- `library_*.csv.gz`: 16-bit and 8-bit matrix products, 16-bit layers of experts, and 16-bit attention over
+  prompts, of one new query per sequence and without a mask, of serving frameworks on five devices.
   Source: ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
@@ -51,6 +51,7 @@ DEVICES = {
     "NVIDIA A100-PCIE-40GB": "a100-40-pcie",
     "NVIDIA A100-SXM4-80GB": "a100-80-sxm",
     "NVIDIA B200": "b200",
+    "NVIDIA GB200": "gb200",
     "NVIDIA H100 80GB HBM3": "h100-sxm",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
     "Tesla P100-PCIE-16GB": "p100-pcie",
@@ -133,6 +134,7 @@ def read_public(folder: Path) -> list[KernelMeasurement]:
             *_attentions(folder),
             *_decodes(folder),
             *_encoders(folder),
+            *_experts(folder),
         ]
     except OSError as error:
         raise InputError(f"{folder} must contain all public data sets: {error}") from error
@@ -362,6 +364,33 @@ def _encoders(folder: Path) -> Iterator[KernelMeasurement]:
             names = ("batch_size", "num_heads", "num_heads", "isl", "isl", "head_dim")
             figures = (*(float(entry[name]) for name in names), 0.0, 2.0, 2.0)
             yield _attention_row("encoder attention", entry, figures)
+
+
+def _experts(folder: Path) -> Iterator[KernelMeasurement]:
+    """Yield one of the two grouped products of each measured layer of experts, with its share of the time.
+
+    The first product has twice the inner size as columns (gate and up), the second the hidden size. Shares
+    are those of the roofline times. What else a layer does (order of tokens, activation, sums) counts as part
+    of the products. The product is drawn, so that no layer is both trained on and tested on. Groups and rows
+    are those of one device of expert parallelism, in the mean.
+    """
+    rng = np.random.default_rng(0)
+    for path in sorted(folder.glob("library_moe_*.csv.gz")):
+        for entry in _lines(path):
+            names = ("num_tokens", "topk", "num_experts", "hidden_size", "inter_size")
+            tokens, topk, experts, hidden, inner = (float(entry[name]) for name in names)
+            parallel, inner = float(entry["moe_ep_size"]), inner / float(entry["moe_tp_size"])
+            groups, rows = max(1.0, experts // parallel), max(1.0, tokens * topk / parallel)
+            skewed = float(entry["distribution"] != "balanced")
+            sizes = ((2 * inner, hidden), (hidden, inner))
+            figures = np.array([(groups, rows, n, k, 2.0, 2.0, skewed) for n, k in sizes])
+            device = _device(entry["device"])
+            roofline_us = roofline_times("grouped product", "bf16", figures, device).us
+            each_us = 1e3 * float(entry["latency_ms"]) * roofline_us / roofline_us.sum()
+            group = f"layers of experts, {'skewed' if skewed else 'balanced'}"
+            drawn = rng.integers(2)
+            kernel = LibraryKernel("grouped product", "bf16", tuple(map(float, figures[drawn])))
+            yield KernelMeasurement(device, kernel, float(each_us[drawn]), group)
 
 
 def _attention_row(family: Family, entry: dict[str, str], figures: tuple[float, ...]) -> KernelMeasurement:

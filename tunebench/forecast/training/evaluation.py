@@ -1,5 +1,7 @@
 """Errors of predictions for devices without measurements: each device is left out in turn.
 
+Boards with the same chip, such as B200 and GB200, are left out together.
+
 The model is compared with three simpler ones: the roofline of the datasheet, that roofline divided by the
 median utilisation of the other devices, and boosted trees over plain sizes and datasheet figures, without
 roofline features.
@@ -10,6 +12,7 @@ devices is added to the predictions of all models: nothing is known about the de
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunebench.forecast.library.model import Skill
-from tunebench.forecast.library.roofline_model import flop_per_us, peak_flop_per_us
+from tunebench.forecast.library.roofline_model import roofline_times
 from tunebench.forecast.training import fit
 from tunebench.forecast.training.data import MeasuredKernels
 from tunebench.forecast.training.fit import TrainedExpert
@@ -66,10 +69,11 @@ class HoldoutError:
 
 
 def evaluate_holdouts(kept: Mapping[Skill, list[TrainedExpert]]) -> Iterator[HoldoutError]:
-    """Leave each device out in turn and yield the errors on it; skip kinds measured on one device only."""
+    """Leave each chip out in turn and yield the errors on its devices; skip kinds measured on one chip."""
     for skill, of_skill in kept.items():
         for one in of_skill:
-            rest = [other for other in of_skill if other is not one]
+            own = fit.chip(one.table.device)
+            rest = [other for other in of_skill if fit.chip(other.table.device) != own]
             if rest:
                 yield from _errors(skill, one, rest)
 
@@ -134,10 +138,11 @@ def _others(one: TrainedExpert, rest: list[TrainedExpert]) -> dict[str, Array]:
 
 
 def _roofline(of: TrainedExpert) -> Array:
-    """Return the roofline time of the datasheet, which ignores power limits."""
+    """Return the roofline time of the datasheet, which ignores limits by power and by issue slots."""
     table = of.table
-    share = flop_per_us(table.device, table.arithmetic) / peak_flop_per_us(table.device, table.arithmetic)
-    longest: Array = np.maximum(of.roofline.compute_us * share, of.roofline.memory_us)
+    unlimited = dataclasses.replace(table.device, tdp_w=None, issue_per_clock=1e9)
+    roofline = roofline_times(table.family, table.arithmetic, table.figures, unlimited)
+    longest: Array = np.maximum(roofline.compute_us, roofline.memory_us)
     return longest
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunebench.device import Device
 from tunebench.forecast.library.forest import Forest
 from tunebench.forecast.library.model import Expert, ForecastModel, Skill, Spread
 from tunebench.forecast.library.roofline_model import RooflineModel, coordinates, roofline_times
@@ -26,6 +27,7 @@ __all__ = [
     "LEFT_OUT",
     "TrainedExpert",
     "assemble_model",
+    "chip",
     "errors",
     "spread",
     "table_roofline",
@@ -196,6 +198,11 @@ def spread(errors_of: Iterable[Array]) -> Spread:
     return Spread(min(0.0, float(low)), max(0.0, float(high)))
 
 
+def chip(device: Device) -> tuple[str, int]:
+    """Return the chip of a device. Boards with the same chip are left out together."""
+    return device.architecture, device.sm_count
+
+
 def _of_few(devices: int) -> float:
     """Return the factor by which errors on a few devices are stretched to hold for another device.
 
@@ -245,11 +252,15 @@ def assemble_model(kept: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
     unknown = dict.fromkeys(kept, Spread(0.0, 0.0))
     far = {}
     for skill, of_skill in kept.items():
-        if len(of_skill) > 1:
-            without = [tuple(o.expert for o in of_skill if o is not one) for one in of_skill]
-            asked = [ForecastModel({skill: rest}, unknown) for rest in without]
+        chips = [chip(one.table.device) for one in of_skill]
+        if len(set(chips)) > 1:
+            rests = [
+                tuple(o.expert for o, other in zip(of_skill, chips, strict=True) if other != own)
+                for own in chips
+            ]
+            asked = [ForecastModel({skill: rest}, unknown) for rest in rests]
             seen = spread(errors(one, rest) for one, rest in zip(of_skill, asked, strict=True))
-            wider = _of_few(len(of_skill))
+            wider = _of_few(len(set(chips)))
             far[skill] = Spread(wider * seen.low, wider * seen.high)
         else:
             near = of_skill[0].expert.near
