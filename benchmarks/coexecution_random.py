@@ -40,7 +40,7 @@ from benchmarks.random_programs import random_source, source_program
 from tunebench.torch import coexecute
 from tunebench.torch.coexecution._testing import forced
 
-CHUNK = 25
+CHUNK = 100
 """Programs per worker process."""
 
 

@@ -473,6 +473,8 @@ class Recorder:
 
     def operation(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and record it."""
+        if operator.namespace == "profiler":
+            return operator(*args, **kwargs)
         self.trace.append(
             TracedOperation(
                 operator=str(operator.name()), attributes=_text([*args, *kwargs.items()]), site=self._site
@@ -491,15 +493,14 @@ class Recorder:
         return results[0] if results else operator(*args, **kwargs)
 
     def _outside(self, operator: Any) -> None:
-        if operator.namespace != "profiler":
-            self._site = call_site(sys._getframe(3))
-            self.refuse(f"{operator.name()} ran outside of torch's Python functions")
+        self._site = call_site(sys._getframe(3))
+        self.refuse(f"{operator.name()} ran outside of torch's Python functions")
 
     def _run_recorded(
         self, call: Call, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], done: list[Any]
     ) -> None:
         """Run an operation and record it; the result is added to `done` as soon as it is there."""
-        if operator.namespace not in ("aten", "profiler"):
+        if operator.namespace != "aten":
             raise NotUnderstoodError(f"{operator.name()} is no operator of ATen")
         lifted = operator.name() == "aten::lift_fresh"
         patterns = tuple(self._argument(each, lifted) for each in args)

@@ -134,6 +134,9 @@ def segment_runners(tree: PathTree) -> dict[str, str]:
                 for site in waiting:
                     found[site][node.segment.runner] += 1
                 waiting.clear()
+        if end.ready and end.segment is not None:
+            for site in waiting:
+                found[site][end.segment.runner] += 1
     return {site: counts.most_common(1)[0][0] for site, counts in found.items()}
 
 
@@ -201,13 +204,7 @@ def _source(line: Line, *, with_file: bool) -> str:
 
 def _summary(operations: Iterable[TracedOperation]) -> str:
     """Return the number of different operations, and the most frequent operators."""
-    different = {
-        (each.operator, each.site, each.occurrence)
-        for each in operations
-        if not each.operator.startswith("profiler::")
-    }
-    if not different:
-        return "no operations on tensors"
+    different = {(each.operator, each.site, each.occurrence) for each in operations}
     names = Counter(operator.removeprefix("aten::").split(".")[0] for operator, _, _ in different)
     listed = ", ".join(
         name if count == 1 else f"{name} \N{MULTIPLICATION SIGN}{count}"
