@@ -492,3 +492,36 @@ def test_data_parallel_processes_equal_eager(tmp_path: Path) -> None:
     (eager, ours), (other, _) = results.get(), results.get()
     assert ours == pytest.approx(eager, rel=TOLERANCE)
     assert eager[ITERATIONS:] == other[ITERATIONS:] != eager[:ITERATIONS]
+
+
+def test_a_segment_that_runs_within_autocast_casts_nothing_again() -> None:
+    network = _network()
+
+    @coexecute
+    def step(x: Tensor) -> float:
+        total = network(x).sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return float(total.item())
+
+    with forced():
+        found = [step(torch.ones(3, 4)) for _ in range(4)]
+    assert found == [network(torch.ones(3, 4)).sum().item()] * 4
+    assert coexecute.report(step).coexecuted == 3
+
+
+def test_a_parameter_can_be_made_of_a_result() -> None:
+    network = _network()
+    with_parameter = False
+
+    @coexecute
+    def step(x: Tensor) -> float:
+        total = network(x).detach()
+        if with_parameter:
+            return float((nn.Parameter(total) * 2).sum().item())
+        return float(total.sum().item())
+
+    with forced():
+        plain, *_ = [step(torch.ones(3, 4)) for _ in range(3)]
+        with_parameter = True
+        assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
+    assert "_make_subclass" not in vars(torch.Tensor)

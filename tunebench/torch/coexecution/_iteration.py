@@ -148,6 +148,11 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)
             return self.__torch_function__(function, (), args, kwargs)
 
+    def construct(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle the construction of a tensor of another class, which torch shows to no mode."""
+        with torch._C.DisableTorchFunction():
+            return self.__torch_function__(function, (), args, kwargs)
+
     def _unexpected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call that is none of those that followed before."""
         try:

@@ -84,14 +84,17 @@ class Segment:
         """Run it on values and numbers by index."""
         optimize = torch._C._get_graph_executor_optimize()
         enabled = torch.is_grad_enabled()
+        autocast = torch.is_autocast_enabled("cpu")  # casts are operations of the segment already
         torch._C._set_graph_executor_optimize(False)
         torch._C._set_grad_enabled(False)
+        torch.set_autocast_enabled("cpu", False)
         try:
             for part in self.parts:
                 part.run(values, numbers)
         finally:
             torch._C._set_graph_executor_optimize(optimize)
             torch._C._set_grad_enabled(enabled)
+            torch.set_autocast_enabled("cpu", autocast)
         for index in self.dead:
             values[index] = None
 

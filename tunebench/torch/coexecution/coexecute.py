@@ -190,6 +190,7 @@ def _patch() -> None:
                             for module, name, function in optimizer_functions())  # fmt: skip
         for names, name, _, visible in _PATCHES:
             names[name] = visible
+        torch.Tensor._make_subclass = _make_subclass
 
 
 def _unpatch() -> None:
@@ -198,6 +199,18 @@ def _unpatch() -> None:
         if _USERS[0] == 0:
             for names, name, function, _ in _PATCHES:
                 names[name] = function
+            del torch.Tensor._make_subclass
+
+
+_MAKE_SUBCLASS = torch.Tensor._make_subclass
+
+
+def _make_subclass(*args: Any, **kwargs: Any) -> Any:
+    """Construct a tensor of another class, such as a parameter."""
+    iteration = getattr(_THREAD, "active", None)
+    if not isinstance(iteration, Iteration):
+        return _MAKE_SUBCLASS(*args, **kwargs)
+    return iteration.construct(_MAKE_SUBCLASS, args, kwargs)
 
 
 def _visible(function: Any) -> Any:
