@@ -71,7 +71,7 @@ def test_missing_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         parse("softmax:rows=16,cols=16,dtype=f32"), device.local_cpu()
     )
     for convert in (table.to_pandas, table.to_arrow):
-        with pytest.raises(MissingDependency, match="pip install .*(dataframe|pyarrow)"):
+        with pytest.raises(MissingDependency, match=r"pip install .*(dataframe|pyarrow)"):
             convert()
 
 
