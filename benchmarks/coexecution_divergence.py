@@ -36,7 +36,7 @@ from benchmarks.coexecution import (
 )
 from benchmarks.programs import Step, names
 from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import diverge_at, forced
+from tunebench.torch.coexecution._testing import FORCED, diverge_at, forced
 
 PROGRAMS = ("bert_metric", "dcgan", "lstm_early_exit")
 WARM_UP, WINDOW = 12, 48
@@ -56,10 +56,10 @@ def examine(name: str, first: int) -> Record:
             if iteration <= WARM_UP:
                 return step(*batch)
             call = first + iteration - WARM_UP - 1
-            before = coexecute.report(step).diverged
+            before = _forced(step)
             with diverge_at(call):
                 result = step(*batch)
-            if coexecute.report(step).diverged > before:
+            if _forced(step) > before:
                 reached.append(call)
             return result
 
@@ -75,6 +75,10 @@ def examine(name: str, first: int) -> Record:
         "versions": version_differences(expected, got)[:5],
         "reached": reached,
     }
+
+
+def _forced(step: Any) -> int:
+    return sum(each.count for each in coexecute.report(step).divergences if each.reason == FORCED)
 
 
 def table(records: list[Record]) -> str:

@@ -23,6 +23,7 @@ from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_st
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
 from tunebench.torch.coexecution._runner import Job, submit
 from tunebench.torch.coexecution._segment import Segment
+from tunebench.torch.coexecution._testing import FORCED
 
 __all__ = ["Iteration", "Outcome"]
 
@@ -397,6 +398,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with contextlib.suppress(Diverged):
             self._join()
         site = call_site(sys._getframe(1))
+        reason = FORCED if len(nodes) == self.diverge_at else reason
         self.outcome.divergence = (site[-1] if site else "?", reason)
         self.choices = None
         for storage, saved, tensors in self._undo.values():

@@ -6,9 +6,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["diverge_at", "forced", "is_forced", "take"]
+__all__ = ["FORCED", "diverge_at", "forced", "is_forced", "take"]
 
 _THREAD = threading.local()
+
+FORCED = "forced by a test"
+"""Reason of a divergence by `diverge_at` in the report."""
 
 
 @contextlib.contextmanager
