@@ -525,3 +525,25 @@ def test_a_parameter_can_be_made_of_a_result() -> None:
         with_parameter = True
         assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
     assert "_make_subclass" not in vars(torch.Tensor)
+
+
+def test_a_number_that_changes_reaches_the_backward_pass_of_every_branch() -> None:
+    def gradients(wrap: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(1)
+        layer, scale = nn.Linear(4, 1), 1.0
+
+        def step(x: Tensor, clears: bool) -> None:
+            loss = (layer(x) * scale).sum()
+            if clears:
+                layer.zero_grad()
+            loss.backward()
+
+        step, found = wrap(step), []
+        for clears in (False, False, False, True, True, False, True, True, False):
+            scale *= 0.9
+            step(torch.ones(2, 4), clears)
+            found.append(layer.weight.grad.clone())
+        return found
+
+    with forced():
+        assert all(map(torch.equal, gradients(coexecute), gradients(lambda step: step)))

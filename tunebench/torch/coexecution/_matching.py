@@ -98,6 +98,8 @@ class _Writer:
         for key, pattern in call.kwargs:
             self.check(f"{key!r} in kwargs")
             self._nested(f"kwargs[{key!r}]", pattern)
+        for index, value in self._node.required.items():
+            self._constant(f"run.numbers[{index}]", value)
         for one, two in self._node.equal:
             values = f"run.numbers[{one}]", f"run.numbers[{two}]"
             self.check("type({0}) is type({1}) and {0} == {1}".format(*values))

@@ -37,6 +37,7 @@ class End:
         ready: Whether its segments were built and gave the results of eager mode.
         refused: Why it can only run as in eager mode.
         segment: What runs after the last point at which Python waits.
+        numbers: Values of the numbers of its calls when it was recorded, by index.
     """
 
     gradients: dict[int, Variable | Value | None]
@@ -46,6 +47,7 @@ class End:
     ready: bool = False
     refused: str | None = None
     segment: Any = None
+    numbers: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class Node:
         choices: The calls that followed on paths that are ready, the latest first.
         pool: Placeholders of its results from an earlier iteration that nothing refers to.
         fixed: Numbers that must have one value, by index.
+        required: Numbers of earlier calls that must have one value, by index: this call or a later one may
+            hold what Python computed from them.
         equal: Pairs of numbers that must be equal.
         segment: What runs when Python waits here.
         outputs: Values that the segment must return.
@@ -91,6 +95,7 @@ class Node:
     pool: tuple[Any, ...] | None = None
     taking: Any = None
     fixed: dict[int, Any] = field(default_factory=dict)
+    required: dict[int, Any] = field(default_factory=dict)
     equal: set[tuple[int, int]] = field(default_factory=set)
     segment: Any = None
     outputs: set[int] = field(default_factory=set)
@@ -124,6 +129,7 @@ class PathTree:
         nodes = next(similar, None) or self._inserted(calls, end.specs)
         if nodes[-1].end is None:
             nodes[-1].end = end
+            end.numbers = {index: value for call in calls for index, value in call.numbers.items()}
             self.paths.append((nodes[1:], end))
         else:
             nodes[-1].end.escaping |= end.escaping
@@ -143,17 +149,24 @@ class PathTree:
 
     def _inserted(self, calls: Sequence[Call], specs: list[TensorSpec]) -> list[Node]:
         nodes = [self.root]
+        inputs: dict[int, Any] = {}
         for call in calls:
             for each in nodes[-1].following:
                 if (
                     each.call.same_but_numbers(call)
                     and _same_numbers(each, call)
+                    and all(
+                        Constant(inputs.get(index)) == Constant(value)
+                        for index, value in each.required.items()
+                    )
                     and _same_constants(each.call, call)
                 ):
                     nodes.append(each)
+                    inputs |= _inputs(each, call)
                     break
             else:
                 node = Node(call=call, fixed={} if call.kind is Kind.OPTIMIZER else dict(call.numbers))
+                node.required, inputs = (inputs, inputs if call.kind is Kind.CREATE else {})
                 node.specs = specs
                 node.host = tuple(host_operations(call))
                 node.made = tuple(
@@ -178,6 +191,13 @@ class PathTree:
             pending += node.following
             if node is not self.root:
                 yield node
+
+
+def _inputs(node: Node, call: Call) -> dict[int, Any]:
+    """Return the numbers of a call that are inputs; those of an optimizer concern no other call."""
+    if call.kind is Kind.OPTIMIZER:
+        return {}
+    return {index: value for index, value in call.numbers.items() if index not in node.fixed}
 
 
 def _same_numbers(node: Node, call: Call) -> bool:
@@ -207,11 +227,10 @@ def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
 
     A constant of an operation that differs must equal a number that a call passed on, both times.
     """
-    old: dict[int, Any] = {}
-    new: dict[int, Any] = {}
-    for node, call in zip(nodes[1:], calls, strict=True):
-        old.update(node.call.numbers)
-        new.update(call.numbers)
+    end = nodes[-1].end
+    assert end is not None
+    old = end.numbers
+    new = {index: value for call in calls for index, value in call.numbers.items()}
     changes = []
     for node, call in zip(nodes[1:], calls, strict=True):
         known = node.call
@@ -234,8 +253,10 @@ def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
                 return False
             changes.append((node, place, fitting))
     free = {index for index in old if Constant(old[index]) != Constant(new[index])}
+    _require_on_other_paths(nodes, free)
     for node in nodes[1:]:
         node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
+        node.required = {index: value for index, value in node.required.items() if index not in free}
         node.follow = None
     for node, place, fitting in changes:
         node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
@@ -244,6 +265,18 @@ def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
         for node in nodes:
             node.segment = None
     return True
+
+
+def _require_on_other_paths(nodes: list[Node], free: set[int]) -> None:
+    """Keep numbers that become inputs of a path fixed on the paths that leave it afterwards."""
+    freed: dict[int, Any] = {}
+    for before, node in itertools.pairwise(nodes):
+        for other in before.following:
+            if other is not node and freed:
+                other.required = {**freed, **other.required}
+                other.follow = None
+        if node.call.kind is not Kind.OPTIMIZER:
+            freed |= {index: value for index, value in node.fixed.items() if index in free}
 
 
 def _set_constant(call: Call, place: int, number: Number) -> None:
