@@ -82,6 +82,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
         ),
         ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: attention, "),
         ("", "suites: bert-base, gpt2, llama-3-8b, llama-3-8b-decode, llama-7b, mixtral-8x7b, resnet50"),
+        ("gpt2-xl", "neither operator:dimension=value,… nor suite/layer, but a model; name it by --model;"),
         ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),
         ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
         ("resnet50/", "unknown layer of resnet50 ''"),

@@ -83,7 +83,9 @@ def open_limited(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterato
         InputError: if the file cannot be read, is too large, or is not valid JSON.
     """
     try:
-        if path.exists() and not path.is_file():
+        if not path.exists():
+            raise InputError(f"{path} does not exist")
+        if not path.is_file():
             raise InputError(f"{path} is not a regular file; it must be readable twice")
         with open(path, "rb") as raw:
             yield LimitedFile(path, raw, limit_bytes)

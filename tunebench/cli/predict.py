@@ -57,8 +57,8 @@ def command(
     """Predict the time of a workload or a model on GPUs, present or not.
 
     The time is that of the library kernels that a framework would choose, with a 90 % prediction interval.
-    Nothing is run. A GPU that is not released yet can be described by a file of ten lines. With --data,
-    --tensor or --pipeline a model is divided among several devices.
+    Nothing is run. A GPU that is not released yet can be described by a file of ten lines.
+    With --data, --tensor or --pipeline a model is divided among several devices.
     """
     if [bool(workload), workloads is not None, model is not None].count(True) != 1:
         raise InputError("give what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tunebench._console import table
@@ -110,9 +110,18 @@ def _render(report: Report, to: Console) -> None:
             to.print(f"           {line}", soft_wrap=True)
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
     to.print(f"  seconds  {seconds}")
-    for reason in report.skipped.values():
-        to.print(f"  skipped  {reason}", soft_wrap=True)
+    for line in _skipped_lines(report.skipped):
+        to.print(f"  skipped  {line}", soft_wrap=True)
     to.print(f"  database {report.database}", soft_wrap=True)
+
+
+def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
+    """Yield each reason once; a reason that several variants share is followed by their names."""
+    sharing: dict[str, list[str]] = {}
+    for key, reason in skipped.items():
+        sharing.setdefault(reason.removeprefix(f"{key} "), []).append(key)
+    for reason, keys in sharing.items():
+        yield skipped[keys[0]] if len(keys) == 1 else f"{reason}: {', '.join(keys)}"
 
 
 def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
