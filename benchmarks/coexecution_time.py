@@ -4,8 +4,8 @@
                                           [--table FILE.md]
 
 Each program and size runs in a process of its own, which runs all modes: iteration i of one mode, then of the
-next, in an order that rotates. Every mode begins iteration i with the same random state, so that all take the
-same path. The first half of the iterations is warm-up, which includes tracing and compilation. torch runs on
+next, in an order that is drawn again. Every mode begins iteration i with the same random state, so that all
+take the same path. The first half of the iterations is warm-up, with tracing and compilation. torch runs on
 one thread; `coexecute` has threads of its own. Each result is saved as one line as soon as it is known, and
 the same command runs only what is missing for the present code, also after it was killed.
 """
@@ -19,6 +19,7 @@ import io
 import itertools
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -80,8 +81,7 @@ def measure(name: str, size: str, steps: int) -> Record:
     kinds: list[str] = []
     seen = _counts(running["always"][0])
     for iteration in range(steps):
-        turn = iteration % len(MODES)
-        for mode in MODES[turn:] + MODES[:turn]:
+        for mode in random.Random(iteration).sample(MODES, len(MODES)):
             if mode in errors:
                 continue
             step, state = running[mode]
