@@ -188,7 +188,7 @@ def table(records: list[Record]) -> str:
         "",
         "| program | size | steps until steady | traced | diverged | co-executed | ms of a traced step "
         "| of a diverged step | of a co-executed step | operations of a step | of the graph "
-        "| tracing, µs per operation |",
+        "| recording and checking, µs per operation |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
@@ -217,12 +217,9 @@ def _steady_row(record: Record) -> str:
         kind: [seconds for seconds, each in zip(ours, record["kinds"], strict=False) if each == kind]
         for kind in ("traced", "diverged", "coexecuted")
     }
-    # The first step also allocates, imports and initialises: later traced steps state the cost of tracing.
     extra = [
         seconds - eager
-        for seconds, eager, kind in zip(
-            ours[1:], record["wall_s"]["eager"][1:], record["kinds"][1:], strict=False
-        )
+        for seconds, eager, kind in zip(ours, record["wall_s"]["eager"], record["kinds"], strict=False)
         if kind == "traced"
     ]
     counts = [str(record["kinds"].count(kind)) for kind in by_kind]
