@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "sm_89": "L4, L40S, RTX 4090",
     "sm_90": "H100, H200",
     "sm_100": "B200",
+    "sm_103": "B300",
     "sm_120": "RTX PRO 6000",
 }
 """GPU architectures with an acceptance session, and products of each architecture."""

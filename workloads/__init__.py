@@ -127,9 +127,8 @@ def parse(text: str) -> Workload:
         return _parsed(operator(head), dimensions)
     suite_name, slash, rest = text.partition("/")
     if not slash:
-        from tunebench.workloads.networks import networks  # imports this module
-
-        model = ", but a model; name it by --model" if text in networks() else ""
+        known = {file.name for file in resources.files(__name__).joinpath("networks").iterdir()}
+        model = ", but a model; name it by --model" if f"{text}.toml" in known else ""
         raise InputError(
             f"workload {quoted(text)} is neither operator:dimension=value,… nor suite/layer{model}; "
             f"operators: {', '.join(all_operators())}; suites: {', '.join(suites())}"

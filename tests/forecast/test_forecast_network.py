@@ -97,10 +97,12 @@ def test_sums_of_measured_operators_match_measured_networks(monkeypatch: pytest.
     """Sum operators of V100 and P100, the devices with measured times of these networks' own products."""
     folder = found("predict/neusight_ops.csv.gz").parent
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
-    from benchmarks.predict_models import _rows
+    from benchmarks.predict_models import network_rows
 
     rows = [
-        row for row in _rows(folder, measured=True) if row.device.startswith(("Tesla_V100", "Tesla_P100"))
+        row
+        for row in network_rows(folder, measured=True)
+        if row.device.startswith(("Tesla_V100", "Tesla_P100"))
     ]
     errors = np.array([row.error for row in rows])
     assert len(errors) == 18

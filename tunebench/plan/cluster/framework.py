@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import architecture_of
@@ -187,7 +188,7 @@ def _megatron_experts(job: TrainingJob) -> list[str]:
     if of.normalised_heads:
         found.append("--qk-layernorm")
     if job.capacity_factor is not None:
-        found.append(f"--moe-expert-capacity-factor {job.capacity_factor:g}")
+        found.append(f"--moe-expert-capacity-factor {significant(job.capacity_factor)}")
     return found
 
 
