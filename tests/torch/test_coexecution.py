@@ -165,6 +165,19 @@ def test_known_paths_are_coexecuted_with_numbers_as_inputs() -> None:
     assert 0 < report.waiting_s <= report.coexecuted_s
 
 
+def test_a_changed_number_of_threads_also_holds_in_the_graph_runner() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            expected, _ = _outcome(lambda step: step, 9)
+            with _testing.forced():
+                got, _ = _outcome(coexecute, 9)
+            assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_leaving_a_path_at_any_call_is_invisible() -> None:
     expected, effects = _outcome(lambda step: step, 6)
     for call in range(0, 60, 4):

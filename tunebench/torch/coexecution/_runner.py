@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from tunebench.torch.coexecution._segment import Segment
 
 __all__ = ["Job", "submit"]
@@ -23,6 +25,7 @@ class Job:
     def __init__(self, segment: Segment, values: list[Any], numbers: list[Any]) -> None:
         self.seconds = 0.0
         self._work = segment, values, numbers
+        self._threads = torch.get_num_threads()
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()
@@ -34,6 +37,8 @@ class Job:
         segment, values, numbers = self._work
         start = time.perf_counter()
         try:
+            if torch.get_num_threads() != self._threads:  # decides the order of sums
+                torch.set_num_threads(self._threads)
             segment.run(values, numbers)
         except BaseException as error:  # kept, and raised where the result is waited for
             self._error = error
