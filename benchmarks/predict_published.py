@@ -26,16 +26,14 @@ VOCABULARY = {"gpt": 51200, "mpt": 50368}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedStep:
-    """A published step and its prediction.
+class MeasuredStep:
+    """A measured step and its prediction.
 
     Attributes:
-        about: Model, devices and division, as text.
         measured_s: The step, in seconds.
         found: The prediction.
     """
 
-    about: str
     measured_s: float
     found: StepPrediction
 
@@ -48,6 +46,17 @@ class PublishedStep:
     def inside(self) -> bool:
         """Whether the interval contains the measured time."""
         return self.found.low_us <= self.measured_s * 1e6 <= self.found.high_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep(MeasuredStep):
+    """A published step and its prediction.
+
+    Attributes:
+        about: Model, devices and division, as text.
+    """
+
+    about: str
 
 
 def published() -> Iterator[tuple[dict[str, Any], list[PublishedStep]]]:

@@ -24,7 +24,7 @@ from benchmarks.plan_cluster import gpt, print_measured
 from benchmarks.plan_mixed import MT_NLG
 from benchmarks.predict_models import Row as ModelRow
 from benchmarks.predict_models import network_rows
-from benchmarks.predict_published import print_published, summary
+from benchmarks.predict_published import MeasuredStep, print_published, summary
 from tunebench import device as devices
 from tunebench.forecast.network import MEGATRON_HOST_US
 from tunebench.forecast.parallel.cluster import Cluster, links
@@ -83,24 +83,12 @@ HOSTS_US = (46.0, MEGATRON_HOST_US, 60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A measured step and its prediction."""
+class Row(MeasuredStep):
+    """A measured step of a file and its prediction."""
 
     file: str
     name: str
     model: str
-    measured_s: float
-    found: StepPrediction
-
-    @property
-    def error(self) -> float:
-        """Predicted time over the measured one, minus 1."""
-        return self.found.time_us / 1e6 / self.measured_s - 1
-
-    @property
-    def inside(self) -> bool:
-        """Whether the interval contains the measured time."""
-        return self.found.low_us <= self.measured_s * 1e6 <= self.found.high_us
 
 
 def rows(folder: Path, source: Source, *, zero3: bool = False) -> Iterator[Row]:

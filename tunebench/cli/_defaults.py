@@ -174,7 +174,7 @@ _KIND_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "tru
 def _database(path: Path, text: str, *, own: bool) -> str:
     """Return the location of a database; a server only from the user's own files.
 
-    libpq sends the password of PGPASSWORD to any server that it is told to use.
+    libpq sends the password in PGPASSWORD to any server that a location names.
     """
     if "://" not in text and "=" not in text:
         return str(path.parent / _environment.expanded(text, f"{path}: db"))

@@ -13,7 +13,7 @@ from tunebench.report.page import data_table, figure, legend, number_cell, page,
 __all__ = ["comparison_page"]
 
 MOST_BARS = 40
-"""Most workloads in the chart: those whose times differ most."""
+"""Largest number of workloads in the chart, which shows the largest ratios of times."""
 
 
 def comparison_page(comparison: DatabaseComparison) -> str:

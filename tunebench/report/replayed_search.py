@@ -18,7 +18,7 @@ __all__ = ["replay_history"]
 
 
 def replay_history(space: Space, done: ReplayResult) -> SearchHistory:
-    """Return the history of a replayed search, as if its device had been measured.
+    """Return the history of a replayed search in the form of a search on its recorded device.
 
     Args:
         space: The recorded tuning space.

@@ -81,7 +81,7 @@ class ProcessGroup:
         between: Link of each device to other nodes.
         crossing: Factor on the bytes that every device sends to every other one between nodes, where links
             above the first switches are oversubscribed. Rings and trees visit the nodes of a switch one after
-            the other, and send no more than one link's bytes to the next switch.
+            the other, and send at most one link's bytes to the next switch.
     """
 
     local: int
