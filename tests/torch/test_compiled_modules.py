@@ -591,6 +591,16 @@ HANDWRITTEN: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -1e9).softmax(-1) @ v,
         [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(6, 8)],
     ),
+    "a row without keys": (
+        lambda q, k, v, m: torch.where(m > 1, q @ k.mT, -1e9).softmax(-1) @ v,
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), torch.arange(6.0)[:, None] * torch.arange(8)],
+    ),
+    "two masks and rows without keys": (
+        lambda q, k, v, m: (
+            (q @ k.mT).masked_fill(m > 2, -1e9).masked_fill(m.flip(1) > 2, -1e9).softmax(-1) @ v
+        ),
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), torch.arange(6.0)[:, None] * torch.arange(8)],
+    ),
     "a bias of each item": (
         lambda q, k, v, b: torch.baddbmm(b, q, k.mT, alpha=0.2).softmax(-1).bmm(v),
         [R(6, 5, 16), R(6, 8, 16), R(6, 8, 16), R(6, 1, 8)],
@@ -614,6 +624,35 @@ def test_attention_written_by_hand_is_one_operator(name: str) -> None:
     operators = check(Function(function), inputs, training=False)
     assert "attention" in operators
     assert "softmax" not in operators
+
+
+TWO_NUMBERS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "two fills": (
+        lambda q, k, v, m: (
+            (q @ k.mT).masked_fill(m > 0, -1e9).masked_fill(m.flip(1) > 2, -2e9).softmax(-1) @ v
+        ),
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), torch.arange(6.0)[:, None] * torch.arange(8)],
+    ),
+    "a bias after a fill": (
+        lambda q, k, v, m: ((q @ k.mT).masked_fill(m >= 0, -1e9) - 1e9 * (m > 2)).softmax(-1) @ v,
+        [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), torch.arange(6.0)[:, None] * torch.arange(8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWO_NUMBERS)
+def test_rows_that_hide_their_keys_by_two_numbers_agree_with_float64(name: str) -> None:
+    function, inputs = TWO_NUMBERS[name]
+    assert "attention" not in check(Function(function), inputs, training=False)
+
+
+def test_scores_in_half_that_a_float32_number_fills_agree_with_float64() -> None:
+    def attends(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return (q @ k.mT).float().masked_fill(m > 2, -1e9).softmax(-1).to(q.dtype) @ v
+
+    places = torch.arange(6.0)[:, None] * torch.arange(8)
+    inputs = [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), places - 30 * (places < 1)]
+    check(Function(attends), [one.half() for one in inputs], training=False)
 
 
 def test_attention_whose_probabilities_are_dropped_is_one_operator() -> None:

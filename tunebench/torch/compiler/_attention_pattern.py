@@ -7,6 +7,7 @@ probabilities are also read elsewhere is not replaced. A query without keys has 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,10 @@ _PERMUTATIONS = frozenset({aten.permute.default, aten.transpose.int})
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default})
 
 HIDES = -1e8
-"""Largest number that counts as hiding a key when it replaces a score or is added to it."""
+"""Largest number that counts as hiding a key when it replaces a score."""
+
+HIDDEN = -1e30
+"""Number added to a score in place of a finite one that replaces it: the sum does not depend on the score."""
 
 
 def fuse_attention(graph: fx.Graph) -> int:
@@ -114,6 +118,8 @@ def _read_scores(node: Any, found: _Pattern) -> bool:
             return False
         elif (filled := _filled(node)) is not None:
             node, *fill = filled
+            if fill[1] != -math.inf and (found.biases or any(fill[1] != one for _, one, *_ in found.fills)):
+                return False  # where a row hides all its keys, their weights depend on these numbers
             found.fills.append((*fill, tuple(_val(node).shape[:-2])))
         elif (summands := _summands(node)) is not None:
             node, bias = summands
@@ -242,6 +248,8 @@ def _replace(found: _Pattern) -> bool:
     operands = (found.q, found.k, found.v, *(bias for bias, _ in found.biases))
     if dtype not in DTYPES or any(_val(one).dtype != dtype for one in operands) or found.scale <= 0:
         return False
+    if dtype == torch.float16 and any(number != -math.inf for _, number, *_ in found.fills):
+        return False  # no finite half hides a key whatever its score is
     usual = _leading(found.q)
     summands = [*found.biases, *((mask, of) for mask, _, _, of in found.fills)]
     lead: Sequence[int] = max([(_val(found.q).shape[0],), usual, *(of for _, of in summands)], key=len)
@@ -354,18 +362,22 @@ def _bias(found: _Pattern, shapes: Sequence[tuple[int, ...] | None], place: int)
 
     The first `place` leading axes are the batch.
     """
-    like, total = found.result, None
-    dtype, device = _val(like).dtype, _val(like).device
-    fills = []
-    for mask, number, hides, _ in found.fills:
-        of_type = {"dtype": dtype, "device": device}
-        low, zero = (_call(like, aten.scalar_tensor.default, one, **of_type) for one in (number, 0.0))
-        fills.append(_call(like, aten.where.self, mask, *((low, zero) if hides else (zero, low))))
-    for summand, shape in zip((*(bias for bias, _ in found.biases), *fills), shapes, strict=True):
-        viewed = _viewed(summand, list(shape or ()))
-        total = viewed if total is None else _call(like, aten.add.Tensor, total, viewed)
-    if total is None:
+    like = found.result
+    of_type = {"dtype": _val(like).dtype, "device": _val(like).device}
+    added: list[fx.Node] = []
+    fills: list[fx.Node] = []
+    for (bias, _), shape in zip(found.biases, shapes, strict=False):
+        added.append(_viewed(bias, list(shape or ())))
+    for (mask, number, hides, _), shape in zip(found.fills, shapes[len(found.biases) :], strict=True):
+        numbers = (number if number == -math.inf else HIDDEN, 0.0)
+        low, zero = (_call(like, aten.scalar_tensor.default, one, **of_type) for one in numbers)
+        filled = _call(like, aten.where.self, mask, *((low, zero) if hides else (zero, low)))
+        fills.append(_viewed(filled, list(shape or ())))
+    if fills:
+        added.append(functools.reduce(functools.partial(_call, like, aten.minimum.default), fills))
+    if not added:
         return None
+    total = functools.reduce(functools.partial(_call, like, aten.add.Tensor), added)
     *lead, queries, keys = _val(total).shape
     return _viewed(total, [math.prod(lead[:place]), math.prod(lead[place:]), queries, keys])
 
