@@ -6,17 +6,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.cache_file import RejectedEntry
 from tunebench.db.record import MAX_FAULTS, ImportResult, NewMeasurement, RunStart, SpaceKey, TrialKey
 from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import trial_table as _trial
 from tunebench.device import Device
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    from tunebench.cache_file import RejectedEntry
 
 __all__ = [
     "CHUNK",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db import schema
 from tunebench.db.record import Demand
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 __all__ = ["add_demand"]
 
@@ -32,13 +35,13 @@ def add_demand(
         demands: Counts to add, one per workload.
         now: Current time.
     """
-    origin = connection.execute(sa.select(schema.OriginRow.id)).scalar_one()
+    origin = connection.execute(sa.select(schema.origin_table.c.id)).scalar_one()
     shared = {"device_id": device_id, "origin": origin, "first_noted_at": now, "last_noted_at": now}
     rows = [
         {"workload": each.workload, "calls": each.calls, "time_us": each.time_us, **shared}
         for each in demands
     ]
-    there, added = schema.DemandRow.__table__.c, insert.excluded
+    there, added = schema.demand_table.c, insert.excluded
     later = sa.case(
         (added.last_noted_at > there.last_noted_at, added.last_noted_at), else_=there.last_noted_at
     )

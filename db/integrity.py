@@ -186,7 +186,7 @@ _OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value
 
 def check_rules(connection: sa.Connection, found: Integrity) -> None:
     """Check every row against every constraint: writes that bypass tunebench may violate them."""
-    for table in schema.Base.metadata.sorted_tables:
+    for table in schema.METADATA.sorted_tables:
         for place, rule in _rule_violations(connection, table):
             found.add("rule", place, rule)
         for constraint in table.foreign_key_constraints:
@@ -267,7 +267,7 @@ def _duplicates() -> sa.Select[Any]:
 
 def check_rows(connection: sa.Connection, found: Integrity, watcher: ProgressCallback) -> None:
     """Check the contents of every row."""
-    tables = schema.Base.metadata.sorted_tables
+    tables = schema.METADATA.sorted_tables
     count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
     looking = _RowChecker(found)
     for table in tables:

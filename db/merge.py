@@ -9,7 +9,7 @@
 - If two databases describe a device differently, the description of the latest run is kept.
 - Runs keep their ids and store their database under ``database`` in their versions. Claims are not merged.
 - Measurements whose figures contradict one another are refused, as by an import.
-- Demand is kept by the database that counted it (see `tunebench.db.schema.DemandRow`).
+- Demand is kept by the database that counted it (see `tunebench.db.schema.demand_table`).
 
 Each source is merged in one transaction. Merging it again adds nothing.
 """

@@ -89,9 +89,9 @@ def _lock(connection: sa.Connection) -> None:
 
 
 def _create(connection: sa.Connection) -> None:
-    schema.Base.metadata.create_all(connection, checkfirst=False)
+    schema.METADATA.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(schema.ANSWER_VIEW)
-    connection.execute(sa.insert(schema.OriginRow).values(id=uuid.uuid4().hex))
+    connection.execute(sa.insert(schema.origin_table).values(id=uuid.uuid4().hex))
     # As Alembic creates it, so that Alembic can migrate the database later.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "

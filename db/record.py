@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tunebench.cache_file import RejectedEntry
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import (
@@ -23,6 +22,9 @@ from tunebench.outcome import (
     to_json,
 )
 from tunebench.space import Config
+
+if TYPE_CHECKING:
+    from tunebench.cache_file import RejectedEntry
 
 __all__ = [
     "MAX_FAULTS",

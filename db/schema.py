@@ -8,10 +8,9 @@ See "Add a column to the measurement table" in docs/development.md.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tunebench.db.migrations import HEAD, REVISIONS
 from tunebench.db.migrations.answer_view import ANSWER_VIEWS
@@ -21,15 +20,16 @@ __all__ = [
     "ANSWER_VIEW",
     "DONE",
     "HEAD",
+    "METADATA",
     "REVISIONS",
     "TRIAL_KEY",
-    "Base",
     "UtcTime",
     "answer_v1",
     "demand_table",
     "device_table",
     "measurement_table",
     "of_space",
+    "origin_table",
     "run_table",
     "trial_table",
 ]
@@ -72,190 +72,154 @@ def _partial_index(name: str, *columns: str, sqlite: str, postgresql: str) -> sa
     return sa.Index(name, *columns, sqlite_where=sa.text(sqlite), postgresql_where=sa.text(postgresql))
 
 
-class Base(DeclarativeBase):
-    """Base of the tables. Every constraint has a name, so that migrations can change it."""
-
-    metadata = sa.MetaData(naming_convention=_NAMING)
-    type_annotation_map = {
-        str: sa.Text(),
-        float: _REAL,
-        datetime: UtcTime(),
-        dict[str, Any]: _JSON,
-        list[float]: _JSON,
-    }
+METADATA = sa.MetaData(naming_convention=_NAMING)
+"""The tables. Every constraint has a name, so that migrations can change it."""
 
 
-class DeviceRow(Base):
-    """A device. `key` differs between devices whose times cannot be compared."""
-
-    __tablename__ = "device"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(unique=True)
-    kind: Mapped[str]
-    architecture: Mapped[str] = mapped_column(index=True)
-    product: Mapped[str]
-    sm_count: Mapped[int]
-    power_limit_w: Mapped[float | None]
-    descriptor: Mapped[dict[str, Any]]
+def _column(name: str, kind: Any, *references: sa.ForeignKey, **options: Any) -> sa.Column[Any]:
+    """Return a column that is never NULL."""
+    return sa.Column(name, kind, *references, nullable=False, **options)
 
 
-class RunRow(Base):
-    """One run of `tune` on one workload; `finished_at` is NULL if the run was killed."""
+device_table = sa.Table(
+    "device",
+    METADATA,
+    _column("id", sa.Integer, primary_key=True),
+    _column("key", sa.Text, unique=True),
+    _column("kind", sa.Text),
+    _column("architecture", sa.Text, index=True),
+    _column("product", sa.Text),
+    _column("sm_count", sa.Integer),
+    sa.Column("power_limit_w", _REAL),
+    _column("descriptor", _JSON),
+)
+"""Devices. `key` differs between devices whose times cannot be compared."""
 
-    __tablename__ = "run"
-
-    id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
-    device_id: Mapped[int] = mapped_column(sa.ForeignKey("device.id"))
-    workload: Mapped[str]
-    sampler: Mapped[str]
-    seed: Mapped[int] = mapped_column(_BIG)
-    host: Mapped[str]
-    versions: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime]
-    finished_at: Mapped[datetime | None]
-    masked: Mapped[int] = mapped_column(_BIG, default=0)
-    cached: Mapped[int] = mapped_column(_BIG, default=0)
-    wall_s: Mapped[float] = mapped_column(default=0.0)
-    compile_s: Mapped[float] = mapped_column(default=0.0)
-    verify_s: Mapped[float] = mapped_column(default=0.0)
-    measure_s: Mapped[float] = mapped_column(default=0.0)
-    overhead_s: Mapped[float] = mapped_column(default=0.0)
-    budget_trials: Mapped[int | None] = mapped_column(_BIG)
-
+run_table = sa.Table(
+    "run",
+    METADATA,
+    _column("id", sa.String(32), primary_key=True),
+    _column("device_id", sa.Integer, sa.ForeignKey("device.id")),
+    _column("workload", sa.Text),
+    _column("sampler", sa.Text),
+    _column("seed", _BIG),
+    _column("host", sa.Text),
+    _column("versions", _JSON),
+    _column("started_at", UtcTime),
+    sa.Column("finished_at", UtcTime),
+    _column("masked", _BIG, default=0),
+    _column("cached", _BIG, default=0),
+    *(
+        _column(name, _REAL, default=0.0)
+        for name in ("wall_s", "compile_s", "verify_s", "measure_s", "overhead_s")
+    ),
+    sa.Column("budget_trials", _BIG),
+)
+"""Runs of `tune` on one workload each; `finished_at` is NULL if the run was killed."""
 
 _CLAIMED = "claim_owner IS NOT NULL"
 
 TRIAL_KEY = ("device_id", "workload", "variant", "config", "revision")
 """Columns that identify a trial. Without the last one they find all revisions of a configuration."""
 
+trial_table = sa.Table(
+    "trial",
+    METADATA,
+    _column("id", _BIG, primary_key=True),
+    _column("device_id", sa.Integer, sa.ForeignKey("device.id")),
+    _column("workload", sa.Text, index=True),
+    _column("variant", sa.Text),
+    _column("revision", sa.Text),
+    _column("config", sa.Text),
+    _column("config_values", _JSON),
+    _column("state", sa.String(8)),
+    sa.Column("claim_owner", sa.Text),
+    sa.Column("claim_expires_at", UtcTime),
+    _column("stale", sa.Boolean, default=False),
+    sa.UniqueConstraint(*TRIAL_KEY, name="uq_trial_key"),
+    sa.CheckConstraint("state IN ('claimed', 'done')", name="state"),
+    sa.CheckConstraint(
+        "(state = 'claimed') = (claim_owner IS NOT NULL) "
+        "AND (state = 'claimed') = (claim_expires_at IS NOT NULL)",
+        name="claim",
+    ),
+    # Few trials are claimed or stale, so that these indexes stay small.
+    _partial_index("ix_trial_claim_owner", "claim_owner", sqlite=_CLAIMED, postgresql=_CLAIMED),
+    _partial_index(
+        "ix_trial_stale", "device_id", "workload", "variant", sqlite="stale = 1", postgresql="stale"
+    ),
+)
+"""Configurations of one source revision of one variant, for one workload on one device.
 
-class TrialRow(Base):
-    """One configuration of one source revision of one variant, for one workload on one device.
-
-    A claimed trial has no measurement yet. `config` is the text of the configuration and part of the key.
-    `config_values` stores the values with their types, so that reading them does not need the variant.
-    """
-
-    __tablename__ = "trial"
-    __table_args__ = (
-        sa.UniqueConstraint(*TRIAL_KEY, name="uq_trial_key"),
-        sa.CheckConstraint("state IN ('claimed', 'done')", name="state"),
-        sa.CheckConstraint(
-            "(state = 'claimed') = (claim_owner IS NOT NULL) "
-            "AND (state = 'claimed') = (claim_expires_at IS NOT NULL)",
-            name="claim",
-        ),
-        # Few trials are claimed or stale, so that these indexes stay small.
-        _partial_index("ix_trial_claim_owner", "claim_owner", sqlite=_CLAIMED, postgresql=_CLAIMED),
-        _partial_index(
-            "ix_trial_stale", "device_id", "workload", "variant", sqlite="stale = 1", postgresql="stale"
-        ),
-    )
-
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
-    device_id: Mapped[int] = mapped_column(sa.ForeignKey("device.id"))
-    workload: Mapped[str] = mapped_column(index=True)
-    variant: Mapped[str]
-    revision: Mapped[str]
-    config: Mapped[str]
-    config_values: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(sa.String(8))
-    claim_owner: Mapped[str | None]
-    claim_expires_at: Mapped[datetime | None]
-    stale: Mapped[bool] = mapped_column(default=False)
-
+A claimed trial has no measurement yet. `config` is the text of the configuration and part of the key.
+`config_values` stores the values with their types, so that reading them does not need the variant.
+"""
 
 _FAILED = ", ".join(f"'{failure.kind}'" for failure in FAILURES)
 
+measurement_table = sa.Table(
+    "measurement",
+    METADATA,
+    _column("id", _BIG, primary_key=True),
+    _column("trial_id", _BIG, sa.ForeignKey("trial.id"), index=True),
+    sa.Column("run_id", sa.String(32), sa.ForeignKey("run.id")),
+    _column("purpose", sa.String(8)),
+    _column("kind", sa.String(16)),
+    *(sa.Column(name, _REAL) for name in ("median_us", "ci_low_us", "ci_high_us", "predicted_us")),
+    sa.Column("cache", sa.String(4)),
+    sa.Column("verification", sa.String(16)),
+    sa.Column("reason", sa.Text),
+    sa.Column("bound_us", _REAL),
+    sa.Column("samples_us", _JSON),
+    *(_column(name, _JSON) for name in ("detail", "resources", "conditions")),
+    *(_column(name, _REAL) for name in ("compile_s", "verify_s", "measure_s")),
+    sa.Column("seed", _BIG),
+    _column("recorded_at", UtcTime),
+    sa.Column("fastest_us", _REAL),
+    sa.Column("versus_default", sa.String(10)),
+    sa.Column("comparison", _JSON),
+    sa.CheckConstraint(f"kind IN ('measured', 'predicted', 'aborted', 'pruned', {_FAILED})", name="kind"),
+    sa.CheckConstraint("purpose IN ('search', 'finalist', 'audit')", name="purpose"),
+    # Only a success has a time, and a prediction never fills a column of a measured time.
+    sa.CheckConstraint(
+        "(kind = 'measured') = (median_us IS NOT NULL) "
+        "AND (kind = 'measured') = (ci_low_us IS NOT NULL) "
+        "AND (kind = 'measured') = (ci_high_us IS NOT NULL) "
+        "AND (kind = 'measured') = (cache IS NOT NULL) "
+        "AND (kind IN ('measured', 'aborted')) = (samples_us IS NOT NULL) "
+        "AND (kind = 'predicted') = (predicted_us IS NOT NULL) "
+        "AND (kind IN ('measured', 'predicted')) = (verification IS NOT NULL)",
+        name="time",
+    ),
+    sa.CheckConstraint(f"(kind IN ({_FAILED})) = (reason IS NOT NULL)", name="reason"),
+    sa.CheckConstraint("cache IN ('cold', 'warm')", name="cache"),
+    sa.CheckConstraint("versus_default IN ('itself', 'faster', 'not faster')", name="versus_default"),
+    sa.Index("ix_measurement_run_id", "run_id", "id"),
+)
+"""Measurements of trials: each outcome, and everything needed to judge and reproduce it."""
 
-class MeasurementRow(Base):
-    """One measurement of a trial: its outcome, and everything needed to judge and reproduce it."""
+origin_table = sa.Table("origin", METADATA, _column("id", sa.String(32), primary_key=True))
+"""Id of this database in those it is merged into: one row, inserted when the tables are created."""
 
-    __tablename__ = "measurement"
-    __table_args__ = (
-        sa.CheckConstraint(f"kind IN ('measured', 'predicted', 'aborted', 'pruned', {_FAILED})", name="kind"),
-        sa.CheckConstraint("purpose IN ('search', 'finalist', 'audit')", name="purpose"),
-        # Only a success has a time, and a prediction never fills a column of a measured time.
-        sa.CheckConstraint(
-            "(kind = 'measured') = (median_us IS NOT NULL) "
-            "AND (kind = 'measured') = (ci_low_us IS NOT NULL) "
-            "AND (kind = 'measured') = (ci_high_us IS NOT NULL) "
-            "AND (kind = 'measured') = (cache IS NOT NULL) "
-            "AND (kind IN ('measured', 'aborted')) = (samples_us IS NOT NULL) "
-            "AND (kind = 'predicted') = (predicted_us IS NOT NULL) "
-            "AND (kind IN ('measured', 'predicted')) = (verification IS NOT NULL)",
-            name="time",
-        ),
-        sa.CheckConstraint(f"(kind IN ({_FAILED})) = (reason IS NOT NULL)", name="reason"),
-        sa.CheckConstraint("cache IN ('cold', 'warm')", name="cache"),
-        sa.CheckConstraint("versus_default IN ('itself', 'faster', 'not faster')", name="versus_default"),
-        sa.Index("ix_measurement_run_id", "run_id", "id"),
-    )
+demand_table = sa.Table(
+    "demand",
+    METADATA,
+    _column("id", _BIG, primary_key=True),
+    _column("device_id", sa.Integer, sa.ForeignKey("device.id")),
+    _column("workload", sa.Text),
+    _column("origin", sa.String(32)),
+    _column("calls", _BIG),
+    _column("time_us", _REAL),
+    _column("first_noted_at", UtcTime),
+    _column("last_noted_at", UtcTime),
+    sa.UniqueConstraint("device_id", "workload", "origin", name="uq_demand_key"),
+    sa.CheckConstraint("calls > 0 AND time_us >= 0", name="amount"),
+)
+"""Calls of a workload by programs on a device, and their total time.
 
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
-    trial_id: Mapped[int] = mapped_column(_BIG, sa.ForeignKey("trial.id"), index=True)
-    run_id: Mapped[str | None] = mapped_column(sa.String(32), sa.ForeignKey("run.id"))
-    purpose: Mapped[str] = mapped_column(sa.String(8))
-    kind: Mapped[str] = mapped_column(sa.String(16))
-    median_us: Mapped[float | None]
-    ci_low_us: Mapped[float | None]
-    ci_high_us: Mapped[float | None]
-    predicted_us: Mapped[float | None]
-    cache: Mapped[str | None] = mapped_column(sa.String(4))
-    verification: Mapped[str | None] = mapped_column(sa.String(16))
-    reason: Mapped[str | None]
-    bound_us: Mapped[float | None]
-    samples_us: Mapped[list[float] | None]
-    detail: Mapped[dict[str, Any]]
-    resources: Mapped[dict[str, Any]]
-    conditions: Mapped[dict[str, Any]]
-    compile_s: Mapped[float]
-    verify_s: Mapped[float]
-    measure_s: Mapped[float]
-    seed: Mapped[int | None] = mapped_column(_BIG)
-    recorded_at: Mapped[datetime]
-    fastest_us: Mapped[float | None]
-    versus_default: Mapped[str | None] = mapped_column(sa.String(10))
-    comparison: Mapped[dict[str, Any] | None]
-
-
-class OriginRow(Base):
-    """Id of this database in those it is merged into: one row, inserted when the tables are created."""
-
-    __tablename__ = "origin"
-
-    id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
-
-
-class DemandRow(Base):
-    """Calls of a workload by programs on a device, and their total time.
-
-    A database adds only to rows of its own `origin`. A merge copies the rows of other origins and keeps the
-    greater of two rows with the same key, so that repeating a merge changes nothing.
-    """
-
-    __tablename__ = "demand"
-    __table_args__ = (
-        sa.UniqueConstraint("device_id", "workload", "origin", name="uq_demand_key"),
-        sa.CheckConstraint("calls > 0 AND time_us >= 0", name="amount"),
-    )
-
-    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
-    device_id: Mapped[int] = mapped_column(sa.ForeignKey("device.id"))
-    workload: Mapped[str]
-    origin: Mapped[str] = mapped_column(sa.String(32))
-    calls: Mapped[int] = mapped_column(_BIG)
-    time_us: Mapped[float]
-    first_noted_at: Mapped[datetime]
-    last_noted_at: Mapped[datetime]
-
-
-device_table = cast(sa.Table, DeviceRow.__table__)
-run_table = cast(sa.Table, RunRow.__table__)
-trial_table = cast(sa.Table, TrialRow.__table__)
-measurement_table = cast(sa.Table, MeasurementRow.__table__)
-demand_table = cast(sa.Table, DemandRow.__table__)
+A database adds only to rows of its own `origin`. A merge copies the rows of other origins and keeps the
+greater of two rows with the same key, so that repeating a merge changes nothing.
+"""
 
 DONE = {"state": "done", "claim_owner": None, "claim_expires_at": None}
 """Column values of a trial with a measurement."""
@@ -284,7 +248,7 @@ answer_v1 = sa.Table(
     *(sa.Column(name, _REAL) for name in ("time_us", "ci_low_us", "ci_high_us", "bound_us")),
     sa.Column("recorded_at", UtcTime),
 )
-"""Columns of the view for SQLAlchemy queries; not part of `Base`."""
+"""Columns of the view for SQLAlchemy queries; not part of `METADATA`."""
 
 
 def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:

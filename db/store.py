@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -42,11 +42,13 @@ from tunebench.db.schema import device_table as _device
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import run_table as _run
 from tunebench.db.schema import trial_table as _trial
-from tunebench.db.staleness import StoredTrial, mark_stale, staleness_changes, stored_trials, update_staleness
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import Result
 from tunebench.space import Config
+
+if TYPE_CHECKING:
+    from tunebench.db.staleness import StoredTrial
 
 __all__ = ["CLAIM_S", "Store", "open_store"]
 
@@ -246,6 +248,8 @@ class Store(Reader):
         Returns:
             Number of stale trials of the space.
         """
+        from tunebench.db.staleness import mark_stale, staleness_changes, stored_trials
+
         space = SpaceKey(device=device, workload=workload, variant=variant)
 
         def look(again: bool) -> list[StoredTrial]:
@@ -293,8 +297,8 @@ class Store(Reader):
             for run_id in adding.run_ids:
                 finished = {"finished_at": self._now()}
                 connection.execute(_run.update().where(_run.c.id == run_id), finished)
-            for space, (device_id, device) in adding.spaces.items() if recheck else ():
-                update_staleness(connection, device_id, space, device)
+            if recheck:
+                _recheck(connection, adding)
             return adding.count
 
     def _add(
@@ -422,3 +426,11 @@ def _recorded(connection: sa.Connection, row: Mapping[str, Any]) -> int | None:
 
 def _is_begun(connection: sa.Connection, run_id: str) -> bool:
     return connection.execute(sa.select(_run.c.id).where(_run.c.id == run_id)).first() is not None
+
+
+def _recheck(connection: sa.Connection, added: BulkInsert) -> None:
+    """Mark the trials of the spaces that an import changed as stale or current."""
+    from tunebench.db.staleness import update_staleness
+
+    for space, (device_id, device) in added.spaces.items():
+        update_staleness(connection, device_id, space, device)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from tunebench.db.schema import Base
+from tunebench.db.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     render_as_batch=True,  # SQLite changes a table by rebuilding it
     transactional_ddl=True,
 )

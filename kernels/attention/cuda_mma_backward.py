@@ -313,8 +313,8 @@ class _Pass:
     side: backward.Side
     sums_p: bool
     sums_ds: bool
-    adds_dq: Any = np.False_
-    made: Any = np.True_
+    adds_dq: Any = False
+    made: Any = True
 
     def work(self, workload: Attention, table: Table) -> backward.PassWork:
         """Count whole tiles; for copies, only existing rows."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tunebench.device import Device
 from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
@@ -109,6 +107,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
         """Return the kernel of x, w, scale, bias, residual, vectors of the prologue, y, and sizes."""
+        import numpy as np
         from numba import cuda, float32
 
         pixels, threads_k, chunk = config["pixels"], config["filters"], config["chunk"]

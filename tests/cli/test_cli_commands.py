@@ -383,3 +383,12 @@ def test_workload_needs_no_option(run_json: Run, run_refused: Run) -> None:
     two = run_json("predict", text, *device, "softmax:rows=16,cols=8,dtype=f32")
     assert [each["workload"] for each in two] == [text, "softmax:rows=16,cols=8,dtype=f32"]
     assert "unexpected extra argument" in run_refused("lookup", text, "more", *device)
+
+
+@pytest.mark.parametrize(
+    "words", [["gemm:typo=3"], ["gemm:m=1..8,n=64,k=64,typo=3"], ["--suite", "typo"]], ids=" ".join
+)
+def test_tune_checks_the_work_before_it_says_anything_about_devices(
+    words: list[str], run_refused: Run
+) -> None:
+    assert "typo" in run_refused("tune", *words)

@@ -77,7 +77,7 @@ def everything(db: str) -> dict[str, Any]:
     with open_store(db, read_only=True) as store, store._read() as connection:
         return {
             table.name: connection.execute(sa.select(table).order_by(table.c.id)).all()
-            for table in schema.Base.metadata.sorted_tables
+            for table in schema.METADATA.sorted_tables
         }
 
 
@@ -103,7 +103,7 @@ def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any
     assert (second.added, second.devices, second.runs) == (1, 1, 1)
     assert contents(db) == contents(one.db) + contents(other.db)
     with open_store(db) as store, store._read() as connection:
-        runs = {row.id: row for row in connection.execute(sa.select(schema.RunRow.__table__))}
+        runs = {row.id: row for row in connection.execute(sa.select(schema.run_table))}
         assert {row.id: row.versions["database"] for row in runs.values()} == {
             one.run: one.db,
             other.run: other.db,
@@ -129,7 +129,7 @@ def test_merging_again_adds_only_new_measurements(db: str, place: Any) -> None:
     assert (later.added, later.runs) == (1, 0)
     assert contents(db)[-1].result.outcome == measured(4.0)
     with open_store(db) as store, store._read() as connection:
-        assert connection.execute(sa.select(schema.RunRow.masked)).scalar_one() == 9
+        assert connection.execute(sa.select(schema.run_table.c.masked)).scalar_one() == 9
 
 
 def test_latest_measurement_counts_whatever_the_merge_order(db: str, place: Any, tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_runs_devices_and_effort_are_counted(store: Store) -> None:
     assert stats.effort == Effort(compile_s=2.0, measure_s=1.0)
     with store._read() as connection:
         run = (
-            connection.execute(sa.select(schema.RunRow.__table__).where(schema.RunRow.id == run_id))
+            connection.execute(sa.select(schema.run_table).where(schema.run_table.c.id == run_id))
             .mappings()
             .one()
         )
@@ -699,7 +699,7 @@ def test_concurrent_demand_writers_are_summed(db: str) -> None:
 def test_databases_have_distinct_origins(db: str, tmp_path: Path) -> None:
     def name(db: str) -> str:
         with open_store(db) as store, store._read() as connection:
-            return str(connection.execute(sa.select(schema.OriginRow.id)).scalar_one())
+            return str(connection.execute(sa.select(schema.origin_table.c.id)).scalar_one())
 
     assert name(db) == name(db) != name(str(tmp_path / "other.db"))
 

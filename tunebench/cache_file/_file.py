@@ -122,6 +122,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
                 yield file
         fresh.chmod(0o666 & ~_umask())
         fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise

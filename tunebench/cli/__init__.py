@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from tunebench import __version__, _environment
 from tunebench._signal import ending_like_ctrl_c
+from tunebench.cli._help import HelpCommand, HelpGroup, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
 
 __all__ = ["COMMANDS", "EXIT_CODES", "app", "main", "run"]
@@ -78,7 +78,7 @@ _INTERRUPTED = 130
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-class _Commands(TyperGroup):
+class _Commands(HelpGroup):
     """The command group, which imports only the command that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -86,7 +86,11 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a placeholder with the help line; `resolve_command` returns the real command."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return HelpCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the exit codes."""
+        write_section("Exit codes", [(str(code), meaning) for code, meaning in EXIT_CODES.items()], formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
@@ -98,7 +102,7 @@ class _Commands(TyperGroup):
         return name, command, rest
 
 
-class _WorkloadCommand(TyperCommand):
+class _WorkloadCommand(HelpCommand):
     """A command that takes workloads with or without `--workload` in front of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -167,7 +171,6 @@ app = typer.Typer(
     cls=_Commands,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
 )
 
 
@@ -183,10 +186,22 @@ def _tunebench(
 
 def main() -> None:
     """Run the command line of this process and exit with its exit code."""
+    _open_closed_streams()
     warnings.showwarning = _warn
     with ending_like_ctrl_c():
         status = run(sys.argv[1:])
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Write to the null device where stdout or stderr is closed, so that no other file gets its number."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 (stays open)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -261,9 +276,9 @@ def _explain_system(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
-        reason += "; free some space, or use another database by --db"
+        reason += "; free some space, or write to another disk"
     elif error.errno in _NO_RIGHT:
-        reason += "; make it writable, or use another database by --db"
+        reason += "; make it writable, or write to another path"
     return place + reason
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "OptionalWorkload",
     "ReadDatabase",
     "StopAtGap",
+    "StoredDevice",
     "Tolerance",
     "Training",
     "VariantFiles",
@@ -169,6 +170,18 @@ DeviceName = Annotated[
 ]
 """Name of a device, present or absent, or a file that describes it; None without the option."""
 
+StoredDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="Device of the records: a name, or a file that describes one. Default: all devices.",
+        show_default=False,
+        autocompletion=_completion.devices,
+    ),
+]
+"""Device whose records are read; None without the option, for all devices."""
+
 
 def split_devices(names: list[str] | None) -> list[str] | None:
     """Return names that were repeated, or separated by commas; a comma in a stored key is not a separator.
@@ -233,9 +246,9 @@ Tolerance = Annotated[
     float,
     typer.Option(
         metavar="PERCENT",
-        help="Tolerance: slowdown that is no regression, such as 5% or 0.05.",
+        help="Tolerance: slowdown that is no regression, such as 5% or 0.05. Default: 5%.",
         parser=_fraction,
-        show_default="5%",
+        show_default=False,
     ),
 ]
 """Tolerated slowdown as a fraction of time."""

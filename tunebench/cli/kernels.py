@@ -22,7 +22,7 @@ __all__ = ["command"]
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[OPERATOR|VARIANT]", help="Operator or variant to show with its parameters."),
+        typer.Argument(metavar="OPERATOR|VARIANT", help="Operator or variant to show with its parameters."),
     ] = None,
     variant_file: VariantFiles = None,
     as_json: Json = False,

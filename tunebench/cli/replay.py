@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench.cli._file import require_folder, write_page
 from tunebench.cli._option import Json, LearnedPruner, StopAtGap, renamed_flag
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel, RecordedSizes, space_of
@@ -60,6 +61,7 @@ def command(
     from tunebench.cache_file import read
     from tunebench.tuning.replay import replay
 
+    require_folder(report)
     space = space_of(file, kernel, device, problem)
     elsewhere = [read(other) for other in (*(warm_from or ()), *(warm or ()))]
     optimum_us = space.recording.optimum_us
@@ -107,7 +109,7 @@ def _write_page(report: Path, file: Path, space: Space, done: ReplayResult) -> N
     from tunebench.report import history_page, replay_history
 
     page = history_page([replay_history(space, done)], database=file.name)
-    report.write_text(page, encoding="utf-8")
+    write_page(report, page)
 
 
 def _data(done: ReplayResult, optimum_us: float, trials: int) -> dict[str, Any]:

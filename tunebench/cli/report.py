@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench.cli._file import require_folder, write_page
 from tunebench.cli._option import (
     Architecture,
-    DeviceName,
     Json,
     ReadDatabase,
+    StoredDevice,
     Tolerance,
     Workloads,
     absent_device,
@@ -46,7 +47,7 @@ def command(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1,
-    device: DeviceName = None,
+    device: StoredDevice = None,
     arch: Architecture = None,
     compare: Annotated[
         tuple[str, str] | None,
@@ -66,6 +67,7 @@ def command(
     The page loads nothing from elsewhere. It has the records of all workloads and devices of the database, or
     of those given.
     """
+    require_folder(out)
     if device is not None and arch is not None:
         raise InputError("--device and --arch exclude each other: a device has its architecture")
     if compare is not None:
@@ -113,7 +115,7 @@ def _write_histories(
             )
         show("describing the best configurations")
         page = history_page(_detailed(histories), database=database, suite=suite)
-    out.write_text(page, encoding="utf-8")
+    write_page(out, page)
     records = sum(len(history.records) for history in histories)
     return {"file": str(out), "histories": len(histories), "records": records}
 
@@ -165,7 +167,7 @@ def _write_comparison(
             before = after = stack.enter_context(_opened(db))
             pair = (_device_key(before, sides[0]), _device_key(before, sides[1]))
         comparison = compare_databases(before, after, pair=pair, tolerance=tolerance)
-    out.write_text(comparison_page(comparison), encoding="utf-8")
+    write_page(out, comparison_page(comparison))
     regressions = len(comparison.regressions)
     return {"file": str(out), "compared": len(comparison.times), "regressions": regressions}
 

@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Show the records of a workload: the fastest configurations, and failures by class.
 
-    --sass, --ptx and --resources compile one configuration and show its binary instead; no GPU is needed.
+    Without --device and --arch, the records of all devices are shown. --sass, --ptx and --resources compile
+    one configuration and show its binary instead; no GPU is needed.
     """
     views = [name for name, asked in (("sass", sass), ("ptx", ptx), ("resources", resources)) if asked]
     if len(views) > 1:

@@ -190,6 +190,7 @@ def command(options: TuneOptions) -> None:
     resumes it.
     """
     from tunebench import tuning
+    from tunebench.workloads import parse
 
     options = dataclasses.replace(
         options,
@@ -198,17 +199,20 @@ def command(options: TuneOptions) -> None:
         learned_pruner=options.learned_pruner or options.calibrated,
     )
     _check(options)
+    text = options.workload or ""
+    sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
+    if text and not sizes:
+        parse(text)  # an invalid workload is reported before anything about devices
     local = None if options.cluster is not None else _local_device(options)
     devices = [local] if local is not None else _cluster_devices(options)
-    plan, text = _plan(options), options.workload or ""
-    if options.device is None and local is not None and local.kind == "cpu":
-        note("no GPU found: tuning for the CPU; --arch sm_90 tunes for an absent GPU")
-    sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
+    plan = _plan(options)
     single, batch = len(devices) == 1 and devices != ["all"], options.batch or 1
     if (sizes or options.suite is not None) and not single:
         raise InputError("several workloads are tuned for one device at a time: name it by --device")
     if options.suite is not None and options.trials is None:
         plan = dataclasses.replace(plan, trials=tuning.default_trials(options.suite, batch, plan))
+    if options.device is None and local is not None and local.kind == "cpu":
+        note("no GPU found: tuning for the CPU; --arch sm_90 tunes for an absent GPU")
     with contextlib.ExitStack() as stack:
         show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trials)))
         on: dict[str, Any] = {"db": options.db, "plan": plan, "watcher": show}

@@ -25,7 +25,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[OPERATOR|SUITE|WORKLOAD]", help="Operator, suite or workload to show in detail."
+            metavar="OPERATOR|SUITE|WORKLOAD", help="Operator, suite or workload to show in detail."
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1,

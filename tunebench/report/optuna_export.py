@@ -62,8 +62,10 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, ValueError, ImportError) as error:
+        reason = getattr(error, "orig", None) or str(error).partition(" [SQL:")[0]  # that of the driver
         raise InputError(
-            f"cannot write the Optuna storage: expected a URL such as sqlite:///studies.db, got {error}"
+            f"cannot write the Optuna storage: {reason}; expected a URL such as sqlite:///studies.db of a "
+            "database that can be written"
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tunebench.cli._help import HelpCommand, HelpGroup
 from tunebench.cli._option import Database, Json
 from tunebench.cli._option_group import with_verbosity
 from tunebench.cli._output import emit, plain, table
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=HelpGroup, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -31,11 +32,11 @@ def group() -> None:
     """Manage the database of tuning results."""
 
 
-app.command()(with_verbosity(upgrade))
-app.command()(with_verbosity(downgrade))
+app.command(cls=HelpCommand)(with_verbosity(upgrade))
+app.command(cls=HelpCommand)(with_verbosity(downgrade))
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 @with_verbosity
 def stats(db: Database = None, as_json: Json = False) -> None:
     """Show statistics of a database: devices, workloads, trials, and outcomes by class."""
@@ -68,6 +69,6 @@ def _render(console: Console, found: Stats) -> None:
 
 
 for each in (verify, export_optuna, export, merge, export_bundled):
-    app.command()(with_verbosity(each))
-app.command("import")(with_verbosity(import_))
-app.command(hidden=True)(with_verbosity(ship))
+    app.command(cls=HelpCommand)(with_verbosity(each))
+app.command("import", cls=HelpCommand)(with_verbosity(import_))
+app.command(hidden=True, cls=HelpCommand)(with_verbosity(ship))

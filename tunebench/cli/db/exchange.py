@@ -24,7 +24,7 @@ __all__ = ["export", "import_"]
 def import_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, T4 files, or JSON Lines exports."),
+        typer.Argument(metavar="FILE", help="Kernel Tuner cache files, T4 files, or JSON Lines exports."),
     ],
     device: Annotated[
         str,

@@ -24,7 +24,7 @@ SHOWN = 5
 def merge(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="DB…", help="Databases to merge, as paths or URLs; opened for reading only."),
+        typer.Argument(metavar="DB", help="Databases to merge, as paths or URLs; opened for reading only."),
     ],
     into: Annotated[
         str, typer.Option(metavar="PATH|URL", help="Target database; created if it does not exist.")

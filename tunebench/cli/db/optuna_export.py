@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, DeviceName, Json, ReadDatabase, Workloads, target_device
+from tunebench.cli._option import Architecture, Json, ReadDatabase, StoredDevice, Workloads, target_device
 from tunebench.cli._output import emit
 from tunebench.errors import InputError
 
@@ -18,7 +18,7 @@ def export_optuna(
         str, typer.Option(metavar="URL", help="Optuna storage, such as sqlite:///studies.db.")
     ],
     workload: Workloads = None,
-    device: DeviceName = None,
+    device: StoredDevice = None,
     arch: Architecture = None,
     db: ReadDatabase = None,
     as_json: Json = False,

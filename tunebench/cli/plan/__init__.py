@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tunebench.cli._help import HelpCommand, HelpGroup
 from tunebench.cli._option_group import with_verbosity
 from tunebench.cli.plan.cluster import cluster
 from tunebench.cli.plan.memory import memory
@@ -11,7 +12,7 @@ from tunebench.cli.plan.pipeline import pipeline
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=HelpGroup, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -20,4 +21,4 @@ def group() -> None:
 
 
 for each in (cluster, memory, pipeline):
-    app.command()(with_verbosity(each))
+    app.command(cls=HelpCommand)(with_verbosity(each))

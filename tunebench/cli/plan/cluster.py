@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from tunebench.cli._file import require_folder
 from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._copies_report import CopiesReport
-from tunebench.cli.plan._file import require_folder
 from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
 

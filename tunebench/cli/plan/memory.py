@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench.cli._file import require_folder
 from tunebench.cli._option import (
     Architecture,
     DeviceName,
@@ -17,7 +18,6 @@ from tunebench.cli._option import (
     target_device,
 )
 from tunebench.cli._output import console, emit, phases
-from tunebench.cli.plan._file import require_folder
 from tunebench.cli.plan._memory_report import MemoryReport
 from tunebench.errors import InputError, UnknownName
 

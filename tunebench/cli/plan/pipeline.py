@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench.cli._file import require_folder
 from tunebench.cli._option import Architecture, DeviceName, Json, gpus
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
-from tunebench.cli.plan._file import require_folder
 from tunebench.cli.plan._pipeline_option import KnownStages, LinkChoice, ModelStages, size_bytes
 from tunebench.cli.plan._pipeline_report import PipelineReport
 from tunebench.errors import InputError

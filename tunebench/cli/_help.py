@@ -1,0 +1,113 @@
+"""Help texts: the options of a command by group, in lines that fit a narrow terminal.
+
+Typer's tables have a column for each of name, short name, negation and type, and cut off what does not fit.
+Here a long name takes a line of its own, and no line breaks inside the name of an option.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["HelpCommand", "HelpGroup", "write_section"]
+
+_COMMON = "Options"
+_NAME_WIDTH = 26
+_TYPES = {"str": "TEXT", "path": "PATH", "int": "INT", "float": "FLOAT"}
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help lists each group of options under its title."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **{**given, "rich_markup_mode": None})
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the paragraphs about the command."""
+        _write_paragraphs(self.help or "", formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then each group of options, then the options of no group."""
+        _write_options(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A command with subcommands and the same help."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **{**given, "rich_markup_mode": None})
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the paragraphs about the group."""
+        _write_paragraphs(self.help or "", formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, and then the commands with the first line of their help."""
+        _write_options(self, ctx, formatter)
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, (command.help or "").partition("\n")[0])
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        write_section("Commands", rows, formatter)
+
+
+def write_section(title: str, rows: Sequence[tuple[str, str]], formatter: Any) -> None:
+    """Write a table of two columns under a title; a name that is too long takes a line of its own.
+
+    Args:
+        title: Title of the table.
+        rows: Name and meaning of each row.
+        formatter: Receives the lines.
+    """
+    width = min(max(len(name) for name, _ in rows), _NAME_WIDTH)
+    with formatter.section(typer.style(title, bold=True)):
+        indent = " " * formatter.current_indent
+        for name, meaning in rows:
+            lines = _wrapped(meaning, formatter.width - len(indent) - width - 2) or [""]
+            if len(name) > width:
+                formatter.write(f"{indent}{name}\n")
+                name = ""
+            for line in lines:
+                formatter.write(f"{indent}{name:{width}}  {line}".rstrip() + "\n")
+                name = ""
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record is not None:
+            name, meaning = record
+            if param.param_type_name == "argument":
+                sections["Arguments"].append((name.partition(" <")[0], meaning))
+            else:
+                sections.setdefault(param.rich_help_panel or _COMMON, []).append((_typed(name), meaning))
+    common = sections.pop(_COMMON, [])
+    for title, rows in [*sections.items(), (_COMMON, common)]:
+        if rows:
+            write_section(title, rows, formatter)
+
+
+def _typed(name: str) -> str:
+    """Return the name of an option with the type of its value as a metavariable, such as INT."""
+    return re.sub(r"<(\w+)(?: range)?>", lambda found: _TYPES.get(found[1], found[1].upper()), name)
+
+
+def _write_paragraphs(text: str, formatter: Any) -> None:
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        formatter.write("\n")
+        for line in _wrapped(paragraph, formatter.width - 2):
+            formatter.write(f"  {line}\n")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), max(width, 20), break_on_hyphens=False, break_long_words=False
+    )
