@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-__all__ = ["duration", "significant"]
+__all__ = ["duration", "ratio", "significant"]
 
 
 def significant(value: float, digits: int = 4) -> str:
@@ -24,3 +24,10 @@ def duration(us: float) -> str:
         if abs(us) >= 10 * size:
             return f"{significant(us / size)} {unit}"
     return f"{significant(us)} us"
+
+
+def ratio(value: float) -> str:
+    """Return a ratio with two decimals from 0.1 to 100, two significant digits below, and none above."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else significant(value, 2)

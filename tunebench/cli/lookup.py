@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench._figure import duration, ratio
 from tunebench.cli._option import (
     Architecture,
     DeviceName,
@@ -16,7 +17,7 @@ from tunebench.cli._option import (
     WorkloadText,
     looked_up_device,
 )
-from tunebench.cli._output import duration, emit
+from tunebench.cli._output import emit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +67,6 @@ def command(
         to.print(f"  because  {answer.because}", soft_wrap=True)
         for name, versus in answer.baselines.items():
             beats = "faster beyond noise" if versus.faster else "not significantly faster"
-            to.print(f"  speedup over {name}: {versus.ratio:.2f}x ({beats})")
+            to.print(f"  speedup over {name}: {ratio(versus.ratio)}x ({beats})")
 
     emit(as_json, answer.to_json(), render)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tunebench._figure import duration, significant
+from tunebench._figure import duration, ratio, significant
 from tunebench.db.record import Record
 from tunebench.outcome import Measured
 from tunebench.report.best_kernel import BestKernel
@@ -36,12 +36,12 @@ def baselines_section(history: SearchHistory) -> str:
     bars = [Bar(label="best", value=best_us, note=duration(best_us), style="bar", low=ends[0], high=ends[1])]
     rows = []
     for name, found in history.baselines.items():
-        ratio, low, high = found["ratio"], found["low"], found["high"]
-        us, whiskers = best_us * ratio, (None, None) if high is None else (best_us * low, best_us * high)
-        note = f"{duration(us)}, {ratio:.2f}x"
+        faster, low, high = found["ratio"], found["low"], found["high"]
+        us, whiskers = best_us * faster, (None, None) if high is None else (best_us * low, best_us * high)
+        note = f"{duration(us)}, {ratio(faster)}x"
         bars.append(Bar(label=name, value=us, note=note, style="other", low=whiskers[0], high=whiskers[1]))
-        interval = f"at least {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
-        rows.append((safe(name), time_cell(us), number_cell(ratio, 4, "x"), interval))
+        interval = f"at least {ratio(low)}" if high is None else f"{ratio(low)} to {ratio(high)}"
+        rows.append((safe(name), time_cell(us), number_cell(faster, 4, "x"), interval))
     bound_us = history.bound_us
     line = None
     if bound_us is not None:
@@ -60,7 +60,7 @@ def roofline_section(history: SearchHistory, kernel: BestKernel) -> str:
     times = {f"best, {history.best.result.outcome.kind}": (best_us, "measured")}
     if history.default is not None and history.default is not history.best:
         times["default"] = (record_us(history.default), "default-dot")
-    times |= {name: (best_us * ratio, "library-dot") for name, ratio in history.library_ratios.items()}
+    times |= {name: (best_us * slower, "library-dot") for name, slower in history.library_ratios.items()}
     rates = {name: (roof.flops / (us * 1e3), style) for name, (us, style) in times.items()}
     marks = [("attainable", f"attainable: {rate_text(roof.attainable_gflop_s)}")]
     marks += [(style, f"{name}: {rate_text(rate)}") for name, (rate, style) in rates.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tunebench._figure import duration, significant
+from tunebench._figure import duration, ratio, significant
 from tunebench.outcome import Measured, first_error, time_us
 from tunebench.report.best_kernel import BestKernel
 from tunebench.report.best_section import baselines_section, configuration_section, roofline_section
@@ -16,6 +16,7 @@ from tunebench.report.chart import (
 from tunebench.report.history import SearchHistory, best_records, record_us
 from tunebench.report.page import (
     config_cell,
+    count_cell,
     data_table,
     figure,
     folded,
@@ -104,7 +105,7 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
         row = [
             f'<a href="#history{place}">{safe(history.workload)}</a>',
             safe(history.device),
-            str(len(history.records)),
+            count_cell(len(history.records)),
             time_cell(best_us),
             safe(history.best.result.outcome.kind if history.best else ""),
             number_cell(history.speedup, 3, "x"),
@@ -147,14 +148,14 @@ def _section(place: int, history: SearchHistory) -> str:
 def _tiles(history: SearchHistory, kernel: BestKernel) -> str:
     best = history.best
     if best is None:
-        return tiles({"records": str(len(history.records)), "best time": "none succeeded"})
+        return tiles({"records": f"{len(history.records):,}", "best time": "none succeeded"})
     facts = {f"best time, {best.result.outcome.kind}": duration(record_us(best))}
     if history.optimum_us is not None:
         facts["optimum of the recording / best"] = f"{history.optimum_us / record_us(best):.3f}"
     if history.speedup is not None:
-        facts["speedup over default"] = f"{history.speedup:.2f}x"
-    for name, ratio in sorted(history.library_ratios.items(), key=lambda item: item[1])[:1]:
-        facts[f"speedup over {name}"] = f"{ratio:.2f}x"
+        facts["speedup over default"] = f"{ratio(history.speedup)}x"
+    for name, faster in sorted(history.library_ratios.items(), key=lambda item: item[1])[:1]:
+        facts[f"speedup over {name}"] = f"{ratio(faster)}x"
     gap = kernel.gaps[-1] if kernel.gaps and isinstance(best.result.outcome, Measured) else None
     if gap is not None:
         facts["optimality gap"] = "1, proved" if gap == 1 else significant(gap)
@@ -162,7 +163,7 @@ def _tiles(history: SearchHistory, kernel: BestKernel) -> str:
         facts["best / lowest bound"] = significant(history.bound_ratio)
     failures = sum(count for _, _, count in history.failures)
     trials = len({record.key for record in history.records})
-    return tiles(facts | {"trials": str(trials), "failures": str(failures)})
+    return tiles(facts | {"trials": f"{trials:,}", "failures": f"{failures:,}"})
 
 
 def _configurations(history: SearchHistory) -> str:

@@ -15,6 +15,7 @@ from tunebench.space import Config
 
 __all__ = [
     "config_cell",
+    "count_cell",
     "data_table",
     "figure",
     "folded",
@@ -114,6 +115,11 @@ def folded(title: str, content: str, *, opened: bool = False) -> str:
 def time_cell(us: float | None) -> str:
     """Return a time with its unit, which sorts by its microseconds; empty without a time."""
     return "" if us is None else f'<data value="{us!r}">{duration(us)}</data>'
+
+
+def count_cell(number: int) -> str:
+    """Return a count with separators of thousands, which sorts by its value."""
+    return f'<data value="{number}">{number:,}</data>'
 
 
 def number_cell(value: float | None, digits: int = 4, unit: str = "") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tunebench._console import table
-from tunebench._figure import duration, significant
+from tunebench._figure import duration, ratio, significant
 from tunebench._notebook import html_grid, html_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def time_of(us: float | None) -> str | None:
 
 
 def _faster(us: float | None, best_us: float | None) -> str | None:
-    return f"{us / best_us:.2f}x" if us is not None and best_us is not None else None
+    return f"{ratio(us / best_us)}x" if us is not None and best_us is not None else None
 
 
 def _variant(report: Report) -> str:
@@ -149,9 +149,9 @@ def _versus(name: str, us: float | None, best_us: float, versus: Comparison | No
     """Return the row of a rival; speedup and interval are those of the rounds in which both were timed."""
     if versus is None:
         return name, time_of(us), _faster(us, best_us), None
-    interval = f"[{versus.low:.2f}, {versus.high:.2f}]"
+    interval = f"[{ratio(versus.low)}, {ratio(versus.high)}]"
     sure = " tie" if versus.tied else f", {100 * versus.probability:.1f} % confidence"
-    return name, time_of(us), f"{versus.ratio:.2f}x", interval + sure
+    return name, time_of(us), f"{ratio(versus.ratio)}x", interval + sure
 
 
 def _failures(report: Report) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _proof(report: Report) -> Iterator[str]:
     """Yield the lines on the proof of the best configuration, and on variants that were not searched."""
     proof = report.optimality_proof
     if proof is None:
-        gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""
+        gap = f"; {ratio(report.gap)} times the bound" if report.gap is not None else ""
         yield f"  proof    none: the time is predicted{gap}"
         return
     assumed = " (assumed rates)" if report.assumed else ""
@@ -186,7 +186,7 @@ def _proof(report: Report) -> Iterator[str]:
         yield f"  proof    optimal in its space{assumed}: {closed}"
     else:
         counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in proof.open.items())
-        gap = f"gap {proof.gap:.2f}" if proof.gap is not None else "no bound on what is open"
+        gap = f"gap {ratio(proof.gap)}" if proof.gap is not None else "no bound on what is open"
         yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
     left_out = [variant for variant in report.outside if variant not in report.skipped]
     if left_out:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from tunebench._console import printable
-from tunebench._figure import duration, significant
+from tunebench._figure import duration, ratio, significant
 from tunebench._version import __version__
 
 if TYPE_CHECKING:  # importing a module needs no extra
@@ -81,11 +81,7 @@ def _us(value: float | None) -> str:
 
 def _ratio(value: float | None) -> str:
     """Return a ratio with about three digits; empty for None."""
-    if value is None:
-        return ""
-    if value >= 100:
-        return f"{value:,.0f}x"
-    return f"{value:.2f}x" if value >= 0.1 else f"{significant(value, 2)}x"
+    return "" if value is None else f"{ratio(value)}x"
 
 
 def _span(seconds: float | None) -> str:
