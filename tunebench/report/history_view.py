@@ -15,6 +15,7 @@ from tunebench.report.chart import (
 )
 from tunebench.report.history import SearchHistory, best_records, record_us
 from tunebench.report.page import (
+    breakable,
     config_cell,
     count_cell,
     data_table,
@@ -103,8 +104,8 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
     for place, history in enumerate(histories):
         best_us = time_us(history.best.result.outcome) if history.best is not None else None
         row = [
-            f'<a href="#history{place}">{safe(history.workload)}</a>',
-            safe(history.device),
+            f'<a href="#history{place}">{breakable(history.workload)}</a>',
+            breakable(history.device),
             count_cell(len(history.records)),
             time_cell(best_us),
             safe(history.best.result.outcome.kind if history.best else ""),

@@ -14,6 +14,7 @@ from tunebench.report.style import script, style_sheet
 from tunebench.space import Config
 
 __all__ = [
+    "breakable",
     "config_cell",
     "count_cell",
     "data_table",
@@ -137,6 +138,11 @@ def config_cell(config: Config) -> str:
     """Return a configuration whose lines break only between parameters."""
     tokens = (f"<span>{safe(f'{name}={value}')}</span>" for name, value in config.items())
     return f"<code>{', <wbr>'.join(tokens)}</code>"
+
+
+def breakable(text: str) -> str:
+    """Return a workload or the key of a device, whose lines break only after a comma."""
+    return ",<wbr>".join(f'<span class="token">{safe(part)}</span>' for part in text.split(","))
 
 
 def safe(text: str) -> str:
