@@ -33,6 +33,7 @@ from tunebench.torch.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.torch.fitting.joint_step import JointStep, joint_step
 from tunebench.torch.fitting.operation_time import measured_times
 from tunebench.torch.fitting.planned_graph import planned_graphs
+from tunebench.torch.fitting.redundant_copy import remove_redundant_copies
 
 __all__ = ["FittedStep", "Fitter", "fitted_by", "fitted_steps"]
 
@@ -110,6 +111,7 @@ class Fitter:
         """Return the forward and the backward graph of a joint graph, as planned."""
         if self._rewrite is not None:
             self._rewrite(module)
+        remove_redundant_copies(module.graph)
         mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
         assert mode is not None
         with unset_fake_temporarily():

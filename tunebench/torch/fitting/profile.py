@@ -24,6 +24,7 @@ from tunebench.torch.compiler.capture import (
 from tunebench.torch.compiler.decomposition import attention_as_on_gpu
 from tunebench.torch.fitting.joint_step import JointStep, joint_step
 from tunebench.torch.fitting.operation_time import predicted_times
+from tunebench.torch.fitting.redundant_copy import remove_redundant_copies
 
 __all__ = ["profile_step"]
 
@@ -55,6 +56,7 @@ def profile_step(
     """
 
     def partition(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        remove_redundant_copies(module.graph)
         times = predicted_times(module, device)
         step = joint_step(
             module.graph,
