@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -143,38 +146,88 @@ TIMED = (
 """Plans whose times are compared, all on 8 processes."""
 
 
+@dataclass(slots=True)
+class Measured:
+    """Steps of a plan.
+
+    Attributes:
+        steps_s: Time of each step, from the first process that starts to the last that ends.
+        processor_s: Processor time of each step, of all processes.
+        other_cores: Cores that other programs used, a mean for each round.
+    """
+
+    steps_s: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
+    other_cores: list[float] = field(default_factory=list)
+
+    def run(self, plan: ClusterPlan) -> None:
+        """Add the steps of a round."""
+        before, own, began = _busy_s(), _own_s(), time.monotonic()
+        results = run_plan(JOB, plan, Measuring(steps=1, timed=STEPS))
+        others_s = (_busy_s() - before) - (_own_s() - own)
+        self.other_cores.append(others_s / (time.monotonic() - began))
+        for spans in zip(*(each.spans for each in results), strict=True):
+            self.steps_s.append(max(end for _, end in spans) - min(start for start, _ in spans))
+        self.processor_s += map(sum, zip(*(each.processor_s for each in results), strict=True))
+
+
+def _busy_s() -> float:
+    """Return the seconds in which cores of this machine have worked, summed over cores (Linux)."""
+    first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    user, nice, system, _, _, irq, softirq, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Return the processor seconds of this process and of those that it started and that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def time_table(rounds: int) -> list[str]:
     """Return the laws of this machine, and predicted and measured times of each plan."""
     laws = calibrate(progress)
     plans = [plan_of(text) for text in TIMED]
     predicted = [predicted_us(laws, JOB, plan) for plan in plans]
-    measured: list[list[float]] = [[] for _ in plans]
+    found = [Measured() for _ in plans]
     for number in range(rounds):
-        for index, plan in enumerate(plans):
-            progress(
-                f"times, round {number + 1} of {rounds}, plan {index + 1} of {len(plans)}: {TIMED[index]}"
-            )
-            results = run_plan(JOB, plan, Measuring(steps=1, timed=STEPS))
-            measured[index] += [
-                max(end for _, end in spans) - min(start for start, _ in spans)
-                for spans in zip(*(each.spans for each in results), strict=True)
-            ]
-    medians = [1e3 * statistics.median(each) for each in measured]
+        for text, plan, measured in zip(TIMED, plans, found, strict=True):
+            progress(f"times, round {number + 1} of {rounds}: {text}")
+            measured.run(plan)
+    cores = os.cpu_count() or 1
     rows = [
-        f"{text} | {ms:.0f} | {1e3 * min(each):.0f} | {first / 1e3:.0f} | {second / 1e3:.0f}"
-        for text, ms, each, (first, second) in zip(TIMED, medians, measured, predicted, strict=True)
+        f"{text} | {1e3 * min(each.steps_s):.0f} | {1e3 * statistics.median(each.steps_s):.0f} "
+        f"| {1e3 * min(each.processor_s) / cores:.0f} | {shared / 1e3:.0f} | {fixed / 1e3:.0f} "
+        f"| {shared / 1e6 / min(each.steps_s):.2f} | {statistics.mean(each.other_cores):.2f}"
+        for text, each, (fixed, shared) in zip(TIMED, found, predicted, strict=True)
     ]
-    order = [spearman([each[column] for each in predicted], medians) for column in range(2)]
     return [
         *table("probe | fixed, us | rate", list(laws.rows())),
         *table(
-            "plan | measured step, median, ms | fastest, ms | predicted by plan cluster, ms "
-            "| predicted without waits for stages, ms",
+            "plan | shortest step, ms | median, ms | least processor time of all processes / cores, ms "
+            "| predicted with shared cores, ms | predicted with a fixed share, ms "
+            "| predicted with shared cores / shortest | cores used by other programs, mean",
             rows,
         ),
-        f"Spearman's rank correlation with the median: {order[0]:.2f} by plan cluster, {order[1]:.2f} "
-        "without waits for stages.",
-        "",
+        *table(
+            "Spearman's rank correlation of | shortest step | median | processor time",
+            [
+                f"{name} | " + " | ".join(f"{spearman(times, each):.2f}" for each in _measures(found))
+                for name, times in (
+                    ("predicted with shared cores", [shared for _, shared in predicted]),
+                    ("predicted with a fixed share of a core", [fixed for fixed, _ in predicted]),
+                )
+            ],
+        ),
+    ]
+
+
+def _measures(found: Sequence[Measured]) -> list[list[float]]:
+    """Return the shortest step, the median and the least processor time of each plan."""
+    return [
+        [min(each.steps_s) for each in found],
+        [statistics.median(each.steps_s) for each in found],
+        [min(each.processor_s) for each in found],
     ]
 
 

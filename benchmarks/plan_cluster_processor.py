@@ -3,6 +3,10 @@
 `calibrate` measures matrix products, elementwise operations, collectives of Gloo, and what DTensor adds to
 a collective, and fits ``fixed + units / rate`` to each. No step of a model is measured. `ProcessorPricer`
 prices a step as `tunebench plan cluster` does, from these laws.
+
+All times are processor times of one process, threads of Gloo included: a process that waits for another one
+uses no core, and other processes of the machine do not count. Probes run in as many processes as a plan has
+at once, so that they share caches and memory as the processes of a step do.
 """
 
 from __future__ import annotations
@@ -26,11 +30,12 @@ from benchmarks.plan_cluster_gpt import DIVISION
 from benchmarks.rank_processes import run_ranks
 from tunebench import device
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.forecast.network import OperationTime
 from tunebench.forecast.parallel.collective import Collective
 from tunebench.forecast.prediction import Prediction
-from tunebench.plan.cluster import ClusterPlan, LayerTimes, Slowdown, StepPricer, TrainingCluster, TrainingJob
-from tunebench.plan.cluster.layer_time import LayerRun
+from tunebench.plan.cluster import ClusterPlan, LayerTimes, StepPricer, TrainingCluster, TrainingJob
+from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Operation
 from tunebench.workloads.operators.gemm import Gemm
@@ -49,17 +54,20 @@ PRODUCTS = (
 )
 """Batch, m, n and k of the probed products."""
 
-ELEMENTS = (1 << 14, 1 << 16, 1 << 18, 1 << 20)
-MESSAGES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+ELEMENTS = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+MESSAGES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 """Bytes of the probed collectives."""
 
 SIZES = (2, 4, 8)
 """Numbers of processes of the probed collectives."""
 
+PROCESSES = 8
+"""Processes that run the probes of kernels at once: those of the plans that are timed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """Time of an operation: ``fixed_us + units / rate``.
+    """Processor time of an operation: ``fixed_us + units / rate``.
 
     Attributes:
         fixed_us: Time without any work.
@@ -115,13 +123,15 @@ class Calibration:
             yield f"DTensor, for each all-reduce of a layer on {size} processes | {us:.0f} | "
 
 
-def _median_us(run: Callable[[], Any], repeats: int = 15) -> float:
+def _processor_us(run: Callable[[], Any], repeats: int = 5, batches: int = 5) -> float:
+    """Return the processor time of a call in this process: the median of batches, of a mean over repeats."""
     run()
     times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - began) * 1e6)
+    for _ in range(batches):
+        began = time.process_time()
+        for _ in range(repeats):
+            run()
+        times.append((time.process_time() - began) * 1e6 / repeats)
     return statistics.median(times)
 
 
@@ -131,54 +141,70 @@ def calibrate(progress: Callable[[str], None]) -> Calibration:
     Args:
         progress: Receives what is being measured.
     """
-    progress("calibration: products and elementwise operations")
-    products, moved, wide = [], [], []
-    for batch, m, n, k in PRODUCTS:
-        a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
-        products.append((2.0 * batch * m * n * k, _median_us(lambda a=a, b=b: a @ b)))
-    for count in ELEMENTS:
-        x, y = torch.randn(count // 128, 128), torch.randn(count // 128, 128)
-        moved.append((12.0 * count, _median_us(lambda x=x, y=y: x + y)))
-        wide.append((8.0 * count, _median_us(lambda x=x: functional.gelu(x, approximate="tanh"))))
-        wide.append((8.0 * count, _median_us(lambda x=x: x.softmax(-1))))
+    progress(f"calibration: products and elementwise operations in {PROCESSES} processes")
+    kernels = _means(run_ranks(PROCESSES, lambda folder: _probed_kernels()))
     collectives: dict[tuple[str, int], Law] = {}
-    divided, sends = {}, None
+    divided: dict[int, float] = {}
+    progress("calibration: sends")
+    sends = _means(run_ranks(2, lambda folder: _probed_sends()))["send"]
     for size in SIZES:
         progress(f"calibration: collectives of {size} processes")
-        ranks = run_ranks(size, lambda folder: _probed())
-        for kind in ranks[0]["collectives"]:
-            slowest = [max(each) for each in zip(*(rank["collectives"][kind] for rank in ranks), strict=True)]
-            collectives[kind, size] = Law.fitted(MESSAGES, slowest)
-        divided[size] = max(rank["divided"] for rank in ranks)
-        if size == 2:
-            sends = Law.fitted(
-                MESSAGES, [max(each) for each in zip(*(r["sends"] for r in ranks), strict=True)]
-            )
-    assert sends is not None
+        found = _means(run_ranks(size, lambda folder: _probed_collectives()))
+        (divided[size],) = found.pop("divided")
+        for kind, times_us in found.items():
+            collectives[kind, size] = Law.fitted(MESSAGES, times_us)
     return Calibration(
-        product=Law.fitted(*zip(*products, strict=True)),
-        moved=Law.fitted(*zip(*moved, strict=True)),
-        wide=Law.fitted(*zip(*wide, strict=True)),
+        product=Law.fitted([2.0 * batch * m * n * k for batch, m, n, k in PRODUCTS], kernels["product"]),
+        moved=Law.fitted([12.0 * count for count in ELEMENTS], kernels["moved"]),
+        wide=Law.fitted([8.0 * count for count in ELEMENTS] * 2, kernels["gelu"] + kernels["softmax"]),
         collectives=collectives,
         divided_us=divided,
-        send=sends,
+        send=Law.fitted(MESSAGES, sends),
     )
 
 
-def _probed() -> dict[str, Any]:
-    """Return the times of collectives, sends and divided layers in this process."""
+def _means(ranks: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Return the mean over processes of each time."""
+    return {
+        name: [statistics.mean(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]
+        for name in ranks[0]
+    }
+
+
+def _probed_kernels() -> dict[str, list[float]]:
+    """Return the times of products and elementwise operations in this process."""
+    found: dict[str, list[float]] = {"product": [], "moved": [], "gelu": [], "softmax": []}
+    dist.barrier()
+    for batch, m, n, k in PRODUCTS:
+        a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
+        found["product"].append(_processor_us(lambda a=a, b=b: a @ b))
+    for count in ELEMENTS:
+        x, y = torch.randn(count // 128, 128), torch.randn(count // 128, 128)
+        found["moved"].append(_processor_us(lambda x=x, y=y: x + y))
+        found["gelu"].append(_processor_us(lambda x=x: functional.gelu(x, approximate="tanh")))
+        found["softmax"].append(_processor_us(lambda x=x: x.softmax(-1)))
+    return found
+
+
+def _probed_collectives() -> dict[str, list[float]]:
+    """Return the times of collectives and of a divided layer in this process."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     found: dict[str, list[float]] = {"all-reduce": [], "all-gather": [], "reduce-scatter": []}
-    sends = []
     for nbytes in MESSAGES:
         whole = torch.zeros(nbytes // 4)
         part = whole.chunk(ranks)[rank].clone()
         parts = list(whole.chunk(ranks))
-        found["all-reduce"].append(_median_us(lambda x=whole: dist.all_reduce(x)))
-        found["all-gather"].append(_median_us(lambda xs=parts, x=part: dist.all_gather(xs, x)))
-        found["reduce-scatter"].append(_median_us(lambda xs=parts, x=part: dist.reduce_scatter(x, xs)))
-        sends.append(_median_us(lambda x=whole: _there_and_back(x, rank)) / 2 if ranks == 2 else 0.0)
-    return {"collectives": found, "sends": sends, "divided": _divided_us(ranks)}
+        found["all-reduce"].append(_processor_us(lambda x=whole: dist.all_reduce(x)))
+        found["all-gather"].append(_processor_us(lambda xs=parts, x=part: dist.all_gather(xs, x)))
+        found["reduce-scatter"].append(_processor_us(lambda xs=parts, x=part: dist.reduce_scatter(x, xs)))
+    return {**found, "divided": [_divided_us(ranks)]}
+
+
+def _probed_sends() -> dict[str, list[float]]:
+    """Return the time of each side of a send: half of a send and a receive."""
+    rank = dist.get_rank()
+    messages = [torch.zeros(nbytes // 4) for nbytes in MESSAGES]
+    return {"send": [_processor_us(lambda x=x: _there_and_back(x, rank)) / 2 for x in messages]}
 
 
 def _there_and_back(x: torch.Tensor, rank: int) -> None:
@@ -209,18 +235,18 @@ def _divided_us(ranks: int) -> float:
     def step() -> None:
         module(x.requires_grad_()).sum().backward()
 
-    alone = _median_us(step)
+    alone = _processor_us(step)
     chosen = {name: DIVISION[name]() for name in ("up", "down")}
     parallelize_module(module, init_device_mesh("cpu", (ranks,)), chosen)
     small = torch.zeros(16)
-    return (_median_us(step) - alone) / 2 - _median_us(lambda: dist.all_reduce(small))
+    return (_processor_us(step) - alone) / 2 - _processor_us(lambda: dist.all_reduce(small))
 
 
 # ------------------------------------------------------------------------------------------------ prices
 
 
 class ProcessorPricer(StepPricer):
-    """Times of a plan's step, with collectives and sends of Gloo."""
+    """Times of a plan's step by processes with a core each, with collectives and sends of Gloo."""
 
     def __init__(self, calibration: Calibration, plan: ClusterPlan, **given: Any) -> None:
         self.calibration, self.plan = calibration, plan
@@ -234,7 +260,27 @@ class ProcessorPricer(StepPricer):
         us = self.calibration.collectives[collective, size].us(nbytes)
         if size == self.plan.tensor and stride == 1:
             us += self.calibration.divided_us[size]
-        return us * self.plan.devices / size
+        return us
+
+    def _stage_ends(
+        self,
+        of: tuple[LayerDivision, int, tuple[int, int], str],
+        layers: tuple[int, int],
+        passes_us: tuple[float, float],
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the sum of gradients, which lie in one buffer, and the gather of parameters."""
+        division, nodes, (copies, _), sharding = of
+        nbytes = sum(division.held(self.job.network, layers)) * itemsize(self.job.dtype)
+
+        def twice(collective: Collective) -> tuple[float, float]:
+            us = self._collective(collective, nbytes, nodes, copies, division.tensor)
+            return us, us
+
+        if sharding == "full":  # collectives of each layer are part of its passes
+            return (0.0, 0.0), (0.0, 0.0)
+        if sharding == "none":
+            return twice("all-reduce"), (0.0, 0.0)
+        return twice("reduce-scatter"), twice("all-gather")
 
     def _send_us(self, nbytes: int, *where: int) -> float:
         return self.calibration.send.us(nbytes * self.plan.tensor)
@@ -275,12 +321,14 @@ def _prediction(calibration: Calibration, work: Workload, on: Device) -> Predict
 
 
 def predicted_us(calibration: Calibration, job: TrainingJob, plan: ClusterPlan) -> tuple[float, float]:
-    """Return the predicted step: of plan cluster, and of processes that share the cores.
+    """Return the predicted step: with a fixed share of a core for each process, and with shared cores.
 
-    Kernels are slower by the number of processes for each core. In the second time, no process waits for
-    another stage, because another process uses the core.
+    In the first time, each process has as much of a core as cores are there for each process, also while it
+    waits for another stage. In the second one, a process that waits leaves its core to others: the step takes
+    the processor time of all processes divided by the cores, and at least the time with a core for each
+    process.
     """
-    cores = os.cpu_count() or 1
+    cores = min(os.cpu_count() or 1, plan.devices)
     machine = TrainingCluster.parse(f"{plan.devices} x l4, {plan.devices} a node, 1.0, 8GB")
     layers = LayerTimes(
         network=job.network,
@@ -290,14 +338,8 @@ def predicted_us(calibration: Calibration, job: TrainingJob, plan: ClusterPlan) 
         predictor=lambda operations, on: _operation_times(calibration, operations, on),
         host_us=0.0,
     )
-    pricer = ProcessorPricer(
-        calibration,
-        plan,
-        job=job,
-        machine=machine,
-        layers=layers,
-        slowdown=Slowdown(kernels=max(1.0, plan.devices / cores)),
-    )
+    pricer = ProcessorPricer(calibration, plan, job=job, machine=machine, layers=layers)
     layers.predict([LayerRun.of(plan)])
     step = pricer.step(plan)
-    return step.time_us, step.time_us - step.bubble_us
+    shared_us = (step.time_us - step.bubble_us) * plan.devices / cores
+    return step.time_us * plan.devices / cores, max(step.time_us, shared_us)

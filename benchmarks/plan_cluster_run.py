@@ -291,6 +291,7 @@ class RankResult:
         host_bytes: Bytes in host memory.
         nvme_bytes: Bytes in files.
         spans: Start and end of each timed step, in seconds of the monotonic clock.
+        processor_s: Processor seconds of each timed step, of all threads of the process.
     """
 
     stage: int
@@ -299,6 +300,7 @@ class RankResult:
     host_bytes: int
     nvme_bytes: int
     spans: list[tuple[float, float]]
+    processor_s: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,13 +322,14 @@ def _measured(job: TrainingJob, plan: ClusterPlan, measuring: Measuring, folder:
     rank = Rank(job, plan, folder)
     losses = [rank.step(*rank.batch(step)) for step in range(measuring.steps)]
     peak = rank.tracked_peak(measuring.steps) if measuring.memory else 0
-    spans = []
+    spans, processor_s = [], []
     for step in range(measuring.timed):
         given = rank.batch(step)
         dist.barrier()
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.process_time()
         rank.step(*given)
         spans.append((began, time.monotonic()))
+        processor_s.append(time.process_time() - worked)
     return RankResult(
         stage=rank.stage,
         losses=losses,
@@ -334,6 +337,7 @@ def _measured(job: TrainingJob, plan: ClusterPlan, measuring: Measuring, folder:
         host_bytes=rank.update.bytes["host"],
         nvme_bytes=rank.update.bytes["nvme"],
         spans=spans,
+        processor_s=processor_s,
     )
 
 
