@@ -178,7 +178,11 @@ def _short(plan: ClusterPlan) -> str:
     """Return a plan as t/p/d and what is switched on."""
     text = f"t{plan.tensor} c{plan.context} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
     extra = {
-        f"recompute {plan.recompute}": plan.recompute != "none",
+        plan.schedule: plan.splits_backward,
+        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
+            plan.recompute != "none"
+        ),
+        "gathered keys": plan.context_gather,
         "sequence parallel": plan.sequence_parallel,
         "flash": plan.flash,
         f"sharded {plan.sharding}": plan.sharding != "none",

@@ -110,7 +110,11 @@ def _short(plan: ClusterPlan) -> str:
     """Return a plan as t/p/d and what is switched on."""
     extra = {
         f"v{plan.chunks}": plan.chunks > 1,
-        f"recompute {plan.recompute}": plan.recompute != "none",
+        plan.schedule: plan.splits_backward,
+        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
+            plan.recompute != "none"
+        ),
+        "gathered keys": plan.context_gather,
         "sequence parallel": plan.sequence_parallel,
         "flash": plan.flash,
         f"sharded {plan.sharding}": plan.sharding != "none",
@@ -208,6 +212,9 @@ def _same_plan(job: TrainingJob, machine: TrainingCluster, row: dict[str, str]) 
         "recompute": row["recompute"],
         "sequence_parallel": "yes" if row["seq_parallel"] == "1" else "no",
         "sharding": "none",
+        "schedule": "1f1b",
+        "recompute_layers": "0",
+        "context_gather": "no",
     }
     if row["interleave"]:
         fixed["chunks"] = row["interleave"]

@@ -29,7 +29,8 @@ from tunebench.workloads.networks import Network, from_config, network
 
 NOTE = """\
 t, c, p, d: tensor, context, pipeline and data parallelism; e: devices among which experts are divided; v:
-stages of a device; b: sequences (images) in a micro-batch. Times are predicted, no plan was run. MFU:
+stages of a device; b: sequences (images) in a micro-batch; recompute full 3: the first 3 layers of each stage
+are computed again. Times are predicted, no plan was run. MFU:
 FLOPs of the model without recomputation, all scores of attention counted, over the peak of the devices
 (that of FP8 for FP8). Gap: how much longer the step is than the best lower bound of any plan that is left,
 0 because every search ends with a proof. In parentheses: how much the simulated step exceeds the plan's
@@ -192,7 +193,11 @@ def short(plan: ClusterPlan) -> str:
     extra = {
         f"e{plan.expert}": plan.expert > 1,
         f"experts shared by {plan.expert_tensor}": plan.expert_tensor > 1,
-        f"recompute {plan.recompute}": plan.recompute != "none",
+        plan.schedule: plan.splits_backward,
+        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
+            plan.recompute != "none"
+        ),
+        "gathered keys": plan.context_gather,
         "sequence parallel": plan.sequence_parallel,
         "flash": plan.flash,
         f"sharded {plan.sharding}": plan.sharding != "none",

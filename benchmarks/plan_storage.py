@@ -123,11 +123,13 @@ def _missing(found: PricedPlan, machine: TrainingCluster) -> str:
 def _plan_text(found: PricedPlan) -> str:
     plan = found.plan
     ring = f" c{plan.context}" if plan.context > 1 else ""
+    order = [plan.schedule] if plan.splits_backward else []
+    again = f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}"
     text = f"t{plan.tensor}{ring} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
     stored = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
     places = [f"{what} on {place}" for what, place in stored.items() if place != "device"]
     sharding = [f"{plan.sharding} sharding"] if plan.sharding != "none" else []
-    return ", ".join([text, f"recompute {plan.recompute}", *sharding, *places])
+    return ", ".join([text, *order, again, *sharding, *places])
 
 
 # -------------------------------------------------------------------------------------- published figures

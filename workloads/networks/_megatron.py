@@ -210,7 +210,7 @@ def _gathered_contexts(run: NetworkRun, nbytes: int, layers: int) -> tuple[Conte
     gathered = ContextExchange(nbytes=nbytes, count=layers, collective="all-gather")
     if not run.trains:
         return (gathered,)
-    again = layers if run.recompute != "full" or run.recompute_layers is None else run.recompute_layers
+    again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
     back = replace(gathered, phase="backward")  # keys and values are not kept whole
     repeated = (replace(back, count=again),) if run.recompute != "none" and again else ()
     return (gathered, back, replace(back, collective="reduce-scatter"), *repeated)

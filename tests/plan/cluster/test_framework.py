@@ -53,6 +53,44 @@ def test_megatron_has_network_degrees_and_schedule() -> None:
         assert found[name] == ""
 
 
+def test_recomputation_by_layers_and_gathered_keys_have_their_arguments() -> None:
+    some = plan(recompute="full", recompute_layers=3, context=2, data=4, context_gather=True)
+    found = options(emit("megatron", some, JOB).text)
+    assert (found["--recompute-method"], found["--recompute-num-layers"]) == ("block", "3")
+    assert found["--cp-comm-type"] == "allgather"
+    ring = replace(some, context_gather=False, recompute_layers=0)
+    found = options(emit("megatron", ring, JOB).text)
+    assert (found["--recompute-method"], found["--recompute-num-layers"]) == ("uniform", "1")
+    assert found["--cp-comm-type"] == "p2p"
+    notes = emit("deepspeed", plan(recompute="full", recompute_layers=3), JOB).notes
+    assert any("the first 3 layers" in note for note in notes)
+    for gathered, how in ((True, "allgather"), (False, "alltoall")):
+        text = emit("fsdp", plan(context=2, data=4, context_gather=gathered), JOB).text
+        assert f"parallelism_config_cp_comm_strategy: {how}" in text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "name", "layers"),
+    [
+        ("1f1b", 1, "1F1B", 8),
+        ("1f1b", 2, "Interleaved1F1B", 4),
+        ("zbv", 1, "ZBVZeroBubble", 4),
+        ("interleaved-zb", 2, "InterleavedZeroBubble", 4),
+    ],
+)
+def test_schedules_of_torchtitan_are_those_of_torch(
+    schedule: str, chunks: int, name: str, layers: int
+) -> None:
+    each = plan(pipeline=4, data=2, chunks=chunks, schedule=schedule)
+    found = emit("torchtitan", each, JOB)
+    given = options(found.text)
+    assert given["--parallelism.pipeline-parallel-schedule"] == name
+    assert given["--parallelism.pipeline-parallel-layers-per-stage"] == str(layers)
+    assert any("torch.compile" in note for note in found.notes) == (schedule != "1f1b")
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    assert schedules.get_schedule_class(name).__name__ == f"Schedule{name}"
+
+
 def test_only_megatron_multiplies_8_bit_floats() -> None:
     job = replace(JOB, fp8="current")
     found = options(emit("megatron", PIPELINE, job).text)
@@ -159,6 +197,11 @@ def test_configuration_of_fsdp_is_read_by_accelerate(tmp_path: Path, sharding: s
         ("megatron", plan(sharding="gradients", states="host"), "--fix sharding=optimizer"),
         ("deepspeed", plan(states="nvme"), "--fix states=device"),
         ("torchtitan", plan(sharding="none"), "--fix sharding=optimizer"),
+        ("megatron", plan(pipeline=2, schedule="zb-h1"), "--fix schedule=1f1b"),
+        ("torchtitan", plan(pipeline=2, schedule="v-half"), "--fix schedule=1f1b"),
+        ("torchtitan", plan(recompute="full", recompute_layers=2), "--fix recompute_layers=0"),
+        ("fsdp", plan(recompute="full", recompute_layers=2), "--fix recompute_layers=0"),
+        ("torchtitan", plan(context=2), "--fix context_gather=yes"),
     ],
 )
 def test_what_a_framework_cannot_run_is_refused(

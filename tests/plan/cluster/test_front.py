@@ -11,7 +11,7 @@ from tunebench.errors import InputError
 from tunebench.plan.cluster import ClusterSearch, TrainingCluster, cost_front, draw_fronts, plan_training
 
 MACHINE = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
-FIXED = {"tensor": "1", "recompute": "none"}
+FIXED = {"tensor": "1", "recompute": "none", "schedule": "1f1b|zb-h1"}
 
 
 def test_cost_front_is_that_of_all_plans() -> None:

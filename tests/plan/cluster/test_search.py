@@ -6,6 +6,7 @@ import itertools
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.plan.cluster import (
     ClusterSearch,
     Objective,
+    PlanSchedule,
     TrainingCluster,
     TrainingJob,
     plan_space,
@@ -27,8 +29,10 @@ MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
-    search = ClusterSearch(JOB, MACHINE, objective=objective)
+    fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
+    search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=fixed)
     found = search.run(5)
+    assert {plan.schedule for plan in search.plans} == set(get_args(PlanSchedule))
     fitting = [each for each in map(search.priced, search.plans) if each.fits]
     keys = {
         "time": lambda each: each.step.time_us,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,7 +19,7 @@ from tunebench.plan.cluster import (
     plan_space,
 )
 from tunebench.plan.cluster.layer_time import LayerRun
-from tunebench.plan.cluster.space import enumerated
+from tunebench.plan.cluster.space import PlanSchedule, enumerated
 from tunebench.workloads.networks import network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=32, seq=1024)
@@ -81,9 +81,13 @@ RING = replace(PLAN, tensor=2, context=4, pipeline=1, data=2, microbatch=1, flas
         RING,
         replace(RING, recompute="full", sequence_parallel=False),
         replace(RING, tensor=1, context=8, pipeline=2, data=1, sequence_parallel=False),
+        replace(RING, context_gather=True),
+        replace(RING, context_gather=True, recompute="full", recompute_layers=20),
+        replace(RING, tensor=1, context=4, pipeline=4, data=1, context_gather=True, schedule="zb-h1"),
     ],
 )
 def test_step_with_context_parallelism_equals_that_of_predict_step(plan: ClusterPlan) -> None:
+    plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tensor > 1)
     LONG_LAYERS.predict([LayerRun.of(plan)])
     for job in (LONG, replace(LONG, gradient_overlap=False)):
         expected = predict_step(
@@ -113,10 +117,67 @@ def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
     prices = pricer()
     for plan in predicted(PLANS):
         step_us = prices.step_us(plan)
-        assert prices.floor_us(plan) <= prices.bound_us(plan) * (1 + 1e-12)
         assert prices.bound_us(plan) <= step_us * (1 + 1e-12)
         if plan.pipeline == 1:
             assert prices.bound_us(plan) == pytest.approx(step_us, rel=1e-12)
+
+
+SMALL = TrainingJob(network=network("gpt2"), batch=8, seq=512)
+
+
+@pytest.mark.parametrize(
+    "job", [SMALL, replace(SMALL, gradient_overlap=False, cuda_graphs=True), replace(SMALL, seq=1024)]
+)
+def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: TrainingJob) -> None:
+    machine = TrainingCluster.parse("8 x l4, 4 a node, net-100")
+    layers = LayerTimes.of(job, machine.device)
+    plans = enumerated(plan_space(job, machine))
+    layers.predict(map(LayerRun.of, plans))
+    prices = pricer(job, machine=machine, layers=layers)
+    floors_us = prices.floors_us(plans)
+    assert {plan.schedule for plan in plans} == set(get_args(PlanSchedule))
+    for plan, floor_us in zip(plans, floors_us.tolist(), strict=True):
+        assert 0 < floor_us <= prices.bound_us(plan) * (1 + 1e-12), plan
+    for plan in random.Random(2).sample(plans, 400):
+        assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12), plan
+
+
+@pytest.mark.parametrize("schedule", get_args(PlanSchedule))
+def test_step_of_a_schedule_equals_that_of_predict_step(schedule: PlanSchedule) -> None:
+    chunks = 3 if schedule == "interleaved-zb" else 1
+    plan = replace(PLAN, tensor=2, pipeline=4, microbatch=2, chunks=chunks, schedule=schedule)
+    for each in (plan, replace(plan, sharding="optimizer"), replace(plan, pipeline=2, data=1, tensor=1)):
+        each = replace(each, sequence_parallel=each.tensor > 1)
+        predicted([each])
+        expected = predict_step(
+            JOB.network, MACHINE.device, each.run(JOB), MACHINE.links, each.parallelism(JOB)
+        )
+        found = pricer().step(each)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), each
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), each
+        assert pricer().bound_us(each) <= found.time_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_step_with_some_layers_computed_again_equals_that_of_predict_step(
+    count: int, pipeline: int, chunks: int
+) -> None:
+    plan = replace(PLAN, pipeline=pipeline, data=1, chunks=chunks, recompute="full", recompute_layers=count)
+    predicted([plan, replace(plan, recompute_layers=0)])
+    expected = predict_step(JOB.network, MACHINE.device, plan.run(JOB), MACHINE.links, plan.parallelism(JOB))
+    found = pricer().step(plan)
+    assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
+    assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+    assert found.time_us < pricer().step_us(replace(plan, recompute_layers=0))
+
+
+def test_zero_bubble_schedules_shorten_the_bubble() -> None:
+    plan = replace(PLAN, tensor=1, pipeline=4, data=4, microbatch=1, sequence_parallel=False)
+    schedules: tuple[PlanSchedule, ...] = ("1f1b", "zb-h1", "zbv")
+    plans = predicted([replace(plan, schedule=each) for each in schedules])
+    bubbles = [pricer().step(each).bubble_us for each in plans]
+    assert bubbles[0] > bubbles[1] > bubbles[2]
 
 
 def test_optimizer_sharding_divides_the_update_and_gathers_parameters() -> None:

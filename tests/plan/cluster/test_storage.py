@@ -45,10 +45,10 @@ def test_best_plans_are_those_of_all_plans() -> None:
     assert 0 < len(fitting) < len(every)
     assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
     assert found.proof.plans - found.proof.too_large == len(fitting)
-    for each in every:
+    for each, floor_us in zip(every, SEARCH.pricer.floors_us(SEARCH.plans), strict=True):
         parts = (each.step.storage_us, each.step.waits_us, each.step.optimizer_us, each.step.bubble_us)
         assert min(*parts, each.memory.host, each.memory.nvme, *each.memory.kinds.values()) >= 0
-        bound_us, floor_us = SEARCH.pricer.bound_us(each.plan), SEARCH.pricer.floor_us(each.plan)
+        bound_us = SEARCH.pricer.bound_us(each.plan)
         assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
     for each in fitting:
         assert each.memory.total <= MACHINE.memory_bytes
@@ -176,8 +176,8 @@ def test_best_plans_of_a_pipeline_with_storage_are_those_of_all_plans() -> None:
     fitting = [each for each in every if each.fits]
     assert 0 < len(fitting) < len(every)
     assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
-    for each in every:
-        bound_us, floor_us = STAGES.pricer.bound_us(each.plan), STAGES.pricer.floor_us(each.plan)
+    for each, floor_us in zip(every, STAGES.pricer.floors_us(STAGES.plans), strict=True):
+        bound_us = STAGES.pricer.bound_us(each.plan)
         assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
     stored = {(each.parameters, each.activations) for each in STAGES.plans}
     assert stored == {(where, kept) for where in ("device", "host", "nvme") for kept in ("device", "host")}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tunebench.plan.cluster import ClusterAnswer, ClusterPlan, PricedPlan
 
-__all__ = ["ClusterReport", "experts_text", "stored_text"]
+__all__ = ["ClusterReport", "experts_text", "recompute_text", "stored_text"]
 
 _COLUMNS = (
     ">tensor",
@@ -23,6 +23,7 @@ _COLUMNS = (
     ">pipeline",
     ">data",
     ">chunks",
+    "schedule",
     ">micro-batch",
     "recompute",
     "seq. parallel",
@@ -175,13 +176,14 @@ class ClusterReport:
             yield (
                 *((plan.nodes,) if self.answer.result.objective == "cost" else ()),
                 plan.tensor,
-                plan.context,
+                f"{plan.context}{', gathered' if plan.context_gather else ''}",
                 plan.pipeline,
                 plan.data,
                 *((experts_text(plan),) if self._has_experts else ()),
                 plan.chunks,
+                plan.schedule if plan.pipeline > 1 else "-",
                 plan.microbatch,
-                plan.recompute,
+                recompute_text(plan),
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
                 plan.sharding + stored_text(plan),
@@ -247,6 +249,11 @@ class ClusterReport:
             assert each.cost is not None
             cost = f"${significant(each.cost)}"
             yield each.plan.nodes, duration(each.step.time_us), cost, each.plan
+
+
+def recompute_text(plan: ClusterPlan) -> str:
+    """Return what is computed again, with the number of layers of each stage if it is not all."""
+    return f"{plan.recompute}, {plan.recompute_layers} layers" if plan.recompute_layers else plan.recompute
 
 
 def experts_text(plan: ClusterPlan) -> str:

@@ -61,7 +61,7 @@ def cluster(
         str,
         typer.Option(
             metavar="NAME=VALUE,…",
-            help="Values that plans must have, such as tensor=8,recompute=full.",
+            help="Values that plans must have, such as tensor=8,schedule=1f1b|zbv.",
             show_default=False,
         ),
     ] = "",
@@ -169,6 +169,7 @@ def cluster(
     optimal for the model of time and memory. Nothing is run.
     """
     from tunebench.plan.cluster import (
+        RUNNABLE,
         Framework,
         MixedCluster,
         TrainingCluster,
@@ -233,6 +234,8 @@ def cluster(
         emit(as_json, found.to_json(), found.render)
         return
     machine = TrainingCluster.of(cluster)
+    if framework:
+        fixed = {**RUNNABLE[framework], **fixed}  # type: ignore[index]
     with phases(console(stderr=True)) as show:
         answer = plan_training(
             job,

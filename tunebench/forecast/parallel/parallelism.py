@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from tunebench._deprecation import renamed
@@ -22,7 +22,15 @@ from tunebench.forecast.parallel.pipeline.zero_bubble import (
     zbv,
 )
 
-__all__ = ["Gathering", "Parallelism", "ScheduleName", "Sharding", "most_in_flight", "pipeline_schedule"]
+__all__ = [
+    "TIMED_SCHEDULES",
+    "Gathering",
+    "Parallelism",
+    "ScheduleName",
+    "Sharding",
+    "most_in_flight",
+    "pipeline_schedule",
+]
 
 ScheduleName = Literal[
     "gpipe",
@@ -47,6 +55,9 @@ Gathering = Literal["ahead", "lists"]
 
 _V_SHAPED = {"zbv": zbv, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
 _INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
+TIMED_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb")
+"""Schedules in which the place of gradients of weights depends on the times of stages."""
+
 _WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
 
 
@@ -222,6 +233,7 @@ def pipeline_schedule(
         costs: Costs of the stages, for the place of gradients of weights; equal ones by default.
     """
     ranks, microbatches, name = parallelism.pipeline, parallelism.microbatches, parallelism.schedule
+    costs = _rounded(costs) if costs and name in TIMED_SCHEDULES else costs
     if not trains and not parallelism.splits_backward and parallelism.chunks == 1:
         return gpipe(ranks, microbatches, trains=False)
     if ranks == 1:
@@ -237,6 +249,18 @@ def pipeline_schedule(
     if name in _V_SHAPED:
         return _V_SHAPED[name](ranks, microbatches)
     return gpipe(ranks, microbatches) if name == "gpipe" else one_f_one_b(ranks, microbatches)
+
+
+def _rounded(costs: PipelineCosts) -> PipelineCosts:
+    """Return times in whole nanoseconds, so that sums in another order do not give another schedule."""
+    names = ("forward_us", "input_gradient_us", "weight_gradient_us", "send_us")
+    return replace(
+        costs,
+        stages=tuple(
+            replace(each, **{name: round(us, 3) for name in names if (us := getattr(each, name)) is not None})
+            for each in costs.stages
+        ),
+    )
 
 
 def most_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:

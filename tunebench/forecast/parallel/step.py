@@ -325,12 +325,13 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
 
 def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Parallelism) -> TimeRange:
     """Return the time in which the first and the last stage sum the gradients of a matrix that both store."""
-    if parallelism.pipeline == 1 or not run.trains:
+    ends = parallelism.placement[0], parallelism.placement[-1]
+    if ends[0] == ends[1] or not run.trains:
         return TimeRange()
     held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))
     shared = (held - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
     width = parallelism.width
-    link = cluster.link_between(0, (parallelism.pipeline - 1) * width, width=width)
+    link = cluster.link_between(*(rank * width for rank in ends), width=width)
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))
 

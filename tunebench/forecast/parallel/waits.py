@@ -19,7 +19,7 @@ from tunebench.workloads.networks import Network, NetworkRun, Phase, TensorColle
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["PASSES", "CopyWaits", "StageWaits", "Transit", "chained", "weight_share"]
+__all__ = ["PASSES", "CopyWaits", "StageWaits", "Transit", "chained", "is_weight_gradient", "weight_share"]
 
 PASSES: tuple[Phase, ...] = ("forward", "backward")
 
@@ -286,10 +286,10 @@ def weight_share(kernels: NetworkPrediction) -> float:
     """Return the share of the kernels of a backward pass that compute gradients of weights."""
     backward = [each for each in kernels.operations if each.operation.phase == "backward"]
     total_us = sum(each.time_us for each in backward)
-    return sum(each.time_us for each in backward if _of_weights(each)) / total_us if total_us else 0.0
+    return sum(each.time_us for each in backward if is_weight_gradient(each)) / total_us if total_us else 0.0
 
 
-def _of_weights(each: OperationTime) -> bool:
+def is_weight_gradient(each: OperationTime) -> bool:
     """Return whether an operation of the backward pass computes a gradient of weights."""
     work, part = each.operation.workload, each.operation.part
     product = isinstance(work, Gemm) and work.trans == "tn" and part not in _PRODUCTS

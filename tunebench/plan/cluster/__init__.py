@@ -9,7 +9,7 @@ from tunebench.plan.cluster.answer import ClusterAnswer, PlanSensitivity, Resour
 from tunebench.plan.cluster.copies import CopiesAnswer, CopiesJob, PricedCopies, plan_copies
 from tunebench.plan.cluster.device_memory import DeviceMemory
 from tunebench.plan.cluster.eager_memory import EagerMemory
-from tunebench.plan.cluster.framework import Emitted, Framework, emit, megatron_arguments
+from tunebench.plan.cluster.framework import RUNNABLE, Emitted, Framework, emit, megatron_arguments
 from tunebench.plan.cluster.front import cost_front, draw_fronts
 from tunebench.plan.cluster.layer_time import LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
@@ -18,10 +18,18 @@ from tunebench.plan.cluster.mixed_machine import MixedCluster, is_mixed
 from tunebench.plan.cluster.module import ModuleJob, plan_module
 from tunebench.plan.cluster.plan_file import write_plan
 from tunebench.plan.cluster.search import ClusterSearch, Objective, PlanProof, PricedPlan, SearchResult
-from tunebench.plan.cluster.space import ClusterPlan, Sharding, TrainingJob, plan_space
+from tunebench.plan.cluster.space import (
+    ClusterPlan,
+    PlanSchedule,
+    PlanTable,
+    Sharding,
+    TrainingJob,
+    plan_space,
+)
 from tunebench.plan.cluster.stage_time import Slowdown, StepPricer, StepTime
 
 __all__ = [
+    "RUNNABLE",
     "ClusterAnswer",
     "ClusterPlan",
     "ClusterSearch",
@@ -39,7 +47,9 @@ __all__ = [
     "ModuleJob",
     "Objective",
     "PlanProof",
+    "PlanSchedule",
     "PlanSensitivity",
+    "PlanTable",
     "PricedCopies",
     "PricedMixedPlan",
     "PricedPlan",

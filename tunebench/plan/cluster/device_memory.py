@@ -8,21 +8,31 @@ moments. Activations are those of Korthikanti et al. (`tunebench.plan.pipeline.a
 micro-batches in flight: p - x on rank x of p ranks in 1F1B, and ``(v - 1) p + 2 (p - 1 - x) + 1`` stages'
 worth with v stages per device (interleaved 1F1B), of which a device keeps at most all that a step has. The
 peak is on the first rank, which has most in flight, or on the last one, which has the head.
+
+Schedules with gradients of weights apart keep a micro-batch until these are computed: its activations, or, if
+that is more, what the gradients of weights need (`ActivationMemory.weight_gradient_bytes`), and also the
+gradient of its logits. The limits are those that the schedules are made for: p micro-batches (ZB-H1), 2 p - 1
+(ZB-H2), and of half stages 2 p (ZBV), 2 ceil((p + 1) / 2) (V-Half) and 2 ceil((p + 2) / 3) (V-Min).
+
+The formula holds for one plan and for columns of many (`MemoryPricer.of`, `MemoryPricer.sizes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.forecast.parallel.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
-from tunebench.plan.cluster.storage import Placement
-from tunebench.plan.pipeline.activation import ActivationMemory
+from tunebench.plan.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
 from tunebench.workloads.networks._network import DType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "COMMUNICATOR_BYTES",
@@ -31,7 +41,6 @@ __all__ = [
     "WORKSPACE_BYTES",
     "DeviceMemory",
     "MemoryPricer",
-    "communicators",
 ]
 
 PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
@@ -107,6 +116,32 @@ class DeviceMemory:
         }
 
 
+class _Plans(Protocol):
+    """Plans as columns: of one plan, or of a `PlanTable`."""
+
+    def column(self, name: str) -> Any:
+        """Return the values of a parameter."""
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> Any:
+        """Return a function of some parameters; of several numbers, as columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OnePlan:
+    plan: ClusterPlan
+
+    def column(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> Any:
+        return function(self.plan)
+
+
+_RUN = ("tensor", "microbatch", "sequence_parallel", "flash", "context", "expert_tensor", "context_gather")
+_DIVISION = ("tensor", "expert", "expert_tensor")
+_STAGES = ("pipeline", "chunks", "schedule")
+
+
 class MemoryPricer:
     """Memory of the plans of a job.
 
@@ -121,9 +156,8 @@ class MemoryPricer:
         if job.dtype not in self.dtypes:
             raise InputError(f"dtype must be {' or '.join(self.dtypes)}, got {job.dtype}")
         self.job = job
-        self._activation = lru_cache(maxsize=None)(self._activation_memory)
+        self._kept = lru_cache(maxsize=None)(self._kept_bytes)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
-        self._parameters = lru_cache(maxsize=None)(self._rank_parameters)
         self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
@@ -145,108 +179,172 @@ class MemoryPricer:
             rank: The rank.
             layers: Layers of its only stage as a half-open range; None for an even division.
         """
-        memory = self._activation(LayerRun.of(plan))
-        activations, working = self._activations(plan, rank, memory, layers), memory.recomputed_bytes
-        if rank == plan.pipeline - 1:
-            working = max(working, memory.head_gradient_bytes)
-        division = LayerRun.of(plan).division
-        parts = (
-            self._stage_parameters(division, layers)
-            if layers
-            else self._parameters(division, plan.pipeline, plan.chunks, rank)
+        kinds = self._kinds(_OnePlan(plan), last=False, rank=rank, layers=layers)
+        return DeviceMemory(rank=rank, **{name: int(size) for name, size in kinds.items()})
+
+    def activation_bytes(self, plan: ClusterPlan, rank: int) -> int:
+        """Return the bytes of the micro-batches in flight on a rank."""
+        return int(self._activations(_OnePlan(plan), rank, None)[0])
+
+    def sizes(self, plans: PlanTable) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the memory of the fullest device of each plan, and the most host memory and NVMe.
+
+        Args:
+            plans: The plans.
+        """
+        both = [self._kinds(plans, last=last) for last in (False, True)]
+        totals = [
+            sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))
+            for kinds in both
+        ]
+        host, nvme = (np.maximum(both[0][name], both[1][name]) for name in ("host", "nvme"))
+        return np.maximum(totals[0], totals[1]), host, nvme
+
+    def _kinds(
+        self, plans: _Plans, *, last: bool, rank: int = 0, layers: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
+        """Return the bytes of each kind on the devices of a rank.
+
+        Args:
+            plans: One plan, or many.
+            last: Whether the rank is the last one of each plan.
+            rank: The rank otherwise.
+            layers: Layers of its only stage; None for an even division.
+        """
+        ranks = plans.column("pipeline")
+        place = ranks - 1 if last else rank
+        activations, working, kept = self._activations(plans, place, layers)
+        held = plans.mapped(
+            lambda plan: self.held_parameters(plan, plan.pipeline - 1 if last else rank, layers),
+            *_DIVISION,
+            *_STAGES,
         )
-        held, shards = sum(parts), plan.shards
-        states = sum(-(-count // each) for count, each in zip(parts, shards, strict=True))
-        placed = Placement.of(plan)
-        converted = self._converted_bytes(plan, rank, layers)
+        shards = _shards(plans)
+        largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
+        states = -(-held[0] // shards[0]) - (-held[1] // shards[1])
+        placed, total = _Placed.of(plans), held[0] + held[1]
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
-        parameters, gradients = PARAMETER_BYTES * held, gradient_bytes * held
-        host, nvme = 0, 0
-        if placed.scatters or plan.states != "device":
-            largest = self._largest(division)
-            buffer = DEPTH * largest
-            if placed.gathers or plan.parameters != "device":
-                parameters = PARAMETER_BYTES * ((states if plan.parameters == "device" else 0) + buffer)
-            if placed.streams_gradients or placed.scatters:
-                gradients = gradient_bytes * ((0 if placed.streams_gradients else states) + buffer)
-            host, nvme = _stored_bytes(placed, states, DEPTH * -(-largest // min(shards)))
-        if plan.activations == "host":
-            kept = self._layer_activations(plan, rank, memory, layers)
-            moved = max(0, kept - DEPTH * memory.layer_bytes)
-            activations, host = activations - moved, host + kept
-        return DeviceMemory(
-            rank=rank,
-            parameters=parameters + converted,
-            gradients=gradients,
-            optimizer=STATE_BYTES * states if plan.states == "device" else 0,
-            host=host,
-            nvme=nvme,
-            activations=activations,
-            working=working,
-            context=CONTEXT_BYTES,
-            workspace=WORKSPACE_BYTES,
-            nccl=COMMUNICATOR_BYTES * communicators(plan),
-            fragmentation=round(FRAGMENTATION * (activations + working)),
-        )
+        moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
+        own = np.where(placed.parameters == "device", states, 0)
+        fetches = moves & (placed.gathers | (placed.parameters != "device"))
+        parameters = PARAMETER_BYTES * np.where(fetches, own + buffer, total)
+        streams = moves & (placed.streams_gradients | placed.scatters)
+        own = np.where(placed.streams_gradients, 0, states)
+        gradients = gradient_bytes * np.where(streams, own + buffer, total)
+        small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
+        host, nvme = _stored_bytes(placed, states, small)
+        offloads = plans.column("activations") == "host"
+        layer_bytes, stage_bytes = kept
+        moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
+        activations = activations - np.where(offloads, moved, 0)
+        return {
+            "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
+            "gradients": gradients,
+            "optimizer": np.where(placed.states == "device", STATE_BYTES * states, 0),
+            "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
+            "nvme": np.where(moves, nvme, 0),
+            "activations": activations,
+            "working": working,
+            "context": CONTEXT_BYTES,
+            "workspace": WORKSPACE_BYTES,
+            "nccl": COMMUNICATOR_BYTES * _communicators(plans),
+            "fragmentation": np.rint(FRAGMENTATION * (activations + working)).astype(np.int64),
+        }
 
     def _activations(
-        self,
-        plan: ClusterPlan,
-        rank: int,
-        memory: ActivationMemory,
-        layers: tuple[int, int] | None = None,
-    ) -> int:
-        """Return the bytes of the micro-batches in flight on a rank."""
-        ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
-        total = self._layer_activations(plan, rank, memory, layers)
-        if rank == 0:
-            embeddings = min(count, ranks if plan.chunks == 1 else 2 * ranks)
-            total += embeddings * memory.embedding_bytes
-        return total + memory.head_bytes * (rank == ranks - 1)
+        self, plans: _Plans, rank: Any, layers: tuple[int, int] | None
+    ) -> tuple[Any, Any, tuple[Any, Any]]:
+        """Return the bytes of the micro-batches in flight, those of work, and those of layers among them.
 
-    def _layer_activations(
-        self, plan: ClusterPlan, rank: int, memory: ActivationMemory, layers: tuple[int, int] | None
-    ) -> int:
-        """Return the bytes that the layers of a rank keep for the micro-batches in flight."""
-        ranks, chunks, count = plan.pipeline, plan.chunks, plan.microbatches(self.job.batch)
-        each, more = divmod(self.job.network.layers, ranks * chunks)
-        stages = min(count, ranks - rank)
-        if chunks > 1:
-            stages = min(count * chunks, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
+        The last are those of one layer, and of all layers of the device.
+        """
+        kept, whole, work, weights, embedding, head, head_gradient = plans.mapped(
+            lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute"
+        )
+        ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
+        count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
+        split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
+        stages = ranks * np.where(v_shaped, 2, chunks)
+        each, more = self.job.network.layers // stages, self.job.network.layers % stages
         held = layers[1] - layers[0] if layers else each + (rank < more)
-        return stages * held * memory.layer_bytes
+        in_flight = _in_flight(plans, rank, count)
+        most = plans.column("recompute_layers")
+        again = np.where(most > 0, np.minimum(most, held), held)
+        stage_bytes = in_flight * (again * kept + (held - again) * whole)
+        stage_bytes = np.where(split, in_flight * held * np.maximum(whole, weights), stage_bytes)
+        twice = (chunks > 1) | v_shaped | (schedule == "zb-h2")
+        total = (
+            stage_bytes + np.where(rank == 0, np.minimum(count, np.where(twice, 2, 1) * ranks), 0) * embedding
+        )
+        last = rank == np.where(v_shaped, 0, ranks - 1)
+        waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
+        total = total + last * (head + waiting * head_gradient)
+        working = np.where(last, np.maximum(work, head_gradient), work)
+        return total, working, (kept, stage_bytes)
 
-    def _rank_parameters(
-        self, division: LayerDivision, pipeline: int, chunks: int, rank: int
+    def _kept_bytes(self, run: LayerRun) -> tuple[int, ...]:
+        """Return the bytes of a layer and what surrounds it, for each micro-batch.
+
+        They are those that a layer keeps, that one keeps of which nothing is computed again, that are there
+        while a layer is computed, that gradients of weights need, and those of the embedding and the head.
+        """
+        memory, whole = run.activations(self.job), run.kept.activations(self.job)
+        return (
+            memory.layer_bytes,
+            whole.layer_bytes,
+            memory.recomputed_bytes + run.gathered_bytes(self.job),
+            whole.weight_gradient_bytes,
+            memory.embedding_bytes,
+            memory.head_bytes,
+            memory.head_gradient_bytes,
+        )
+
+    def held_parameters(
+        self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None = None
     ) -> tuple[int, int]:
-        """Return the parameters of a rank outside experts, and those of its experts."""
-        each, more = divmod(self.job.network.layers, pipeline * chunks)
+        """Return the parameters of a rank outside experts, and those of its experts.
+
+        Args:
+            plan: The plan.
+            rank: The rank.
+            layers: Layers of its only stage as a half-open range; None for an even division.
+        """
+        division = LayerRun.of(plan).division
+        if layers:
+            return self._stage_parameters(division, layers)
         others = routed = 0
-        for stage in range(rank, pipeline * chunks, pipeline):
-            first = stage * each + min(stage, more)
-            found = self._stage_parameters(division, (first, first + each + (stage < more)))
+        for stage in self._stages_of(plan, rank):
+            found = self._stage_parameters(division, stage)
             others, routed = others + found[0], routed + found[1]
         return others, routed
+
+    def _stages_of(self, plan: ClusterPlan, rank: int) -> list[tuple[int, int]]:
+        """Return the layers of the stages of a rank, each as a half-open range."""
+        count = plan.pipeline * plan.stages_per_device
+        each, more = divmod(self.job.network.layers, count)
+        stages: Iterable[int] = range(rank, count, plan.pipeline)
+        if plan.schedule in V_SCHEDULES:
+            stages = (rank, count - 1 - rank)
+        firsts = [(stage, stage * each + min(stage, more)) for stage in stages]
+        return [(first, first + each + (stage < more)) for stage, first in firsts]
 
     def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
         return division.held(self.job.network, layers)
 
-    def _converted_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> int:
+    def _converted_bytes(self, plans: _Plans, last: bool, rank: int, layers: tuple[int, int] | None) -> Any:
         """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
         if self.job.fp8 == "none":
             return 0
-        network, stages = self.job.network, plan.pipeline * plan.chunks
-        each, more = divmod(network.layers, stages)
-        count = layers[1] - layers[0] if layers else 0
-        if not layers:
-            count = sum(each + (stage < more) for stage in range(rank, stages, plan.pipeline))
-        if plan.parameters != "device" or plan.sharding == "full":
-            count = min(count, DEPTH)
-        routed = LayerRun.of(plan).division.held(network, (0, count))[1]
-        return CONVERTED_BYTES * (network.matrix_parameters(plan.tensor, (0, count)) + routed)
 
-    def _activation_memory(self, run: LayerRun) -> ActivationMemory:
-        return run.activations(self.job)
+        def converted(plan: ClusterPlan) -> int:
+            stages = self._stages_of(plan, plan.pipeline - 1 if last else rank)
+            count = sum(end - first for first, end in ([layers] if layers else stages))
+            if plan.parameters != "device" or plan.sharding == "full":
+                count = min(count, DEPTH)
+            routed = LayerRun.of(plan).division.held(self.job.network, (0, count))[1]
+            return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, (0, count)) + routed)
+
+        return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")
 
     def _largest_layer(self, division: LayerDivision) -> int:
         """Return the parameters of a layer, or of the one with the embedding if that has more."""
@@ -255,12 +353,66 @@ class MemoryPricer:
         return max(sum(self._stage_parameters(division, each)) for each in kinds)
 
 
-def communicators(plan: ClusterPlan) -> int:
-    """Return the number of groups that each device communicates in."""
-    return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
+def _communicators(plans: _Plans) -> Any:
+    tensor, context, expert, pipeline = (
+        plans.column(name) for name in ("tensor", "context", "expert", "pipeline")
+    )
+    groups = (tensor, plans.column("data") * context, context, expert, pipeline)
+    return sum(np.where(size > 1, 1, 0) for size in groups)
 
 
-def _stored_bytes(placed: Placement, states: int, buffer: int) -> tuple[int, int]:
+def _shards(plans: _Plans) -> tuple[Any, Any]:
+    """Return `ClusterPlan.shards`."""
+    copies = plans.column("data") * plans.column("context")
+    of_experts = copies * plans.column("tensor") // (plans.column("expert") * plans.column("expert_tensor"))
+    whole = plans.column("sharding") == "none"
+    return np.where(whole, 1, copies), np.where(whole, 1, of_experts)
+
+
+def _in_flight(plans: _Plans, rank: Any, count: Any) -> Any:
+    """Return the stages of which a rank stores a micro-batch, those of different micro-batches each."""
+    ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
+    limits = {
+        "zb-h1": ranks,
+        "zb-h2": 2 * ranks - 1,
+        "interleaved-zb": chunks * ranks,
+        "zbv": 2 * ranks,
+        "v-half": 2 * ((ranks + 2) // 2),
+        "v-min": 2 * ((ranks + 4) // 3),
+    }
+    found = np.where(chunks > 1, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, ranks - rank)
+    for name, limit in limits.items():
+        found = np.where(schedule == name, limit, found)
+    return np.minimum(count * np.where(np.isin(schedule, V_SCHEDULES), 2, chunks), found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where data is, as columns (see `Placement`)."""
+
+    states: Any
+    parameters: Any
+    gathers: Any
+    scatters: Any
+    streams_gradients: Any
+
+    @classmethod
+    def of(cls, plans: _Plans) -> _Placed:
+        names = ("states", "parameters", "sharding")
+        states, parameters, sharding = (np.asarray(plans.column(name)) for name in names)
+        copies = plans.column("data") * plans.column("context")
+        scatters = (copies > 1) & ((sharding == "gradients") | (sharding == "full"))
+        alone = (copies == 1) & ((plans.column("pipeline") == 1) | (parameters != "device"))
+        return cls(
+            states=states,
+            parameters=parameters,
+            gathers=(copies > 1) & (sharding == "full"),
+            scatters=scatters,
+            streams_gradients=(states != "device") & (scatters | alone),
+        )
+
+
+def _stored_bytes(placed: _Placed, states: Any, buffer: Any) -> tuple[Any, Any]:
     """Return the host memory and the NVMe of a device for its share of parameters.
 
     Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.
@@ -270,16 +422,11 @@ def _stored_bytes(placed: Placement, states: int, buffer: int) -> tuple[int, int
         states: Parameters whose states the device keeps.
         buffer: Parameters of the layers that are buffered.
     """
-    host = nvme = 0
-    if placed.states == "host":
-        host += (STATE_BYTES + GRADIENT_BYTES) * states
-    elif placed.states == "nvme":
-        nvme += STATE_BYTES * states
-        host += 2 * (STATE_BYTES + GRADIENT_BYTES + PARAMETER_BYTES) * buffer
-        if placed.streams_gradients and placed.parameters != "nvme":
-            host += GRADIENT_BYTES * states
-    if placed.parameters == "host":
-        host += PARAMETER_BYTES * states
-    elif placed.parameters == "nvme":
-        nvme += (PARAMETER_BYTES + GRADIENT_BYTES) * states
-    return host, nvme
+    on_nvme, below = placed.states == "nvme", placed.parameters == "nvme"
+    summed = np.where(placed.streams_gradients & ~below, GRADIENT_BYTES * states, 0)
+    buffers = 2 * (STATE_BYTES + GRADIENT_BYTES + PARAMETER_BYTES) * buffer
+    host = np.where(placed.states == "host", (STATE_BYTES + GRADIENT_BYTES) * states, 0)
+    host = host + np.where(on_nvme, buffers + summed, 0)
+    host = host + np.where(placed.parameters == "host", PARAMETER_BYTES * states, 0)
+    nvme = np.where(on_nvme, STATE_BYTES * states, 0)
+    return host, nvme + np.where(below, (PARAMETER_BYTES + GRADIENT_BYTES) * states, 0)

@@ -32,8 +32,8 @@ class EagerMemory(MemoryPricer):
 
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
-        memory = self._activation(LayerRun.of(plan))
-        held = sum(self._parameters(LayerRun.of(plan).division, plan.pipeline, plan.chunks, rank))
+        memory = LayerRun.of(plan).activations(self.job)
+        held = sum(self.held_parameters(plan, rank))
         states = held if plan.sharding == "none" else -(-held // plan.copies)
         parameters, gradients = held, held
         if plan.sharding == "full":
@@ -49,7 +49,7 @@ class EagerMemory(MemoryPricer):
             parameters=SIZE * parameters,
             gradients=SIZE * gradients,
             optimizer=0 if offloaded else MOMENTS * states,
-            activations=self._activations(plan, rank, memory),
+            activations=self.activation_bytes(plan, rank),
             working=self._working(plan, rank, memory),
             context=0,
             workspace=0,

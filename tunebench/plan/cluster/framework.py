@@ -12,10 +12,19 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import architecture_of
 
-__all__ = ["Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
+__all__ = ["RUNNABLE", "Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
 
 Framework = Literal["megatron", "deepspeed", "fsdp", "torchtitan"]
 """Frameworks: Megatron-LM, DeepSpeed, PyTorch's FSDP2 by Accelerate, and torchtitan."""
+
+RUNNABLE: Mapping[Framework, Mapping[str, str]] = {
+    "megatron": {"schedule": "1f1b"},
+    "deepspeed": {"schedule": "1f1b"},
+    "fsdp": {"schedule": "1f1b", "recompute_layers": "0"},
+    "torchtitan": {"schedule": "1f1b|interleaved-zb|zbv", "recompute_layers": "0"},
+}
+"""Values of schedules and of recomputation by number of layers that a framework can run, as `fixed_values`
+reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +83,15 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         f"--seq-length {job.seq}",
         f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
     ]
+    if plan.context > 1:
+        found.append(f"--cp-comm-type {'allgather' if plan.context_gather else 'p2p'}")
     if plan.chunks > 1:
         found.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
     if plan.recompute == "full":
-        found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+        how = f"block --recompute-num-layers {plan.recompute_layers}"
+        if not plan.recompute_layers:
+            how = "uniform --recompute-num-layers 1"
+        found.append(f"--recompute-granularity full --recompute-method {how}")
     if plan.recompute == "selective":
         found.append("--recompute-granularity selective")
     if plan.recompute == "experts":
@@ -121,6 +135,7 @@ _MEGATRON = {
     "activations": ("device",),
     "states": ("device", "host"),
     "sharding": ("none", "optimizer", "full"),
+    "schedule": ("1f1b",),
 }
 """Values that Megatron-LM can run, of parameters of a plan that have others."""
 
@@ -202,6 +217,11 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         what = "copies that share nothing, beside other parallelism"
         raise _impossible("torchtitan", what, "sharding", plan)
     _refuse_host("torchtitan", plan)
+    _refuse_layers("torchtitan", plan)
+    if plan.schedule not in _TITAN_SCHEDULES:
+        raise _impossible("torchtitan", f"the schedule {plan.schedule}", "schedule", plan)
+    if plan.context > 1 and not plan.context_gather:
+        raise _impossible("torchtitan", "a ring of context parallelism", "context_gather", plan)
     shard = 1 if plan.sharding == "none" else plan.data
     arguments = [
         f"--training.local-batch-size {job.batch // plan.data if plan.pipeline > 1 else plan.microbatch}",
@@ -221,7 +241,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         arguments.append("--parallelism.no-enable-sequence-parallel")
     if plan.pipeline > 1:
         arguments += [
-            f"--parallelism.pipeline-parallel-schedule {'Interleaved1F1B' if plan.chunks > 1 else '1F1B'}",
+            f"--parallelism.pipeline-parallel-schedule {_titan_schedule(plan)}",
             f"--parallelism.pipeline-parallel-microbatch-size {plan.microbatch}",
             f"--parallelism.pipeline-parallel-layers-per-stage {_layers_of_a_stage(plan, job)}",
             "--parallelism.pipeline-parallel-first-stage-less-layers 0",
@@ -231,10 +251,21 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     notes = ["add --module and --config of the model in front"]
     if plan.recompute == "selective":
         notes.append("its selective checkpointing keeps other tensors than the plan's, which are attention's")
-    if plan.sharding == "optimizer":
+    if plan.sharding == "optimizer" and plan.pipeline == 1:
         notes.append("FSDP also shards gradients, and gathers parameters in the forward pass")
+    if plan.splits_backward:
+        notes.append("leave out --compile.enable: torch.compile does not split backward passes")
     text = _script(arguments, "-m torchtitan.train", plan)
     return Emitted(framework="torchtitan", text=text, notes=tuple(notes))
+
+
+_TITAN_SCHEDULES = {"1f1b": "1F1B", "interleaved-zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble"}
+"""Names of schedules. Source: pytorch, `torch/distributed/pipelining/schedules.py` (`get_schedule_class`)."""
+
+
+def _titan_schedule(plan: ClusterPlan) -> str:
+    looped = plan.chunks > 1 and plan.schedule == "1f1b"
+    return "Interleaved1F1B" if looped else _TITAN_SCHEDULES[plan.schedule]
 
 
 def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:
@@ -292,6 +323,7 @@ def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     _refuse_pipeline("fsdp", plan)
     _refuse_experts("fsdp", plan)
     _refuse_host("fsdp", plan)
+    _refuse_layers("fsdp", plan)
     if plan.sharding == "none" and plan.copies > 1:
         raise _impossible("fsdp", "copies that share nothing", "sharding", plan)
     sharded: dict[str, object] = {
@@ -314,11 +346,15 @@ def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         "fsdp_config": sharded,
     }
     if plan.tensor * plan.context > 1:
-        config["parallelism_config"] = {
+        degrees: dict[str, object] = {
             "parallelism_config_dp_shard_size": plan.data,
             "parallelism_config_tp_size": plan.tensor,
             "parallelism_config_cp_size": plan.context,
         }
+        if plan.context > 1:
+            how = "allgather" if plan.context_gather else "alltoall"
+            degrees["parallelism_config_cp_comm_strategy"] = how
+        config["parallelism_config"] = degrees
     steps = plan.microbatches(job.batch)
     notes = [
         f"in the program: Accelerator(gradient_accumulation_steps={steps}) and batches of {plan.microbatch}",
@@ -337,7 +373,8 @@ def _model_notes(plan: ClusterPlan) -> tuple[str, ...]:
     """Return what a program must do itself, because the configuration of DeepSpeed does not say it."""
     found = []
     if plan.recompute != "none":
-        part = "each layer" if plan.recompute == "full" else "the core of attention"
+        layers = f"the first {plan.recompute_layers} layers" if plan.recompute_layers else "each layer"
+        part = layers if plan.recompute == "full" else "the core of attention"
         found.append(f"checkpoint {part} in the model: the configuration does not")
     if plan.flash:
         found.append("the plan needs flash attention in the model")
@@ -345,7 +382,7 @@ def _model_notes(plan: ClusterPlan) -> tuple[str, ...]:
 
 
 def _layers_of_a_stage(plan: ClusterPlan, job: TrainingJob) -> int:
-    return -(-job.network.layers // (plan.pipeline * plan.chunks))
+    return -(-job.network.layers // (plan.pipeline * plan.stages_per_device))
 
 
 def _script(arguments: list[str], program: str, plan: ClusterPlan) -> str:
@@ -383,6 +420,12 @@ def _refuse_host(framework: str, plan: ClusterPlan) -> None:
             raise _impossible(framework, f"{name} in host memory or NVMe alone", name, plan)
 
 
+def _refuse_layers(framework: str, plan: ClusterPlan) -> None:
+    if plan.recompute_layers:
+        what = "recomputation of some layers of a stage"
+        raise _impossible(framework, what, "recompute_layers", plan)
+
+
 def _refuse_f16(framework: str, job: TrainingJob) -> None:
     if job.dtype == "f16":
         raise InputError(f"{framework} trains in bf16 or f32: plan with --dtype bf16")
@@ -400,6 +443,9 @@ _OTHER = {
     "states": "device",
     "parameters": "device",
     "activations": "device",
+    "schedule": "1f1b",
+    "recompute_layers": "0",
+    "context_gather": "yes",
 }
 """A value of each parameter that all frameworks with a limit can run."""
 

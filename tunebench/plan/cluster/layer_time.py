@@ -2,7 +2,8 @@
 
 Layers of a transformer are equal, so a stage is a sum of three kinds: the first layer (with the embedding), a
 layer between, and the last one (with the head). Each kind is predicted once for each way to run it, all in
-one batch.
+one batch. What is computed again is a part of the forward kernels, so that one prediction is enough for all
+kinds of recomputation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from tunebench.device import Device
 from tunebench.forecast.network import MEGATRON_HOST_US, OperationTime, predict_operations
+from tunebench.forecast.parallel.waits import is_weight_gradient
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import Network, NetworkRun, Operation
@@ -69,6 +71,8 @@ class LayerRun:
         context: Devices that share each sequence.
         expert: Devices among which the experts are divided.
         expert_tensor: Devices that share each expert.
+        context_gather: Whether all keys and values are gathered before attention.
+        recompute_layers: First layers of a stage that full recomputation computes again; 0 for all.
     """
 
     tensor: int
@@ -79,6 +83,8 @@ class LayerRun:
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    context_gather: bool = False
+    recompute_layers: int = 0
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> LayerRun:
@@ -92,7 +98,19 @@ class LayerRun:
             plan.context,
             plan.expert,
             plan.expert_tensor,
+            plan.context_gather,
+            plan.recompute_layers,
         )
+
+    @property
+    def whole(self) -> LayerRun:
+        """The same for each layer that recomputation is for."""
+        return replace(self, recompute_layers=0) if self.recompute_layers else self
+
+    @property
+    def kept(self) -> LayerRun:
+        """The same for a layer of which nothing is computed again."""
+        return self if self.recompute == "none" else replace(self, recompute="none", recompute_layers=0)
 
     @property
     def division(self) -> LayerDivision:
@@ -101,8 +119,10 @@ class LayerRun:
 
     @property
     def plain(self) -> LayerRun:
-        """The same without recomputation, each device with all experts."""
-        return replace(self, recompute="none", expert=1, expert_tensor=1)
+        """The same without recomputation and gathered keys, each device with all experts."""
+        return replace(
+            self, recompute="none", recompute_layers=0, expert=1, expert_tensor=1, context_gather=False
+        )
 
     def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
         """Return the run of a micro-batch through some layers, without accumulation and updates."""
@@ -119,6 +139,8 @@ class LayerRun:
             expert_load=job.expert_load,
             layers=layers,
             recompute=self.recompute,
+            recompute_layers=self.recompute_layers or None,
+            context_gather=self.context_gather,
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
             fp8=job.fp8,
@@ -142,6 +164,17 @@ class LayerRun:
             expert_load=job.expert_load,
         )
 
+    def gathered_bytes(self, job: TrainingJob) -> int:
+        """Return the bytes of all keys and values of a layer, and of their gradients, while it needs them."""
+        if not self.context_gather:
+            return 0
+        gathered = self.network_run(job, (0, 1))
+        return 2 * sum(
+            each.nbytes
+            for each in job.network.exchanges(gathered)
+            if each.phase == "forward" and each.collective == "all-gather"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
@@ -151,11 +184,13 @@ class PassTime:
         forward_us: Time of kernels in the forward pass.
         backward_us: Time of kernels in the backward pass.
         launches: Kernel launches of both passes.
+        weights_us: Time of the kernels of the backward pass that compute gradients of weights.
     """
 
     forward_us: float = 0.0
     backward_us: float = 0.0
     launches: int = 0
+    weights_us: float = 0.0
 
     def plus(self, other: PassTime, times: int = 1) -> PassTime:
         """Return the sum with a multiple of another time."""
@@ -163,6 +198,7 @@ class PassTime:
             self.forward_us + times * other.forward_us,
             self.backward_us + times * other.backward_us,
             self.launches + times * other.launches,
+            self.weights_us + times * other.weights_us,
         )
 
     def without(self, other: PassTime) -> PassTime:
@@ -171,7 +207,9 @@ class PassTime:
 
     def scaled(self, factor: float) -> PassTime:
         """Return the same with kernels that take this multiple of the time."""
-        return PassTime(self.forward_us * factor, self.backward_us * factor, self.launches)
+        return PassTime(
+            self.forward_us * factor, self.backward_us * factor, self.launches, self.weights_us * factor
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +272,7 @@ class LayerTimes:
     host_us: float = HOST_US
     expert_load: float = 1.0
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
+    _middle: dict[LayerRun, dict[str, PassTime]] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
     _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
@@ -256,28 +295,44 @@ class LayerTimes:
 
     def predict(self, runs: Iterable[LayerRun]) -> None:
         """Predict ways to run a layer that are not known yet, in one batch."""
-        new = [run for run in dict.fromkeys(runs) if run not in self._kinds]
+        listed = dict.fromkeys(runs)
+        wholes = [
+            each for run in listed for each in ((run.whole, run.kept) if run.recompute == "full" else (run,))
+        ]
+        new = [run for run in dict.fromkeys(wholes) if run not in self._kinds]
         if not new:
             return
-        plain = [run for run in dict.fromkeys(run.plain for run in new) if run not in self._ends]
-        first, middle, last = self._kinds_of_layer()
-        wanted = dict.fromkeys((run, middle) for run in (*new, *plain))
+        bases = dict.fromkeys(self._base(run) for run in new)
+        plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
+        first, middle, last = self.kinds_of_layer()
+        wanted = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
         wanted |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
         found = self._predicted(wanted)
+        self._middle |= {run: each for (run, kind), each in found.items() if kind == middle}
         for run in plain:
-            each = found[run, middle]
+            each = self._middle[run]["none"]
             self._ends[run] = _Ends(
-                found[run, first].without(each), found[run, last].without(each), self._products[run]
+                found[run, first]["none"].without(each),
+                found[run, last]["none"].without(each),
+                self._products[run],
             )
         for run in new:
-            ends, each = self._ends[run.plain], found[run, middle]
-            self._products[run] = {**ends.products, **self._products[run]}
+            base, ends = self._base(run), self._ends[run.plain]
+            each = self._middle[base]["none" if base == run else run.recompute]
+            self._products[run] = {**ends.products, **self._products[base]}
             self._kinds[run] = _Kinds(each.plus(ends.first), each, each.plus(ends.last))
+
+    def _base(self, run: LayerRun) -> LayerRun:
+        """Return the run whose kernels those of a run follow from: without recomputation.
+
+        A layer with the embedding or the head does not show which forward kernels are computed again.
+        """
+        return run.kept if self.network.layers > 2 else run
 
     def _predicted(
         self, wanted: Iterable[tuple[LayerRun, tuple[int, int]]]
-    ) -> dict[tuple[LayerRun, tuple[int, int]], PassTime]:
-        """Return the times of layers, and keep those of their products."""
+    ) -> dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]]:
+        """Return the times of layers by recomputation, and keep those of their products."""
         job = TrainingJob(
             network=self.network,
             batch=1,
@@ -295,12 +350,12 @@ class LayerTimes:
         times = self.predictor(listed, self.device)
         found = {}
         for run, layers, start, end in parts:
-            found[run, layers] = _pass_time(times[start:end])
+            found[run, layers] = _pass_times(times[start:end])
             products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
             self._products.setdefault(run, {}).update(products)
         return found
 
-    def _kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
+    def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
         """Return a first layer, one between, and a last one, which are the same if there are few layers."""
         count = self.network.layers
         return (0, 1), (count // 2, count // 2 + 1), (count - 1, count)
@@ -312,6 +367,10 @@ class LayerTimes:
             run: How the layers run; known by `predict`.
             layers: Layers of the stage as a half-open range.
         """
+        if run.recompute_layers:
+            again = min(run.recompute_layers, layers[1] - layers[0])
+            whole, kept = self._kinds[run.whole].middle, self._kinds[run.kept].middle
+            return self.passes(run.kept, layers).plus(whole.without(kept), again)
         kinds, (first, last) = self._kinds[run], layers
         begins, ends = first == 0, last == self.network.layers
         if last - first == 1:
@@ -331,7 +390,7 @@ class LayerTimes:
             part: Part of the network.
             gradient: Gradient that the product computes, or the pass of a product or of the attention.
         """
-        return self._products[run].get((part, gradient), 0.0)
+        return self._products[run.whole].get((part, gradient), 0.0)
 
     def update(self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]) -> UpdateTime:
         """Return the kernels that depend on the parameters of a stage.
@@ -397,19 +456,43 @@ class LayerTimes:
     def _kind_tensors(self) -> tuple[int, int, int]:
         """Number of tensors of a first layer, one between, and a last one."""
         counts = []
-        for layers in self._kinds_of_layer():
+        for layers in self.kinds_of_layer():
             operations = self.network.operations(replace(self._updating, layers=layers))
             counts.append(sum(each.count for each in operations if each.part == "gradients"))
         return counts[0], counts[len(counts) // 2], counts[-1]
 
 
-def _pass_time(times: Iterable[OperationTime]) -> PassTime:
+_RECOMPUTED: dict[str, tuple[str, ...]] = {
+    "selective": (
+        "attention",
+        "attention merge",
+        "attention scores",
+        "attention softmax",
+        "attention values",
+        "attention copies",
+    ),
+    "experts": ("router", "experts", "expert exchange", "mlp up", "mlp activation", "mlp down"),
+}
+"""Parts of a layer whose forward kernels the backward pass runs again; all parts with full recomputation."""
+
+
+def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
+    """Return the time of a layer by what is computed again, given its kernels without recomputation."""
     given = list(times)
-    us = {
-        phase: sum(each.time_us for each in given if each.operation.phase == phase)
-        for phase in ("forward", "backward")
-    }
-    return PassTime(us["forward"], us["backward"], _launches(given))
+    forward = [each for each in given if each.operation.phase == "forward"]
+    backward = [each for each in given if each.operation.phase == "backward"]
+    none = PassTime(
+        sum(each.time_us for each in forward),
+        sum(each.time_us for each in backward),
+        _launches(given),
+        sum(each.time_us for each in backward if is_weight_gradient(each)),
+    )
+    found = {"none": none}
+    for recompute in ("selective", "experts", "full"):
+        parts = _RECOMPUTED.get(recompute)
+        again = [each for each in forward if parts is None or each.operation.part in parts]
+        found[recompute] = none.plus(PassTime(0.0, sum(each.time_us for each in again), _launches(again)))
+    return found
 
 
 def _launches(times: Iterable[OperationTime]) -> int:

@@ -3,7 +3,8 @@
 Each stage of a pipeline has devices of one product: tensor parallelism and the copies of the network never
 join different products, so all micro-batches are equal. The stages of a group follow each other and have
 equal numbers of layers; if these do not divide, its first stages have one more. The search chooses the order
-of the groups, the layers of each group, and all that a plan for equal devices has, except interleaved stages.
+of the groups, the layers of each group, and all that a plan for equal devices has, except several stages on
+a device (interleaved and V-shaped schedules) and recomputation of some layers of a stage.
 Data may be in host memory or NVMe if the nodes of all groups have it.
 
 Branch and bound: a stage takes at least the time of its layers' kernels, so the slowest stage takes at least
@@ -203,7 +204,7 @@ class MixedSearch:
             first = replace(first, host_bytes=0, nvme_bytes=0)
         elif not all(group.nvme_bytes for group in groups):
             first = replace(first, nvme_bytes=0)
-        space = fixed_values(plan_space(self.job, first), {"chunks": "1", **fixed})
+        space = fixed_values(plan_space(self.job, first), {"chunks": "1", "recompute_layers": "0", **fixed})
         found = []
         for plan in enumerated(space):
             width = plan.tensor * plan.copies
@@ -212,7 +213,8 @@ class MixedSearch:
             )
             if (
                 sharded
-                or plan.chunks > 1
+                or plan.stages_per_device > 1
+                or plan.recompute_layers
                 or any(
                     group.devices % width or group.links.devices_per_node % plan.tensor
                     for group in self.machine.groups

@@ -9,17 +9,28 @@ its bounds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench._lazy import np
 from tunebench.errors import UnknownName
 from tunebench.forecast.network import require_fp8
 from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated, fixed_values, plan_space
-from tunebench.plan.cluster.stage_time import Slowdown, StepPricer, StepTime
+from tunebench.plan.cluster.space import (
+    ClusterPlan,
+    PlanTable,
+    TrainingJob,
+    enumerated,
+    fixed_values,
+    plan_space,
+)
+from tunebench.plan.cluster.stage_time import RUN_PARAMETERS, Slowdown, StepPricer, StepTime
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["ClusterSearch", "Objective", "PlanProof", "PricedPlan", "SearchResult", "peak_flops"]
 
@@ -119,7 +130,7 @@ class _Open:
     """A plan that is not closed; `level` counts how far its time is refined."""
 
     plan: ClusterPlan
-    memory: DeviceMemory
+    memory: int
     level: int
     time_us: float
 
@@ -157,7 +168,7 @@ class ClusterSearch:
         self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
         self.layers = layers or LayerTimes.of(job, machine.device)
         space = fixed_values(plan_space(job, machine, any_nodes=objective == "cost"), self.fixed)
-        self.plans: tuple[ClusterPlan, ...] = enumerated(space)
+        self.plans: PlanTable = enumerated(space)
         self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
         self.memory = MemoryPricer(job)
 
@@ -173,25 +184,17 @@ class ClusterSearch:
         """
         limit = self.machine.memory_bytes
         watcher(f"memory of {len(self.plans)} plans")
-        sizes = [self.memory.of(plan) for plan in self.plans]
-        lacking = [self._stored_excess(size) for size in sizes]
-        fitting = [
-            (plan, size)
-            for plan, size, lacks in zip(self.plans, sizes, lacking, strict=True)
-            if not lacks and size.total <= limit
-        ]
+        sizes, host, nvme = self.memory.sizes(self.plans)
         per_node = self.machine.links.devices_per_node
-        least = min(
-            range(len(sizes)),
-            key=lambda index: (
-                lacking[index] + per_node * max(0, sizes[index].total - limit),
-                sizes[index].total,
-            ),
-        )
+        lacking = np.maximum(0, host * per_node - self.machine.host_bytes)
+        lacking += np.maximum(0, nvme * per_node - self.machine.nvme_bytes)
+        rows = np.flatnonzero((lacking == 0) & (sizes <= limit))
+        fitting = self.plans.take(rows)
+        least = self.plans[int(np.lexsort((sizes, lacking + per_node * np.maximum(0, sizes - limit)))[0])]
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
-        self.layers.predict([LayerRun.of(self.plans[least]), *(LayerRun.of(plan) for plan, _ in fitting)])
+        self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
         watcher("lower bounds")
-        found, points, closed = self._search(fitting, top, front, watcher)
+        found, points, closed = self._search(fitting, sizes[rows], top, front, watcher)
         return SearchResult(
             objective=self.objective,
             best=tuple(map(self.priced, found)),
@@ -204,7 +207,7 @@ class ClusterSearch:
                 simulated=closed[2],
                 optimal=bool(found),
             ),
-            least_memory=self.priced(self.plans[least]),
+            least_memory=self.priced(least),
         )
 
     def priced(self, plan: ClusterPlan) -> PricedPlan:
@@ -231,22 +234,35 @@ class ClusterSearch:
 
     def _search(
         self,
-        fitting: Sequence[tuple[ClusterPlan, DeviceMemory]],
+        fitting: PlanTable,
+        sizes: NDArray[np.int64],
         top: int,
         front: bool,
         watcher: Callable[[str], None],
     ) -> tuple[list[ClusterPlan], list[ClusterPlan], list[int]]:
         """Return the best plans, the front, and the number of plans at each level when they were closed."""
-        opened = [_Open(plan, size, 0, self.pricer.floor_us(plan)) for plan, size in fitting]
-        heap = [(*self._value(each), index) for index, each in enumerate(opened)]
-        heapq.heapify(heap)
+        if not len(fitting):
+            return [], [], [0, 0, 0]
+        floors = self.pricer.floors_us(fitting)
+        devices = self._devices(fitting)
+        firsts, seconds = self._values(floors, sizes, devices)
+        order = np.lexsort((np.arange(len(fitting)), seconds, firsts))
+        untouched = iter(zip(firsts[order].tolist(), seconds[order].tolist(), order.tolist(), strict=True))
+        waiting = next(untouched, None)
+        heap: list[tuple[float, float, int, _Open]] = []
         refine = (self.pricer.bound_us, self.pricer.step_us)
         found: list[ClusterPlan] = []
         points: list[ClusterPlan] = []
         least = float("inf")
-        while heap:
-            _, second, index = heapq.heappop(heap)
-            each = opened[index]
+        levels = [len(fitting), 0, 0]
+        while heap or waiting:
+            if waiting and (not heap or waiting[:3] < heap[0][:3]):
+                (_, second, index), waiting = waiting, next(untouched, None)
+                if len(found) >= top and front and second >= least:
+                    continue
+                each = _Open(fitting[index], int(sizes[index]), 0, float(floors[index]))
+            else:
+                _, second, index, each = heapq.heappop(heap)
             if len(found) >= top:
                 if not front:
                     break
@@ -260,18 +276,26 @@ class ClusterSearch:
                     points.append(each.plan)
                 continue
             each.time_us = max(each.time_us, refine[each.level](each.plan))
+            levels[each.level] -= 1
             each.level += 1
+            levels[each.level] += 1
             if each.level == 2:
                 watcher(f"simulating {each.plan}")
-            heapq.heappush(heap, (*self._value(each), index))
-        levels = [each.level for each in opened]
-        return found, points, [levels.count(level) for level in range(3)]
+            value = self._values(each.time_us, each.memory, each.plan.devices)
+            heapq.heappush(heap, (*value, index, each))
+        return found, points, levels
 
-    def _value(self, each: _Open) -> tuple[float, float]:
+    @staticmethod
+    def _devices(plans: PlanTable) -> NDArray[np.int64]:
+        columns = [plans.column(name) for name in ("tensor", "context", "pipeline", "data")]
+        found: NDArray[np.int64] = np.prod(columns, axis=0)
+        return found
+
+    def _values(self, time_us: Any, memory: Any, devices: Any) -> tuple[Any, Any]:
         """Return what is minimised, and what the front weighs it against: time and memory in some order."""
         if self.objective == "memory":
-            return each.memory.total, each.time_us
-        return each.time_us * (each.plan.devices if self.objective == "cost" else 1), each.memory.total
+            return memory, time_us
+        return time_us * (devices if self.objective == "cost" else 1), memory
 
 
 def peak_flops(machine: TrainingCluster, job: TrainingJob) -> float:

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
+from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
-from tunebench.forecast.parallel.parallelism import Parallelism, Sharding
+from tunebench.forecast.parallel.parallelism import Parallelism, ScheduleName, Sharding
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.pipeline.activation import architecture_of
-from tunebench.space import Parameter, Space, Table, Value
+from tunebench.space import Constraint, Parameter, Space, Table, Value
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Fp8, Recompute
 
-__all__ = ["ClusterPlan", "Place", "Sharding", "TrainingJob", "enumerated", "fixed_values", "plan_space"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "SPLIT_SCHEDULES",
+    "V_SCHEDULES",
+    "ClusterPlan",
+    "Place",
+    "PlanSchedule",
+    "PlanTable",
+    "Sharding",
+    "TrainingJob",
+    "enumerated",
+    "fixed_values",
+    "plan_space",
+]
 
 Place = Literal["device", "host", "nvme"]
 """Where data is: on the device, in host memory (ZeRO-Offload), or in NVMe (ZeRO-Infinity)."""
+
+PlanSchedule = Literal["1f1b", "zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min"]
+"""Order of the passes of a pipeline, as of `Parallelism.schedule`; 1F1B is interleaved if a device has
+several stages."""
+
+SPLIT_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min")
+"""Schedules that compute the gradients of weights apart from those of inputs."""
+
+V_SCHEDULES = ("zbv", "v-half", "v-min")
+"""Schedules with two stages on each device, the last stage beside the first one."""
+
+MOST_V_RANKS = 16
+"""Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
 
 MOST_CHUNKS = 8
 """Most stages of a device."""
@@ -134,6 +164,11 @@ class ClusterPlan:
         context: Devices that share each sequence, next to those that share layers.
         expert: Devices among which the experts of a layer are divided, of those of a stage.
         expert_tensor: Devices that share each expert: `tensor` or 1.
+        schedule: Order of the passes of the pipeline.
+        recompute_layers: Layers of each stage, the first ones, that full recomputation computes again; 0 for
+            all.
+        context_gather: Whether devices that share sequences gather all keys and values before attention,
+            instead of passing them round a ring.
     """
 
     nodes: int
@@ -152,6 +187,24 @@ class ClusterPlan:
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    schedule: PlanSchedule = "1f1b"
+    recompute_layers: int = 0
+    context_gather: bool = False
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.schedule in SPLIT_SCHEDULES
+
+    @property
+    def schedule_name(self) -> ScheduleName:
+        """Name of the schedule in `Parallelism`."""
+        return "interleaved-1f1b" if self.chunks > 1 and not self.splits_backward else self.schedule
+
+    @property
+    def stages_per_device(self) -> int:
+        """Stages of each device."""
+        return 2 if self.schedule in V_SCHEDULES else self.chunks
 
     @property
     def devices(self) -> int:
@@ -185,7 +238,7 @@ class ClusterPlan:
             context=self.context,
             pipeline=self.pipeline,
             microbatches=self.microbatches(job.batch),
-            schedule="interleaved-1f1b" if self.chunks > 1 else "1f1b",
+            schedule=self.schedule_name,
             chunks=self.chunks,
             overlap=job.gradient_overlap,
             tensor_overlap=job.tensor_overlap,
@@ -205,8 +258,10 @@ class ClusterPlan:
             optimizer="adamw",
             stack="megatron",
             recompute=self.recompute,
+            recompute_layers=self.recompute_layers or None,
             sequence_parallel=self.sequence_parallel,
             flash=self.flash,
+            context_gather=self.context_gather,
             fp8=job.fp8,
             wide_gradients=job.wide_gradients,
             cuda_graphs=job.cuda_graphs,
@@ -242,6 +297,9 @@ _ABOUT = {
     "states": "where the states of the optimizer are",
     "parameters": "where parameters are between passes",
     "activations": "where the inputs of layers are",
+    "schedule": "order of the passes of the pipeline",
+    "recompute_layers": "first layers of each stage that full recomputation computes again; 0 for all",
+    "context_gather": "whether all keys and values are gathered before attention",
 }
 
 
@@ -253,10 +311,17 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients, and parameters that
     are sharded on the device, are not combined with a pipeline. Parameters or activations off the device are
     not combined with interleaved stages, and selective recomputation not with flash attention, which already
-    does it. Models with experts have sequence parallelism wherever
-    they have tensor parallelism, as Megatron-LM needs. Their experts are divided among devices of a stage
-    that also share or copy the other parts, and are whole or divided like these (`expert_tensor`). Data that
-    moves layer by layer is not combined with expert parallelism.
+    does it.
+
+    Models with experts have sequence parallelism wherever they have tensor parallelism, as Megatron-LM needs.
+    Their experts are divided among devices of a stage that also share or copy the other parts, and are whole
+    or divided like these (`expert_tensor`). Data that moves layer by layer is not combined with expert
+    parallelism.
+
+    Schedules with split backward passes compute nothing again, because that would be kept until the gradients
+    of weights are computed, and have parameters and activations on the device. V-shaped ones have up to 16
+    ranks. Recomputation by number of layers counts the first ones of each stage, and has all data on the
+    device.
 
     Args:
         job: The network and its batch.
@@ -307,6 +372,8 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
+            *_pipeline_constraints(of.layers),
+            _gathers_contexts,
             uses_all_devices,
             divides_sequences,
             divides_layers,
@@ -320,6 +387,28 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             *(() if job.full_sharding else (shards_for_storage,)),
         ),
     )
+
+
+def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
+    """Return the constraints of schedules, and of recomputation by number of layers."""
+
+    def orders_passes(
+        pipeline: Any, chunks: Any, recompute: Any, parameters: Any, activations: Any, schedule: Any
+    ) -> Any:
+        v_shaped = np.isin(schedule, V_SCHEDULES)
+        possible = (pipeline > 1) & (recompute == "none") & (parameters == "device")
+        possible &= (activations == "device") & ((chunks > 1) == (schedule == "interleaved-zb"))
+        possible &= ~v_shaped | ((2 * pipeline <= layers) & (pipeline <= MOST_V_RANKS))
+        return (schedule == "1f1b") | possible
+
+    def recomputes_layers(
+        pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
+    ) -> Any:
+        fewer = recompute_layers < -(-layers // (pipeline * chunks))
+        whole = (recompute_layers == 0) | ((states == "device") & (activations == "device"))
+        return whole & fewer & ((recompute_layers == 0) | (recompute == "full"))
+
+    return orders_passes, recomputes_layers
 
 
 def _values(
@@ -352,7 +441,14 @@ def _values(
         "states": places,
         "parameters": places,
         "activations": places[:2],
+        "schedule": get_args(PlanSchedule),
+        "recompute_layers": tuple(range(of.layers)),
+        "context_gather": ("no", "yes"),
     }
+
+
+def _gathers_contexts(context: Any, context_gather: Any) -> Any:
+    return (context > 1) | (context_gather == "no")
 
 
 def _divides_experts(tensor: Any, context: Any, data: Any, expert: Any, expert_tensor: Any) -> Any:
@@ -381,11 +477,11 @@ def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
 
 
 def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
-    """Return a space in which some parameters have one value.
+    """Return a space in which some parameters have one value, or few.
 
     Args:
         space: The space.
-        fixed: Value of each fixed parameter as text.
+        fixed: Value of each fixed parameter as text; ``a|b`` allows two values.
 
     Raises:
         UnknownName: if there is no such parameter.
@@ -396,7 +492,8 @@ def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
     for name, text in fixed.items():
         if name not in known:
             raise UnknownName("parameter of a plan", name, known)
-        match = tuple(value for value in known[name].values if str(value) == text)
+        wanted = text.split("|")
+        match = tuple(value for value in known[name].values if str(value) in wanted)
         if not match:
             values = ", ".join(map(str, known[name].values))
             raise InputError(f"{name}={text} is not possible here: expected one of {values}")
@@ -404,7 +501,77 @@ def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
     return space.restrict(**chosen)
 
 
-def enumerated(space: Space) -> tuple[ClusterPlan, ...]:
+class PlanTable(Sequence[ClusterPlan]):
+    """All plans of a space as columns; a plan is made when it is read.
+
+    Args:
+        table: The configurations.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, index: int) -> ClusterPlan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ClusterPlan]: ...
+
+    def __getitem__(self, index: int | slice) -> ClusterPlan | list[ClusterPlan]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index >= len(self):
+            raise IndexError(index)
+        pairs = zip(self._parameters, self._table.ordinals[index].tolist(), strict=True)
+        return ClusterPlan(**{name: values[ordinal] for (name, values), ordinal in pairs})
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        """Name and values of each parameter."""
+        found = []
+        for each in self._table.space.parameters:
+            switch = set(each.values) <= {"yes", "no"}
+            values = tuple(value == "yes" for value in each.values) if switch else each.values
+            found.append((each.name, values))
+        return tuple(found)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the values of a parameter of all plans."""
+        place = self._table.space.names.index(name)
+        return np.array(self._parameters[place][1])[self._table.ordinals[:, place]]
+
+    def take(self, rows: NDArray[Any]) -> PlanTable:
+        """Return the plans of some rows."""
+        return PlanTable(self._table.take(rows))
+
+    def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[np.int64]]:
+        """Return one plan for each combination of some parameters, and which of them each plan has.
+
+        Args:
+            names: The parameters.
+        """
+        keys = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            place = self._table.space.names.index(name)
+            keys = keys * len(self._parameters[place][1]) + self._table.ordinals[:, place]
+        _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return [self[row] for row in rows.tolist()], inverse
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> NDArray[Any]:
+        """Return a function of some parameters for all plans; of several numbers, as columns.
+
+        Args:
+            function: Returns a number, or a tuple of numbers, of a plan with these parameters.
+            names: The parameters that it depends on.
+        """
+        plans, inverse = self.distinct(*names)
+        return np.array([function(plan) for plan in plans]).T[..., inverse]
+
+
+def enumerated(space: Space) -> PlanTable:
     """Return all plans of a space.
 
     Raises:
@@ -416,13 +583,7 @@ def enumerated(space: Space) -> tuple[ClusterPlan, ...]:
             "no plan divides this batch and network among the devices: expected a batch that a number of "
             "copies divides; change the batch, the number of devices or --fix"
         )
-    columns = {name: column.tolist() for name, column in table.columns.items()}
-    for name in ("sequence_parallel", "flash"):
-        columns[name] = [value == "yes" for value in columns[name]]
-    names = tuple(columns)
-    return tuple(
-        ClusterPlan(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)
-    )
+    return PlanTable(table)
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,11 @@ The composition is that of `predict_step`, whose time it reproduces for plans th
 
 Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
 its passes, and the last gradient returns through the ranks before it. This holds for any schedule, and for
-equal stages 1F1B reaches it.
+equal stages 1F1B reaches it. If gradients of weights are apart, the last gradient of an input does not wait
+for those of weights, but each rank it returns to still computes one.
+
+The first bound of all plans at once (`floors_us`) is that of the first and the last rank, with the time of a
+stage as a linear function of its layers.
 
 Sources: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020;
 Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
@@ -25,26 +29,44 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
+from tunebench._lazy import np
 from tunebench.dtype import itemsize
 from tunebench.forecast.parallel.cluster import ProcessGroup
 from tunebench.forecast.parallel.collective import Collective, collective_us, send_us
 from tunebench.forecast.parallel.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
 from tunebench.forecast.parallel.overlap import TensorOverlap, occupied_sms
+from tunebench.forecast.parallel.parallelism import TIMED_SCHEDULES, Parallelism, pipeline_schedule
 from tunebench.forecast.parallel.pipeline.costs import PipelineCosts, StageCosts
-from tunebench.forecast.parallel.pipeline.generators import interleaved_1f1b, one_f_one_b
-from tunebench.forecast.parallel.pipeline.schedule import PipelineSchedule
 from tunebench.forecast.parallel.pipeline.simulation import simulate_pipeline
 from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
 from tunebench.plan.cluster.machine import TrainingCluster
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
 from tunebench.plan.cluster.storage import Placement, StorageTimes, StreamedLayer
 
-_ON_DEVICE: dict[str, Any] = {"states": "device", "parameters": "device", "activations": "device"}
-"""Places that a bound of kernels and collectives of layers does not depend on."""
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-__all__ = ["Slowdown", "StageTime", "StepPricer", "StepTime"]
+    Array = NDArray[np.float64]
+
+_FEW_LAYERS = 4
+"""Layers from which the communication of a stage follows from that of short stages."""
+
+RUN_PARAMETERS = (
+    "tensor",
+    "microbatch",
+    "recompute",
+    "sequence_parallel",
+    "flash",
+    "context",
+    "expert",
+    "expert_tensor",
+    "context_gather",
+)
+"""Parameters of a plan that the time of a layer depends on."""
+
+__all__ = ["RUN_PARAMETERS", "Slowdown", "StageTime", "StepPricer", "StepTime"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +99,7 @@ class StageTime:
         gather_total_us: All-gather of the updated parameters alone.
         storage_forward_us: Exposed transfers of host memory and NVMe in a forward pass.
         storage_backward_us: Exposed transfers of host memory and NVMe in a backward pass.
+        weights_us: Kernels of a backward pass that compute gradients of weights.
     """
 
     forward_us: float
@@ -90,6 +113,7 @@ class StageTime:
     gather_total_us: float = 0.0
     storage_forward_us: float = 0.0
     storage_backward_us: float = 0.0
+    weights_us: float = 0.0
 
     @property
     def pass_us(self) -> tuple[float, float]:
@@ -158,22 +182,60 @@ class StepPricer:
         self._ends = functools.cache(self._stage_ends)
         self._short_sums = functools.cache(self._short_sums_us)
         self._update = functools.cache(self._host_update_us)
+        self._shared = functools.cache(self._shared_parameters)
         self._send = functools.cache(self._send_us)
         self._ranges = functools.cache(self._stage_ranges)
-        self._floor = functools.cache(self._floor_us)
         self.step_us = functools.cache(self._step_us)
         """Return the time of the step of a plan, by simulation of its schedule."""
 
-    def floor_us(self, plan: ClusterPlan) -> float:
-        """Return a lower bound of the step without gradients and the optimizer, which takes little time."""
-        return self._floor(replace(plan, sharding="none", **_ON_DEVICE))
+    def floors_us(self, plans: PlanTable) -> Array:
+        """Return lower bounds of the steps of many plans, without gradients and the optimizer.
 
-    def _floor_us(self, plan: ClusterPlan) -> float:
-        stages = [
-            self._passes(LayerRun.of(plan), layers, plan.nodes, None, False)
-            for layers in self._ranges(plan.pipeline, plan.chunks)
-        ]
-        return self.pipeline_bound_us(plan, stages, [0.0] * len(stages))
+        Args:
+            plans: Plans whose layers are predicted.
+        """
+        of = _LinearStages(*plans.mapped(self._stage_parts, *RUN_PARAMETERS, "nodes"))
+        schedule, ranks, chunks = (plans.column(name) for name in ("schedule", "pipeline", "chunks"))
+        v_shaped, split = np.isin(schedule, V_SCHEDULES), np.isin(schedule, SPLIT_SCHEDULES)
+        own, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
+        each, more = np.divmod(layers, ranks * own)
+        count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
+        most, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
+        bound_us = np.zeros(len(plans))
+        for rank in (np.zeros_like(ranks), np.clip(more - 1, 0, ranks - 1), ranks - 1):
+            held = own * each + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
+            ends = rank == np.where(v_shaped, 0, ranks - 1)
+            again = np.where(most > 0, most * own, held * full)
+            work_us = count * of.work_us(own, held, again, rank == 0, ends)
+            ahead = rank * each + np.minimum(rank, more)
+            before_us = of.forward_us(rank, ahead)
+            behind_us = of.backward_us(rank, ahead, np.where(most > 0, most * rank, ahead * full))
+            ramp_us = np.where(rank > 0, before_us + np.where(split, 0.0, behind_us), 0.0)
+            bound_us = np.maximum(bound_us, ramp_us + work_us)
+        return bound_us
+
+    def _stage_parts(self, plan: ClusterPlan) -> tuple[float, ...]:
+        """Return the fields of `_LinearStages` for the layers of a plan."""
+        run = replace(LayerRun.of(plan), recompute_layers=0)
+        base = run.kept if run.recompute == "full" else run
+        ranges = self.layers.kinds_of_layer()
+        kinds = [self.layers.passes(base, each) for each in ranges]
+        again = self.layers.passes(run, ranges[1]).without(kinds[1])
+        nothing = (0.0, 0.0)
+        sums, added, added_again = [nothing] * 3, nothing, nothing
+        if self.job.network.layers >= _FEW_LAYERS:
+            sums = [self._short_sums(base, each, plan.nodes) for each in (ranges[0], (1, 2), ranges[2])]
+            added, added_again = (self._added_sums(each, plan.nodes) for each in (base, run))
+        scale, host_us = self.slowdown.kernels, self.layers.host_us
+        return (
+            *(scale * kind.forward_us + us[0] for kind, us in zip(kinds, sums, strict=True)),
+            scale * kinds[1].forward_us + added[0],
+            *(scale * kind.backward_us + us[1] for kind, us in zip(kinds, sums, strict=True)),
+            scale * kinds[1].backward_us + added[1],
+            scale * again.backward_us + added_again[1] - added[1],
+            *(host_us * kind.launches for kind in kinds),
+            host_us * again.launches,
+        )
 
     def bound_us(self, plan: ClusterPlan) -> float:
         """Return a lower bound of the step, at least `floor_us`."""
@@ -205,15 +267,18 @@ class StepPricer:
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        found = [self.stage(plan, layers) for layers in self._ranges(plan.pipeline, plan.chunks)]
-        return found if plan.chunks == 1 else self._chained(plan, found)
+        found = [self.stage(plan, layers) for layers in self._plan_ranges(plan)]
+        return found if plan.stages_per_device == 1 else self._chained(plan, found)
+
+    def _plan_ranges(self, plan: ClusterPlan) -> tuple[tuple[int, int], ...]:
+        return self._ranges(plan.pipeline, plan.stages_per_device)
 
     def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
         """Return the stages with the exposed collectives of a device's copies in its first one."""
         count = min(plan.microbatches(self.job.batch), plan.pipeline) if self.job.gradient_overlap else 0
         found = []
-        for rank in range(plan.pipeline):
-            mine = stages[rank :: plan.pipeline][::-1]
+        for rank, held in enumerate(_held_stages(plan)):
+            mine = [stages[stage] for stage in reversed(held)]
             gradients_us = chained_us(
                 (each.gradients_us, each.gradients_total_us, count * each.backward_us) for each in mine
             )
@@ -264,18 +329,21 @@ class StepPricer:
     ) -> float:
         """Return a lower bound of `pipeline_us`."""
         ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
-        passes = [each.pass_us for each in stages]
+        weights = [each.weights_us * plan.splits_backward for each in stages]
+        passes = [(each.pass_us[0], each.pass_us[1] - us) for each, us in zip(stages, weights, strict=True)]
+        held = _held_stages(plan)
         before_us, ends = 0.0, []
         for rank in range(ranks):
-            work_us = count * sum(forward + backward for forward, backward in passes[rank::ranks])
-            ends.append(before_us + work_us)
+            inputs_us = count * sum(sum(passes[stage]) for stage in held[rank])
+            ends.append((before_us + inputs_us, count * sum(weights[stage] for stage in held[rank])))
             before_us += passes[rank][0] + sends[rank]
         latest_us, bound_us = 0.0, 0.0
         for rank in reversed(range(ranks)):
-            latest_us = max(
-                ends[rank], latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
-            )
-            bound_us = max(bound_us, latest_us + sum(each.end_us for each in stages[rank::ranks]))
+            back_us = latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
+            inputs_us, weights_us = ends[rank]
+            latest_us = max(inputs_us, back_us)
+            end_us = max(inputs_us + weights_us, latest_us + weights[rank])
+            bound_us = max(bound_us, end_us + sum(stages[stage].end_us for stage in held[rank]))
         return bound_us
 
     def pipeline_us(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
@@ -289,16 +357,25 @@ class StepPricer:
         count = plan.microbatches(self.job.batch)
         if plan.pipeline == 1:
             return count * sum(stages[0].pass_us) + stages[0].end_us
-        schedule = _schedule(plan.pipeline, count, plan.chunks)
         costs = tuple(
             StageCosts(
                 forward_us=each.pass_us[0],
-                input_gradient_us=each.pass_us[1],
-                weight_gradient_us=0.0,
+                input_gradient_us=each.pass_us[1] - each.weights_us * plan.splits_backward,
+                weight_gradient_us=each.weights_us * plan.splits_backward,
                 send_bytes=int(us > 0),
                 send_us=us,
             )
             for each, us in zip(stages, sends, strict=True)
+        )
+        order = Parallelism(
+            pipeline=plan.pipeline,
+            microbatches=count,
+            chunks=plan.chunks,
+            schedule=plan.schedule_name,
+        )
+        depends = order.schedule in TIMED_SCHEDULES
+        schedule = (
+            pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
         )
         simulation = simulate_pipeline(schedule, PipelineCosts(stages=costs))
         ends_us = [float(each[-1]) for each in simulation.ends_us]
@@ -329,7 +406,8 @@ class StepPricer:
         kernels = self.layers.passes(run, layers)
         if accumulates and not (placed and placed.streams_gradients):
             update = self.layers.update(run.division, layers, (1, 1))
-            kernels = kernels.plus(PassTime(0.0, update.accumulate_us, update.accumulate_launches))
+            added_us = update.accumulate_us
+            kernels = kernels.plus(PassTime(0.0, added_us, update.accumulate_launches, added_us))
         kernels = kernels.scaled(self.slowdown.kernels)
         busy_us = kernels.forward_us + kernels.backward_us
         stretch = max(1.0, self.layers.host_us * kernels.launches / busy_us)
@@ -337,7 +415,8 @@ class StepPricer:
         forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
         sums_us = self._sums_us(run, layers, nodes)
         waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
-        found = StageTime(forward_us, backward_us, waits[0], waits[1])
+        weights_us = stretch * kernels.weights_us
+        found = StageTime(forward_us, backward_us, waits[0], waits[1], weights_us=weights_us)
         if placed is None or not placed.streams:
             return found
         streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
@@ -357,13 +436,29 @@ class StepPricer:
         head. So the sums of a stage follow from those of four short ones.
         """
         count = self.job.network.layers
-        if count < 4 or layers == (0, count):
+        if count < _FEW_LAYERS or layers == (0, count):
             return self._short_sums(run, layers, nodes)
-        begins, ends, more = layers[0] == 0, layers[1] == count, layers[1] - layers[0] - 1
-        one = (0, 1) if begins else (count - 1, count) if ends else (1, 2)
-        sums = [self._short_sums(run, each, nodes) for each in (one, (1, 2), (1, 3))]
-        forward, backward = (first + more * (two - single) for first, single, two in zip(*sums, strict=True))
+        begins, ends, held = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
+        one = self._short_sums(
+            run.kept if run.recompute_layers else run,
+            (0, 1) if begins else (count - 1, count) if ends else (1, 2),
+            nodes,
+        )
+        if not run.recompute_layers:
+            added = self._added_sums(run, nodes)
+            return one[0] + (held - 1) * added[0], one[1] + (held - 1) * added[1]
+        again = min(run.recompute_layers, held)
+        kept, whole = self._added_sums(run.kept, nodes), self._added_sums(run.whole, nodes)
+        forward, backward = (
+            first + (held - 1) * each + again * (more - each)
+            for first, each, more in zip(one, kept, whole, strict=True)
+        )
         return forward, backward
+
+    def _added_sums(self, run: LayerRun, nodes: int) -> tuple[float, float]:
+        """Return what a layer adds to the exposed communication of a stage, by pass."""
+        single, two = (self._short_sums(run, each, nodes) for each in ((1, 2), (1, 3)))
+        return two[0] - single[0], two[1] - single[1]
 
     def _short_sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
         """Return the exposed communication of a stage, from all its collectives and sends."""
@@ -387,8 +482,12 @@ class StepPricer:
             takes_us = self._collective(each.collective, each.nbytes, nodes, *groups[each.group])
             exposed[each.phase] += each.count * overlap.exposed_us(each, takes_us, product_us)
         for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
-            us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
-            hidden_us = product_us("attention", sent.behind)
+            hidden_us = 0.0
+            if sent.collective:
+                us = self._collective(sent.collective, sent.nbytes, nodes, run.context, run.tensor)
+            else:
+                us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
+                hidden_us = product_us("attention", sent.behind)
             exposed[sent.phase] += sent.count * max(0.0, us - hidden_us)
         return exposed["forward"], exposed["backward"]
 
@@ -402,7 +501,11 @@ class StepPricer:
     ) -> list[StreamedLayer]:
         """Return the layers of a stage with what moves for them, in the order of the forward pass."""
         size = itemsize(self.job.dtype)
-        kinds = [self.layers.passes(run, (layer, layer + 1)) for layer in range(*layers)]
+        again = run.recompute_layers
+        kinds = [
+            self.layers.passes(run.whole if index < again or not again else run.kept, (layer, layer + 1))
+            for index, layer in enumerate(range(*layers))
+        ]
         forward = passes_us[0] / sum(each.forward_us for each in kinds)
         backward = passes_us[1] / sum(each.backward_us for each in kinds)
         kept = 0
@@ -488,13 +591,12 @@ class StepPricer:
 
     def _sends(self, plan: ClusterPlan) -> list[float]:
         """Return the time to send the output of each stage to the next one; 0 for the last."""
-        width, stages = plan.tensor * plan.copies, plan.pipeline * plan.chunks
+        width = plan.tensor * plan.copies
         nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
+        placement = sorted((stage, rank) for rank, held in enumerate(_held_stages(plan)) for stage in held)
         return [
-            self._send(
-                nbytes, plan.nodes, stage % plan.pipeline * width, (stage + 1) % plan.pipeline * width, width
-            )
-            for stage in range(stages - 1)
+            self._send(nbytes, plan.nodes, rank * width, then * width, width) if rank != then else 0.0
+            for (_, rank), (_, then) in itertools.pairwise(placement)
         ] + [0.0]
 
     def _send_us(self, nbytes: int, nodes: int, first: int, second: int, width: int) -> float:
@@ -503,16 +605,19 @@ class StepPricer:
 
     def _tied_us(self, plan: ClusterPlan) -> float:
         """Return the sum of gradients of a matrix that the first and the last stage share."""
-        network = self.job.network
-        if plan.pipeline == 1:
+        if plan.pipeline == 1 or plan.schedule in V_SCHEDULES:
             return 0.0
-        ranges = self._ranges(plan.pipeline, plan.chunks)
-        held = sum(network.parameters(plan.tensor, self.layers.alike(each)) for each in ranges)
-        shared = (held - network.parameters(plan.tensor)) * itemsize(self.job.dtype)
         width = plan.tensor * plan.copies
+        shared = self._shared(plan.tensor) * itemsize(self.job.dtype)
         link = self.machine.with_nodes(plan.nodes).link_between(0, (plan.pipeline - 1) * width, width=width)
         pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
         return float(collective_us("all-reduce", shared, pair)) * self.slowdown.communication
+
+    def _shared_parameters(self, tensor: int) -> int:
+        """Return the parameters of a matrix that the first and the last layer share."""
+        network = self.job.network
+        parts = network.parameters(tensor, (0, 1)) + network.parameters(tensor, (1, network.layers))
+        return parts - network.parameters(tensor)
 
     def _process_group(self, nodes: int, size: int, stride: int) -> ProcessGroup:
         return self.machine.with_nodes(nodes).group(size, stride=stride)
@@ -524,8 +629,67 @@ class StepPricer:
         return us * self.slowdown.communication
 
 
-@functools.lru_cache(maxsize=64)
-def _schedule(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
-    if chunks > 1:
-        return interleaved_1f1b(ranks, microbatches, chunks)
-    return one_f_one_b(ranks, microbatches)
+def _held_stages(plan: ClusterPlan) -> list[list[int]]:
+    """Return the stages of each rank."""
+    ranks = plan.pipeline
+    if plan.schedule in V_SCHEDULES:
+        return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
+    return [list(range(rank, ranks * plan.chunks, ranks)) for rank in range(ranks)]
+
+
+_schedule = functools.lru_cache(maxsize=64)(pipeline_schedule)
+"""Schedules that do not depend on times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LinearStages:
+    """Least times of stages as linear functions of their layers, for many plans: columns, in microseconds.
+
+    A stage has one layer, of the first, another or the last kind, and others that are added. `again` is what
+    a layer adds whose recomputation is counted, and is 0 for other kinds of recomputation.
+    """
+
+    first_forward: Array
+    one_forward: Array
+    last_forward: Array
+    added_forward: Array
+    first_backward: Array
+    one_backward: Array
+    last_backward: Array
+    added_backward: Array
+    again: Array
+    first_host: Array
+    one_host: Array
+    last_host: Array
+    again_host: Array
+
+    def work_us(self, stages: Array, held: Array, again: Array, begins: Array, ends: Array) -> Array:
+        """Return the time of both passes of a device, by its kernels and waits or by launches.
+
+        Args:
+            stages: Stages of the device.
+            held: Their layers.
+            again: Layers that are computed again.
+            begins: Whether it has the first layer.
+            ends: Whether it has the last layer.
+        """
+        one = self.one_forward + self.one_backward
+        first = self.first_forward + self.first_backward - one
+        last = self.last_forward + self.last_backward - one
+        added = self.added_forward + self.added_backward
+        busy = stages * one + begins * first + ends * last + (held - stages) * added + again * self.again
+        host = held * self.one_host + again * self.again_host
+        host = host + begins * (self.first_host - self.one_host) + ends * (self.last_host - self.one_host)
+        found: Array = np.maximum(busy, host)
+        return found
+
+    def forward_us(self, stages: Array, held: Array) -> Array:
+        """Return the forward passes of the first stages, with so many layers."""
+        ends = self.first_forward - self.one_forward
+        return ends + stages * self.one_forward + (held - stages) * self.added_forward
+
+    def backward_us(self, stages: Array, held: Array, again: Array) -> Array:
+        """Return the backward passes of the first stages, with so many layers."""
+        ends = self.first_backward - self.one_backward
+        added = (held - stages) * self.added_backward
+        return ends + stages * self.one_backward + added + again * self.again

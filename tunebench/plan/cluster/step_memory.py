@@ -1,17 +1,19 @@
 """Memory of the devices of a predicted step: `step_memory`.
 
 The kinds are those of `MemoryPricer`, with the activations of the micro-batches that the step's schedule has
-in flight, and of layers of which only some are computed again.
+in flight, and of layers of which only some are computed again. Steps with a schedule that a plan may have are
+those of `MemoryPricer`, unless stages are uneven.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from tunebench.forecast.parallel.parallelism import Parallelism, most_in_flight, pipeline_schedule
 from tunebench.plan.cluster.device_memory import FRAGMENTATION, DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import LayerRun
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
+from tunebench.plan.cluster.space import SPLIT_SCHEDULES, ClusterPlan, PlanSchedule, TrainingJob
 from tunebench.workloads.networks import Network, NetworkRun
 
 __all__ = ["step_memory"]
@@ -39,8 +41,12 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
     )
     of, prices = parallelism, MemoryPricer(job)
     plan = _plan(run, of)
+    grouped = of.chunks == 1 or of.microbatches % of.pipeline == 0
+    if plan.schedule in SPLIT_SCHEDULES and of.stage_layers is None and grouped and of.pipeline > 1:
+        return tuple(prices.of_rank(plan, rank) for rank in range(of.pipeline))
     stages = of.stages(network.layers)
     in_flight = most_in_flight(pipeline_schedule(of))
+    plan = replace(plan, schedule="1f1b", recompute_layers=0)
     kept = LayerRun.of(plan).activations(job)
     whole = LayerRun.of(replace(plan, recompute="none")).activations(job)
     found = []
@@ -68,13 +74,14 @@ def _most(memory: DeviceMemory, activations: int, parallelism: Parallelism, run:
 
 
 def _plan(run: NetworkRun, of: Parallelism) -> ClusterPlan:
-    """Return the step as a plan; its schedule counts for interleaved stages only."""
+    """Return the step as a plan; GPipe and DualPipeV, which no plan has, as 1F1B."""
+    known = of.schedule in SPLIT_SCHEDULES
     return ClusterPlan(
         nodes=1,
         tensor=of.tensor,
         pipeline=of.pipeline,
         data=of.data,
-        chunks=of.stage_count // of.pipeline,
+        chunks=of.chunks if known else of.stage_count // of.pipeline,
         microbatch=of.microbatch(run.batch),
         recompute=run.recompute,
         sequence_parallel=run.sequence_parallel,
@@ -83,4 +90,7 @@ def _plan(run: NetworkRun, of: Parallelism) -> ClusterPlan:
         context=of.context,
         expert=of.expert,
         expert_tensor=of.expert_tensor or of.tensor,
+        schedule=cast("PlanSchedule", of.schedule) if known else "1f1b",
+        recompute_layers=run.recompute_layers or 0,
+        context_gather=run.context_gather,
     )
