@@ -184,7 +184,7 @@ def _print_published(folder: Path) -> None:
         then = replace(today, flash=False, gradient_overlap=False, tensor_overlap=row["id"].startswith("kor"))
         measured = row.get("measured_s") or row["step_s_from_tflops"]
         same = _same_plan(then, machine, row)
-        old = {"sharding": "none"}
+        old = {"sharding": "none", "schedule": "1f1b", "context_gather": "no"}
         if not row["id"].startswith("kor"):
             old |= {"recompute": "full", "sequence_parallel": "no"}
         bests = [
