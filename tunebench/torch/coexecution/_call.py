@@ -143,7 +143,7 @@ class Call:
         specs: What is known about the tensors that it used or made first, by variable.
         operations: What ran below autograd.
         numbers: Values of the `Number` arguments, by index.
-        gradients: Leaves whose attribute ``grad`` it changed, with the value it has then.
+        gradients: Leaves whose attribute ``grad`` it changed, with the variable that it is then.
         accumulated: Leaves that had a gradient before the call, and what it was.
         waits: Whether Python may go on only after its operations have run.
         checked: Values whose sizes depend on data.
@@ -163,7 +163,7 @@ class Call:
     operations: list[Operation] = field(default_factory=list)
     numbers: dict[int, Any] = field(default_factory=dict)
     gradients: tuple[tuple[int, int], ...] = ()
-    accumulated: tuple[tuple[int, Variable | Value], ...] = ()
+    accumulated: tuple[tuple[int, Variable], ...] = ()
     waits: bool = False
     checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     result: Any = None

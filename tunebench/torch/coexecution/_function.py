@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ALWAYS", "Kind", "kind", "optimizer_functions"]
+__all__ = ["ALWAYS", "NATIVE", "Kind", "clear_gradients", "kind", "optimizer_classes", "optimizer_functions"]
 
 
 class Kind(enum.Enum):
@@ -19,8 +19,7 @@ class Kind(enum.Enum):
     IGNORED = "run as it is; it concerns no tensor"
     STATE = "changes a state of the thread"
     FETCH = "reads values"
-    GET_GRADIENT = "reads an attribute grad"
-    SET_GRADIENT = "writes an attribute grad"
+    SET_GRADIENT = "writes attributes grad"
     BACKWARD = "backward pass"
     OPTIMIZER = "update of parameters by an optimizer of torch"
     CREATE = "makes a tensor from other Python values"
@@ -44,7 +43,7 @@ def _methods(names: str) -> set[Any]:
 _METADATA = _getters(
     "shape dtype device layout ndim itemsize nbytes is_cpu is_cuda is_xpu is_meta is_sparse is_mkldnn is_mps "
     "is_quantized is_nested is_leaf requires_grad _backward_hooks is_sparse_csr is_vulkan is_ipu is_xla "
-    "is_maia is_mtia"
+    "is_maia is_mtia grad"
 ) | _methods(
     "dim size stride numel nelement ndimension is_floating_point is_complex is_contiguous storage_offset "
     "element_size is_signed get_device __len__ has_names is_inference is_conj is_neg is_same_size"
@@ -66,6 +65,15 @@ _UNKNOWN |= {
     getattr(Tensor, name).__set__ for name in ("data", "requires_grad", "_backward_hooks", "real", "imag")
 }
 
+def clear_gradients(*leaves: Tensor) -> None:
+    """Set the attribute ``grad`` of leaves to None, as `torch.optim.Optimizer.zero_grad` does."""
+    for leaf in leaves:
+        leaf.grad = None
+
+
+NATIVE = frozenset(_METADATA - _getters("is_leaf requires_grad"))
+"""Functions whose answer for a placeholder is that of the object itself."""
+
 ALWAYS: dict[Any, Kind] = {
     **dict.fromkeys(_METADATA, Kind.METADATA),
     **dict.fromkeys(_FETCH, Kind.FETCH),
@@ -73,8 +81,8 @@ ALWAYS: dict[Any, Kind] = {
     torch.ops.profiler._record_function_enter_new: Kind.IGNORED,
     torch.ops.profiler._record_function_exit._RecordFunction: Kind.IGNORED,
     torch._C._set_grad_enabled: Kind.STATE,
-    Tensor.grad.__get__: Kind.GET_GRADIENT,
     Tensor.grad.__set__: Kind.SET_GRADIENT,
+    clear_gradients: Kind.SET_GRADIENT,
     Tensor.backward: Kind.BACKWARD,
     torch.autograd.backward: Kind.BACKWARD,
 }
@@ -115,4 +123,17 @@ def optimizer_functions() -> list[tuple[Any, str, Any]]:
     for name in _OPTIMIZERS:
         module = importlib.import_module(f"torch.optim.{name}")
         found.append((module, name, getattr(module, name)))
+    return found
+
+
+def optimizer_classes() -> list[type[Any]]:
+    """Return torch's optimizers that collect parameters, gradients and states in a method of their own."""
+    found = []
+    for name in _OPTIMIZERS:
+        module = importlib.import_module(f"torch.optim.{name}")
+        found += [
+            each
+            for each in vars(module).values()
+            if isinstance(each, type) and each.__module__ == module.__name__ and "_init_group" in vars(each)
+        ]
     return found

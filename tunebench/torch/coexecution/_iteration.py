@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tunebench.torch.coexecution._call import Call, Constant, Structure, TensorSpec, Value, Variable, replaced
-from tunebench.torch.coexecution._function import ALWAYS, Kind, optimizer_functions
+from tunebench.torch.coexecution._call import Call, Constant, Structure, TensorSpec, Variable, replaced
+from tunebench.torch.coexecution._function import (
+    ALWAYS,
+    NATIVE,
+    Kind,
+    clear_gradients,
+    optimizer_functions,
+)
 from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
 from tunebench.torch.coexecution._path import Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder
@@ -80,7 +86,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self.run = Run(tree.size if tree is not None else 0)
         self.choices = tree.root.choices if tree is not None and diverge_at != 0 else None
         self.nodes = self.outcome.path
-        self.gradients: dict[int, int | Value | None] = {}
+        self._gradients: dict[int, Tensor | None] = {}
         self._undo: dict[
             int, tuple[torch.UntypedStorage, torch.UntypedStorage, list[tuple[Tensor, int]]]
         ] = {}
@@ -129,6 +135,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if choices is None:
             assert self.outcome.recorder is not None
             return self.outcome.recorder.call(func, args, kwargs or {})
+        if func in NATIVE:
+            return func(*args, **kwargs) if kwargs else func(*args)
         for node in choices:
             if func == node.call.function:
                 follow = node.follow
@@ -148,6 +156,11 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 assert self.outcome.recorder is not None
                 return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)
             return self.__torch_function__(function, (), args, kwargs)
+
+    def clear_gradients(self, leaves: list[Tensor]) -> None:
+        """Set the attribute ``grad`` of leaves to None."""
+        if leaves:
+            self.__torch_function__(clear_gradients, (), tuple(leaves))
 
     def construct(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the construction of a tensor of another class, which torch shows to no mode."""
@@ -216,19 +229,21 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         elif call.kind is Kind.BACKWARD:
             self._launch(node.segment)
         if call.kind is Kind.BACKWARD:
-            for leaf, value in call.gradients:
-                self.gradients[leaf] = Value(value)
+            self._promise(node)
+            for leaf, gradient in call.gradients:
+                self._set(leaf, run.objects[gradient])
             return None
-        return self._promised(node, call)
+        self._promise(node)
+        return _result(call.outputs, run)
 
-    def _promised(self, node: Node, call: Call) -> Any:
+    def _promise(self, node: Node) -> None:
+        """Make the placeholders of a call."""
         run = self.run
         pool, node.pool = node.pool, None
         for position, (index, spec) in enumerate(node.made):
             made = placeholder(spec) if pool is None else pool[position]
             run.objects[index] = made
             run.indices[id(made)] = index
-        return _result(call.outputs, run)
 
     def _create(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
@@ -258,45 +273,18 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _state(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)
 
-    def _get_gradient(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self.run
-        leaf = call.args[0].index
-        expected = call.outputs
-        if leaf in self.gradients:
-            found = self.gradients[leaf]
-            if found is None and isinstance(expected, Constant):
-                return None
-            if found is None or isinstance(expected, Constant):
-                raise Differs
-            if isinstance(found, Value):
-                if expected.index not in call.specs or call.specs[expected.index].value != found.index:
-                    raise Differs
-                self.gradients[leaf] = expected.index
-                return self._promised(node, call)
-            if found != expected.index:
-                raise Differs
-            return run.objects[found]
-        gradient = args[0].grad
-        if gradient is None and isinstance(expected, Constant):
-            return None
-        if gradient is None or isinstance(expected, Constant):
-            raise Differs
-        known = run.indices.get(id(gradient))
-        if known is not None and known == expected.index:
-            return gradient
-        spec = call.specs.get(expected.index)
-        if (
-            known is None
-            and spec is not None
-            and spec.given
-            and run.bind(expected.index, spec, gradient, [_no_tensor, 0])
-        ):
-            return gradient
-        raise Differs
-
     def _set_gradient(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = call.args[1]
-        self.gradients[call.args[0].index] = value.index if isinstance(value, Variable) else None
+        leaves = call.args if call.function is clear_gradients else call.args[:1]
+        value = None if call.function is clear_gradients else args[1]
+        for leaf in leaves:
+            self._set(leaf.index, value)
+
+    def _set(self, leaf: int, gradient: Tensor | None) -> None:
+        """Set the attribute ``grad`` of a leaf."""
+        tensor = self.run.objects[leaf]
+        if leaf not in self._gradients:
+            self._gradients[leaf] = tensor.grad
+        tensor.grad = gradient
 
     def _check_leaves(self, call: Call) -> None:
         """Check that leaves have gradients and hooks as when the path was recorded."""
@@ -307,10 +295,6 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 raise Differs
             expected = accumulated.get(leaf)
-            if leaf in self.gradients:
-                if self.gradients[leaf] != (expected.index if isinstance(expected, Variable) else expected):
-                    raise Differs
-                continue
             gradient = tensor.grad
             if gradient is None and expected is None:
                 continue
@@ -406,6 +390,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             for tensor, version in reversed(tensors):
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         self._undo.clear()
+        for leaf, gradient in self._gradients.items():
+            run.objects[leaf].grad = gradient
         run.promised = {index for node in nodes for index, _ in node.made}
         recorder = self._record()
         random, state = torch.default_generator.get_state(), thread_state()
@@ -447,20 +433,19 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _hand_over(self, escaping: list[int], specs: list[TensorSpec]) -> None:
         """Turn placeholders into tensors, and write gradients."""
         run = self.run
-        for index in {
-            *escaping,
-            *(each for each in self.gradients.values() if isinstance(each, int)),
-        }:
+        promised: list[tuple[Tensor, int]] = []
+        for leaf in self._gradients:
+            tensor = run.objects[leaf]
+            gradient = tensor.grad
+            index = run.indices.get(id(gradient)) if gradient is not None else None
+            if index is not None and not specs[index].given:
+                promised.append((tensor, index))
+                tensor.grad = None
+        for index in escaping:
             if not specs[index].given:
                 run.redeem(index, run.values[specs[index].value].detach())
-        for leaf, found in self.gradients.items():
-            tensor = run.objects[leaf]
-            if found is None:
-                tensor.grad = None
-            elif isinstance(found, int):
-                tensor.grad = run.objects[found]
-            else:
-                tensor.grad = run.values[found.index]
+        for tensor, index in promised:
+            tensor.grad = run.objects[index] if index in escaping else run.values[specs[index].value].detach()
 
 
 def _replay(node: Node, run: Run, recorder: Recorder, fetched: Any) -> None:
@@ -477,17 +462,17 @@ def _replay(node: Node, run: Run, recorder: Recorder, fetched: Any) -> None:
     result = recorder.call(
         call.function, args, kwargs, Kind.OPTIMIZER if call.kind is Kind.OPTIMIZER else None
     )
-    if call.kind is Kind.GET_GRADIENT and isinstance(call.outputs, Variable):
-        promised = run.objects[call.outputs.index]
-        if call.outputs.index in run.promised:
+    for leaf, variable in call.gradients:
+        if variable in run.promised:
+            tensor, promised = run.objects[leaf], run.objects[variable]
+            result = tensor.grad
             index = recorder.index_of(result)
             with torch.no_grad():
-                args[0].grad = None
-                run.redeem(call.outputs.index, result)
-                args[0].grad = promised
+                tensor.grad = None
+                run.redeem(variable, result)
+                tensor.grad = promised
             if index is not None:
                 recorder.rename(promised, index)
-        return
     _adopt(call.outputs, result, run, recorder)
 
 
@@ -569,6 +554,5 @@ _TAKING: dict[Kind, Any] = {
     Kind.CREATE: Iteration._create,
     Kind.FETCH: Iteration._fetch,
     Kind.STATE: Iteration._state,
-    Kind.GET_GRADIENT: Iteration._get_gradient,
     Kind.SET_GRADIENT: Iteration._set_gradient,
 }

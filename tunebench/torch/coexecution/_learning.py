@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunebench.torch.coexecution._call import Value, Variable
+from tunebench.torch.coexecution._call import Variable
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._recorder import Recorder
@@ -76,19 +76,17 @@ def _escaping(recorder: Recorder) -> set[int]:
     }
 
 
-def _gradients(recorder: Recorder) -> dict[int, Variable | Value | None]:
-    """Return the leaves whose gradients changed, with what they are at the end."""
-    found: dict[int, Variable | Value | None] = {}
+def _gradients(recorder: Recorder) -> dict[int, Variable]:
+    """Return the leaves whose gradients are results at the end."""
+    changed: set[int] = set()
     for call in recorder.calls:
-        if call.kind is Kind.BACKWARD:
-            found |= {leaf: Value(value) for leaf, value in call.gradients}
-        elif call.kind is Kind.SET_GRADIENT:
-            value = call.args[1]
-            found[call.args[0].index] = value if isinstance(value, Variable) else None
-        elif (
-            call.kind is Kind.GET_GRADIENT
-            and isinstance(call.outputs, Variable)
-            and isinstance(found.get(call.args[0].index), Value)
-        ):
-            found[call.args[0].index] = call.outputs
+        changed |= {leaf for leaf, _ in call.gradients}
+        if call.kind is Kind.SET_GRADIENT:
+            changed.add(call.args[0].index)
+    found: dict[int, Variable] = {}
+    for leaf in changed:
+        tensor = recorder.tensors[leaf]()
+        index = recorder.index_of(tensor.grad) if tensor is not None and tensor.grad is not None else None
+        if index is not None and not recorder.specs[index].given:
+            found[leaf] = Variable(index)
     return found

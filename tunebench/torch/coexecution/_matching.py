@@ -44,9 +44,7 @@ def follower(node: Node) -> Callable[..., Any]:
         writer.check("not holds_tensor((args, kwargs))")
     else:
         writer.arguments()
-    if call.kind in (Kind.GET_GRADIENT, Kind.SET_GRADIENT):
-        writer.gradient()
-    elif node.host or call.waits or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER):
+    if node.host or call.waits or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER):
         writer.lines.append("    return iteration.take(node, args, kwargs)")
     else:
         writer.promise()
@@ -119,31 +117,6 @@ class _Writer:
                 self.lines.append(f"    objects[{index}] = {name}; run.indices[id({name})] = {index}")
         self._reach("    ")
         self.lines.append(f"    return {self._result(self._call.outputs)}")
-
-    def gradient(self) -> None:
-        """Read or write an attribute ``grad`` that the iteration keeps beside the tensor."""
-        call = self._call
-        leaf = call.args[0].index
-        if call.kind is Kind.SET_GRADIENT:
-            value = call.args[1].index if isinstance(call.args[1], Variable) else None
-            self.lines.append(f"    iteration.gradients[{leaf}] = {value}")
-            self._reach("    ")
-            self.lines.append("    return None")
-            return
-        self.lines.append(f"    found = iteration.gradients.get({leaf}, MISS)")
-        if isinstance(call.outputs, Variable):
-            index = call.outputs.index
-            if index not in call.specs:
-                self.lines.append(
-                    f"    if found == {index} or found is MISS and args[0].grad is objects[{index}]:"
-                )
-                self._reach("        ")
-                self.lines.append(f"        return objects[{index}]")
-        else:
-            self.lines.append("    if found is None or found is MISS and args[0].grad is None:")
-            self._reach("        ")
-            self.lines.append("        return None")
-        self.lines.append("    return iteration.take(node, args, kwargs)")
 
     def _reach(self, indent: str) -> None:
         """Go on to the call."""

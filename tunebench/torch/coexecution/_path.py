@@ -30,7 +30,7 @@ class End:
     """The end of a path.
 
     Attributes:
-        gradients: Leaves and the value of their attribute ``grad`` at the end; None for no gradient.
+        gradients: Leaves whose attribute ``grad`` is a result at the end, with its variable.
         escaping: Variables that outlived the iteration.
         specs: All variables of the path.
         roots: For each value, the first given variable with its memory, or -1.
@@ -40,7 +40,7 @@ class End:
         numbers: Values of the numbers of its calls when it was recorded, by index.
     """
 
-    gradients: dict[int, Variable | Value | None]
+    gradients: dict[int, Variable]
     escaping: set[int]
     specs: list[TensorSpec]
     roots: list[int]
@@ -321,11 +321,8 @@ def host_operations(call: Call) -> Iterable[Operation]:
 
 def outputs_of(call: Call) -> list[int]:
     """Return the variables that a call made."""
-    return [
-        leaf.index
-        for leaf in flat(_parts(call.outputs))
-        if isinstance(leaf, Variable) and leaf.index in call.specs
-    ]
+    results = (leaf.index for leaf in flat(_parts(call.outputs)) if isinstance(leaf, Variable))
+    return [index for index in (*results, *(index for _, index in call.gradients)) if index in call.specs]
 
 
 def _parts(tree: Any) -> Any:

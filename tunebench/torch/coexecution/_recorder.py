@@ -291,14 +291,10 @@ class Recorder:
                     return {}
         return before
 
-    def _gradient(self, gradient: Tensor, call: Call) -> Variable | Value:
+    def _gradient(self, gradient: Tensor, call: Call) -> Variable:
         """Return what the gradient of a leaf is before a backward pass."""
         index = self._known(gradient)
-        if index is not None:
-            return Variable(index)
-        if self._is_result(gradient):
-            return Value(self._value_of(gradient))
-        return Variable(self._new(gradient, call, given=True))
+        return Variable(self._new(gradient, call, given=True) if index is None else index)
 
     def _leaves_of(self, roots: Any) -> list[Tensor]:
         """Return the leaves of graphs of autograd, which must hold no Python."""
@@ -325,9 +321,11 @@ class Recorder:
         changed = []
         for index in before:
             leaf = self.tensors[index]()
-            if leaf.grad is None or leaf.grad is before[index]:
+            gradient = leaf.grad
+            if gradient is None or gradient is before[index]:
                 continue
-            changed.append((index, self._value_of(leaf.grad)))
+            known = self._known(gradient)
+            changed.append((index, self._new(gradient, call, given=False) if known is None else known))
         call.gradients = tuple(changed)
 
     # -- tensors ---------------------------------------------------------------------------------------------
@@ -448,8 +446,8 @@ class Recorder:
                         f"{_name(call.function)} changed the shape or history of a tensor"
                     )
                 return Variable(index)
-            return Variable(self._new(value, call, given=call.kind in (Kind.CREATE, Kind.GET_GRADIENT)
-                                      and not self._is_result(value), made=True))  # fmt: skip
+            given = call.kind is Kind.CREATE and not self._is_result(value)
+            return Variable(self._new(value, call, given=given, made=True))
         if value is None:
             return Constant(None)
         if type(value) in (tuple, list):

@@ -248,10 +248,7 @@ class _Shadow:
                 return "a tensor has other contents after the iteration"
         for index, found in end.gradients.items():
             leaf = self._recorder.tensors[index]()
-            if found is None or leaf is None:
-                continue
-            value = end.specs[found.index].value if isinstance(found, Variable) else found.index
-            if not same(leaf.grad, self._run.values[value]):
+            if leaf is not None and not same(leaf.grad, self._run.values[end.specs[found.index].value]):
                 return "a gradient differs"
         for index in end.escaping:
             tensor = self._recorder.tensors[index]()

@@ -175,10 +175,7 @@ class _Builder:
 
     def _needed_at_end(self) -> set[int]:
         needed = {self._values[index] for index in self._end.escaping}
-        for found in self._end.gradients.values():
-            if found is not None:
-                needed.add(self._values[found.index] if isinstance(found, Variable) else found.index)
-        return needed
+        return needed | {self._values[found.index] for found in self._end.gradients.values()}
 
     def _needed_here(self, node: Node) -> set[int]:
         call = node.call

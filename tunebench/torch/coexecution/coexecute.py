@@ -6,8 +6,9 @@ import functools
 import threading
 import time
 import types
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.errors import InputError
 from tunebench.torch.coexecution import _testing
-from tunebench.torch.coexecution._function import optimizer_functions
+from tunebench.torch.coexecution._function import optimizer_classes, optimizer_functions
 from tunebench.torch.coexecution._iteration import Iteration
 from tunebench.torch.coexecution._learning import learn
 from tunebench.torch.coexecution._path import PathTree
@@ -47,6 +48,8 @@ class Coexecution:
         self._divergences = Counter[tuple[str, str]]()
         self._fallbacks = Counter[tuple[str, str]]()
         self._active: list[tuple[Iteration | None, float]] = []
+        _patch()
+        weakref.finalize(self, _unpatch)
         if step is not None:
             functools.update_wrapper(self, step)
 
@@ -74,7 +77,6 @@ class Coexecution:
         tree = self._tree if self._is_known() else None
         iteration = Iteration(tree, _testing.take(), threaded=self._policy.threaded())
         _THREAD.active = iteration
-        _patch()
         self._active.append((iteration, time.perf_counter()))
         iteration.begin()
         return self
@@ -91,7 +93,6 @@ class Coexecution:
         try:
             iteration.end(error)
         finally:
-            _unpatch()
             _THREAD.active = None
             self._account(iteration, time.perf_counter() - start)
 
@@ -172,24 +173,23 @@ _THREAD = threading.local()
 """The co-execution that is active in a thread: a step within a step belongs to the outer one."""
 
 
-_PATCHES: list[tuple[dict[str, Any], str, Any, Any]] = []
-"""Namespaces of torch's optimizers, names in them, the functions, and functions that iterations see."""
+_PATCHES: list[tuple[Any, str, Any, Any]] = []
+"""Modules and classes of torch, names in them, the functions, and functions that iterations see."""
 
 _LOCK = threading.Lock()
 _USERS = [0]
 
 
 def _patch() -> None:
-    """Make the functions of torch's optimizers visible to iterations while one is active."""
+    """Make functions that torch shows to no mode visible to iterations while a co-execution exists."""
     with _LOCK:
         _USERS[0] += 1
         if _USERS[0] > 1:
             return
         if not _PATCHES:
-            _PATCHES.extend((vars(module), name, function, _visible(function))
-                            for module, name, function in optimizer_functions())  # fmt: skip
-        for names, name, _, visible in _PATCHES:
-            names[name] = visible
+            _PATCHES.extend(_patches())
+        for owner, name, _, visible in _PATCHES:
+            setattr(owner, name, visible)
         torch.Tensor._make_subclass = _make_subclass
 
 
@@ -197,9 +197,25 @@ def _unpatch() -> None:
     with _LOCK:
         _USERS[0] -= 1
         if _USERS[0] == 0:
-            for names, name, function, _ in _PATCHES:
-                names[name] = function
+            for owner, name, function, _ in _PATCHES:
+                setattr(owner, name, function)
             del torch.Tensor._make_subclass
+
+
+def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
+    for module, name, function in optimizer_functions():
+        yield module, name, function, _visible(function)
+    for owner in optimizer_classes():
+        collect = vars(owner)["_init_group"]
+        yield owner, "_init_group", collect, _native(collect, makes_states=owner is not torch.optim.SGD)
+    optimizer = torch.optim.Optimizer
+    yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
+
+
+def _active() -> Iteration | None:
+    """Return the iteration of this thread that handles calls of torch, if there is one."""
+    iteration = getattr(_THREAD, "active", None)
+    return iteration if isinstance(iteration, Iteration) else None
 
 
 _MAKE_SUBCLASS = torch.Tensor._make_subclass
@@ -207,21 +223,57 @@ _MAKE_SUBCLASS = torch.Tensor._make_subclass
 
 def _make_subclass(*args: Any, **kwargs: Any) -> Any:
     """Construct a tensor of another class, such as a parameter."""
-    iteration = getattr(_THREAD, "active", None)
-    if not isinstance(iteration, Iteration):
+    iteration = _active()
+    if iteration is None:
         return _MAKE_SUBCLASS(*args, **kwargs)
     return iteration.construct(_MAKE_SUBCLASS, args, kwargs)
 
 
 def _visible(function: Any) -> Any:
+    """Return a function that updates parameters, as iterations see it."""
+
     @functools.wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
-        iteration = getattr(_THREAD, "active", None)
-        if not isinstance(iteration, Iteration):
+        iteration = _active()
+        if iteration is None:
             return function(*args, **kwargs)
         return iteration.update(function, args, kwargs)
 
     return update
+
+
+def _native(collect: Any, *, makes_states: bool) -> Any:
+    """Return a method of an optimizer that collects tensors, without a call of the mode for each attribute.
+
+    Args:
+        collect: The method; it only reads attributes, except that it makes the states that are missing.
+        makes_states: Whether it makes states.
+    """
+
+    @functools.wraps(collect)
+    def collected(self: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+        if _active() is None or (makes_states and not all(self.state.get(each) for each in group["params"])):
+            return collect(self, group, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return collect(self, group, *args, **kwargs)
+
+    return collected
+
+
+def _clearing(zero_grad: Any) -> Any:
+    """Return ``zero_grad`` of optimizers as one call of an iteration."""
+
+    @functools.wraps(zero_grad)
+    def cleared(self: Any, set_to_none: bool = True) -> None:
+        iteration = _active()
+        if iteration is None or not set_to_none:
+            return zero_grad(self, set_to_none)
+        with torch._C.DisableTorchFunction():
+            leaves = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+            iteration.clear_gradients(leaves)
+        return None
+
+    return cleared
 
 
 def _checked(step: Any) -> Callable[..., Any]:
