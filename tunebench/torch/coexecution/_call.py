@@ -110,6 +110,7 @@ class Operation:
         is_list: Whether it returns a list of tensors.
         writes: Indices of values whose memory it writes.
         is_random: Whether it draws random numbers.
+        cost_us: Rough time on one core in microseconds.
     """
 
     operator: Any
@@ -119,6 +120,7 @@ class Operation:
     is_list: bool
     writes: tuple[int, ...] = ()
     is_random: bool = False
+    cost_us: float = field(default=0.0, compare=False)
 
     def reads(self) -> Iterator[int]:
         """Return the indices of the values among its arguments."""

@@ -27,8 +27,8 @@ from tunebench.torch.coexecution._path import Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder
 from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
-from tunebench.torch.coexecution._runner import Job, submit
-from tunebench.torch.coexecution._segment import Segment
+from tunebench.torch.coexecution._runner import GraphRunner, is_usable
+from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
 from tunebench.torch.coexecution._testing import FORCED
 
 __all__ = ["Iteration", "Outcome"]
@@ -75,7 +75,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     Args:
         tree: The known paths; None to record the iteration.
         diverge_at: Number of the call that counts as unknown, or None.
-        threaded: Whether backward passes run in another thread while Python goes on.
+        threaded: Whether pieces run in another thread while Python goes on.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._fetched: dict[int, Any] = {}
         self._start = torch.is_grad_enabled()
         self.diverge_at = diverge_at
-        self.threaded = threaded
-        self._job: Job | None = None
+        self.threaded = threaded and is_usable()
+        self._graph = GraphRunner()
         self._exits = contextlib.ExitStack()
 
     # -- beginning and end -----------------------------------------------------------------------------------
@@ -114,6 +114,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                     self._finish(error)
         finally:
             self._exits.close()
+            self._graph.end()
             self.run = Run(0)
 
     def _record(self) -> Recorder:
@@ -223,11 +224,10 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if node.host:
             self._random[len(self.nodes)] = torch.default_generator.get_state()
             run.draw(node)
+        if node.segment is not None:
+            self._run(node.segment)
         if call.waits:
-            self._wait(node.segment)
             self._check_sizes(call)
-        elif call.kind is Kind.BACKWARD:
-            self._launch(node.segment)
         if call.kind is Kind.BACKWARD:
             self._promise(node)
             for leaf, gradient in call.gradients:
@@ -263,7 +263,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _fetch(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
-        self._wait(node.segment)
+        self._run(node.segment)
         given, named = real_arguments(call, run, node.specs)
         with torch.no_grad():
             result = call.function(*given, **named)
@@ -315,55 +315,38 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     # -- segments --------------------------------------------------------------------------------------------
 
-    def _wait(self, segment: Segment | None, *, final: bool = False) -> None:
-        """Run what Python waits for."""
-        self._join()
-        if segment is None:
-            return
-        run = self.run
-        if not final:
-            self._save(segment)
-        start = time.perf_counter()
+    def _run(self, segment: Segment, *, final: bool = False) -> None:
+        """Begin the operations of a segment, and wait for what Python needs."""
+        values, numbers = self.run.values, self.run.numbers
+        start, beside = time.perf_counter(), self._graph.seconds
         try:
-            segment.run(run.values, run.numbers)
+            with running():
+                for part in segment.parts:
+                    if not final:
+                        self._save(part)
+                    if isinstance(part, Piece) and part.forks and self.threaded:
+                        self._graph.start(part, values, numbers)
+                        continue
+                    self._graph.take(values)
+                    began = time.perf_counter()
+                    part.run(values, numbers)
+                    self.outcome.graph_s += time.perf_counter() - began
+                if segment.waits:
+                    self._graph.take(values, segment.needs, shares=segment.shares)
         except Exception as error:
             if final:
                 raise
             raise Diverged(f"{type(error).__name__} in an operation") from error
         finally:
             seconds = time.perf_counter() - start
-            self.outcome.graph_s += seconds
-            self.outcome.waiting_s += seconds
+            self.outcome.graph_s += self._graph.seconds - beside
+            if segment.waits or not self.threaded:
+                self.outcome.waiting_s += seconds
             self.outcome.segments.append((segment, seconds))
 
-    def _launch(self, segment: Segment | None) -> None:
-        """Run a segment, in the graph runner's thread if this iteration uses it."""
-        if not self.threaded or segment is None:
-            self._wait(segment)
-            return
-        self._join()
-        self._save(segment)
-        self._job = submit(segment, self.run.values, self.run.numbers)
-        self.outcome.segments.append((segment, 0.0))
-
-    def _join(self) -> None:
-        """Wait for the segment that runs beside Python."""
-        job, start = self._job, time.perf_counter()
-        if job is None:
-            return
-        self._job = None
-        try:
-            job.wait()
-        except Exception as error:
-            raise Diverged(f"{type(error).__name__} in an operation") from error
-        finally:
-            self.outcome.graph_s += job.seconds
-            self.outcome.waiting_s += time.perf_counter() - start
-            self.outcome.segments[-1] = (self.outcome.segments[-1][0], job.seconds)
-
-    def _save(self, segment: Segment) -> None:
-        """Save what the segment is about to write, to be able to take it back."""
-        for index in segment.writes:
+    def _save(self, part: Piece | UpdatePiece) -> None:
+        """Save what a part of a segment is about to write, to be able to take it back."""
+        for index in part.writes:
             tensor = self.run.objects[index]
             storage = tensor.untyped_storage()
             if storage._cdata not in self._undo:
@@ -379,8 +362,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _leave(self, reason: str) -> Recorder:
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
         run, nodes = self.run, self.nodes
-        with contextlib.suppress(Diverged):
-            self._join()
+        self._graph.stop()
         site = call_site(sys._getframe(1))
         reason = FORCED if len(nodes) == self.diverge_at else reason
         self.outcome.divergence = (site[-1] if site else "?", reason)
@@ -421,7 +403,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._leave("a tensor that outlives the iteration")
             return
         try:
-            self._wait(end.segment, final=True)
+            self._run(end.segment, final=True)
         except Diverged as reason:
             self._leave(str(reason))
             return

@@ -30,6 +30,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         escaping=_escaping(recorder),
         specs=recorder.specs,
         roots=recorder.roots(),
+        bases=recorder.bases(),
     )
     tree.size = max(tree.size, recorder.size)
     before = [(nodes, each) for nodes, each in tree.paths if each.ready]

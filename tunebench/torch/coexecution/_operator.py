@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tunebench.torch.coexecution._call import Operation
 
-__all__ = ["allocates", "depends_on_data", "is_random", "may_raise", "scales", "written"]
+__all__ = ["allocates", "cost_us", "depends_on_data", "is_random", "may_raise", "scales", "written"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -115,3 +117,19 @@ def may_raise(operation: Operation, dtypes: Sequence[torch.dtype]) -> bool:
         return True
     integers = any(not dtype.is_floating_point and dtype is not torch.bool for dtype in dtypes)
     return integers and name.rstrip("_") in _DIVIDE
+
+
+_CALL_US = 2.0
+_BYTES_PER_US = 8_000
+_FLOPS_PER_US = 20_000
+"""Overhead, bandwidth and speed of a usual processor core: they decide only where segments are cut."""
+
+
+def cost_us(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
+    """Return a rough time of an operator on one core in microseconds."""
+    if operator.is_view:
+        return 0.5
+    size = sum(each.nbytes for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor))
+    count = flop_registry.get(operator.overloadpacket)
+    flops = count(*args, **kwargs, out_val=result) if count is not None else 0
+    return _CALL_US + max(size / _BYTES_PER_US, flops / _FLOPS_PER_US)

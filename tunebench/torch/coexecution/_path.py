@@ -34,6 +34,7 @@ class End:
         escaping: Variables that outlived the iteration.
         specs: All variables of the path.
         roots: For each value, the first given variable with its memory, or -1.
+        bases: For each value, the first value with its memory.
         ready: Whether its segments were built and gave the results of eager mode.
         refused: Why it can only run as in eager mode.
         segment: What runs after the last point at which Python waits.
@@ -44,6 +45,7 @@ class End:
     escaping: set[int]
     specs: list[TensorSpec]
     roots: list[int]
+    bases: list[int]
     ready: bool = False
     refused: str | None = None
     segment: Any = None
@@ -298,6 +300,7 @@ def _set_constant(call: Call, place: int, number: Number) -> None:
                 is_list=each.is_list,
                 writes=each.writes,
                 is_random=each.is_random,
+                cost_us=each.cost_us,
             )
         )
     call.operations = operations

@@ -29,6 +29,7 @@ from tunebench.torch.coexecution._call import (
 from tunebench.torch.coexecution._function import REPRESENTING, SHARING, Kind, kind
 from tunebench.torch.coexecution._operator import (
     allocates,
+    cost_us,
     depends_on_data,
     is_random,
     may_raise,
@@ -343,6 +344,10 @@ class Recorder:
         """Return for each value the first given variable with its memory, or -1."""
         return [self._storages[key[0]][1] for key in self._geometry]
 
+    def bases(self) -> list[int]:
+        """Return for each value the first value with its memory."""
+        return [self._bases[key[0]] for key in self._geometry]
+
     def rename(self, tensor: Tensor, index: int) -> None:
         """Note that another object is a variable now."""
         self._variables[id(tensor)] = index
@@ -534,6 +539,7 @@ class Recorder:
                 is_list=isinstance(result, list),
                 writes=writes,
                 is_random=random,
+                cost_us=cost_us(operator, args, kwargs, result),
             )
         )
 

@@ -210,7 +210,7 @@ class _Shadow:
                 run.numbers[index] = value
             if call.random_states:
                 self._draw(node, call)
-            if (call.kind in (Kind.FETCH, Kind.BACKWARD) or call.waits) and node.segment is not None:
+            if node.segment is not None:
                 node.segment.run(run.values, run.numbers)
             if call.kind is Kind.FETCH and call.result is not None and not self._same_fetch(call):
                 return f"{call.site} fetches another value"

@@ -1,86 +1,159 @@
-"""The graph runner: a thread that runs segments while Python goes on."""
+"""The graph runner: pieces of a path run in a thread of torch's while Python goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
-import sys
-import threading
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tunebench.torch.coexecution._segment import Segment
+from tunebench.torch.coexecution._script import Runner, forked_runner
+from tunebench.torch.coexecution._segment import Piece
 
-__all__ = ["Job", "submit"]
+__all__ = ["GraphRunner", "is_usable"]
 
-_SWITCH_S = 5e-5
-"""Time after which a thread must hand over Python's lock while a segment runs beside Python."""
+_POLLS = 4_000
+"""How often to ask for a result before this thread sleeps: waking it takes longer than most pieces."""
 
 
-class Job:
-    """A segment that runs, or waits to run, in the thread of the graph runner."""
+@dataclass(slots=True)
+class _Plan:
+    """How a piece is started after others.
 
-    def __init__(self, segment: Segment, values: list[Any], numbers: list[Any]) -> None:
+    Attributes:
+        after: The pieces whose results Python has not taken, in order.
+        futures: Those whose futures it gets, by position in `after`.
+        inputs: Indices of the values that it gets.
+        launch: Function from futures, values and numbers to the future of its results.
+    """
+
+    after: tuple[Piece, ...]
+    futures: tuple[int, ...]
+    inputs: tuple[int, ...]
+    launch: Runner
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A piece that runs, or waits for its turn.
+
+    Attributes:
+        piece: The piece.
+        future: The future of its results.
+        held: References to its inputs: without them and the future, the other thread would need Python's
+            lock to let its own go, until the end of the iteration.
+    """
+
+    piece: Piece
+    future: Any
+    held: Any
+
+
+class GraphRunner:
+    """The pieces of one iteration that were started; they run one after another.
+
+    Attributes:
+        seconds: Time in which pieces ran, in seconds.
+    """
+
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._work = segment, values, numbers
-        self._threads = torch.get_num_threads()
-        self._error: BaseException | None = None
-        self._done = threading.Lock()
-        self._done.acquire()
-        self._interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
+        self._flights: list[_Flight] = []
+        self._taken: list[_Flight] = []
 
-    def run(self) -> None:
-        """Run the segment; an error is kept for the thread that waits."""
-        segment, values, numbers = self._work
-        start = time.perf_counter()
-        try:
-            if torch.get_num_threads() != self._threads:  # decides the order of sums
-                torch.set_num_threads(self._threads)
-            segment.run(values, numbers)
-        except BaseException as error:  # kept, and raised where the result is waited for
-            self._error = error
-        finally:
-            self.seconds = time.perf_counter() - start
-            self._done.release()
+    def start(self, piece: Piece, values: list[Any], numbers: list[Any]) -> None:
+        """Start a piece after those that were started before."""
+        flights = self._flights
+        plan: _Plan | None = piece.plan
+        if plan is None or len(plan.after) != len(flights) or any(
+            known is not flight.piece for known, flight in zip(plan.after, flights, strict=True)
+        ):  # fmt: skip
+            plan = piece.plan = _planned(piece, [flight.piece for flight in flights])
+        inputs = [values[index] for index in plan.inputs]
+        held = torch._C.ScriptList(inputs) if inputs else None
+        futures = [flights[position].future for position in plan.futures]
+        with torch._C._AutoDispatchBelowAutograd():
+            future = plan.launch(*futures, *inputs, *[numbers[index] for index in piece.numbers])
+        flights.append(_Flight(piece, future, held))
 
-    def wait(self) -> None:
-        """Wait until the segment has run, and raise its error."""
-        with self._done:
-            pass
-        sys.setswitchinterval(self._interval_s)
-        if self._error is not None:
-            raise self._error
+    def take(self, values: list[Any], needs: frozenset[int] | None = None, *, shares: bool = False) -> None:
+        """Wait for results, and store them by index.
+
+        Args:
+            values: The values of the iteration.
+            needs: First values of each memory that Python reads; None for all results.
+            shares: Whether Python may write this memory afterwards.
+        """
+        flights = self._flights
+        count = len(flights)
+        if needs is not None:
+            while count:
+                piece = flights[count - 1].piece
+                if needs & (piece.touches if shares else piece.changes):
+                    break
+                count -= 1
+        taken, self._flights = flights[:count], flights[count:]
+        for position, flight in enumerate(taken):
+            try:
+                *results, start, stop = _result(flight.future)
+            except Exception:
+                self._flights = taken[position:] + self._flights
+                raise
+            self.seconds += (stop - start) * 1e-9
+            self._taken.append(flight)
+            for index, result in zip(flight.piece.outputs, results, strict=True):
+                values[index] = result
+
+    def end(self) -> None:
+        """Forget the results, except the last ones, which the other thread may not have let go yet."""
+        if self._taken:
+            _LAST[:] = self._taken[-1:]
+            self._taken = []
+
+    def stop(self) -> None:
+        """Wait until nothing runs; results and errors are lost."""
+        for flight in self._flights:
+            with contextlib.suppress(Exception):
+                flight.future.wait()
+        self._flights = []
 
 
-_JOBS: queue.SimpleQueue[Job] = queue.SimpleQueue()
-_STARTED: list[threading.Thread] = []
-_LOCK = threading.Lock()
+def _result(future: Any) -> tuple[Any, ...]:
+    for _ in range(_POLLS):
+        if future.done():
+            break
+    found: tuple[Any, ...] = future.wait()
+    return found
 
 
-def submit(segment: Segment, values: list[Any], numbers: list[Any]) -> Job:
-    """Run a segment in the thread of the graph runner; segments run in the order of the calls."""
-    with _LOCK:
-        if not _STARTED:
-            _STARTED.append(threading.Thread(target=_serve, args=(_JOBS,), name="graph runner", daemon=True))
-            _STARTED[0].start()
-    job = Job(segment, values, numbers)
-    _JOBS.put(job)
-    return job
+def _planned(piece: Piece, after: Sequence[Piece]) -> _Plan:
+    owners = {index: position for position, other in enumerate(after) for index in other.outputs}
+    positions = {owners[index] for index in piece.inputs if index in owners}
+    futures = tuple(sorted(positions | ({len(after) - 1} if after else set())))
+    inputs = tuple(index for index in piece.inputs if index not in owners)
+    launch = forked_runner(
+        piece.operations, [after[each].outputs for each in futures], inputs, piece.numbers, piece.outputs
+    )
+    return _Plan(tuple(after), futures, inputs, launch)
 
 
-def _serve(jobs: queue.SimpleQueue[Job]) -> None:
-    while True:
-        jobs.get().run()
+_LAST: list[_Flight] = []
+"""The last piece of the last iteration."""
+
+_PROCESS: dict[str, int] = {}
+"""The process and the number of torch's threads when the graph runner was used first."""
 
 
-def _forget() -> None:
-    """Start a new thread in a forked process, which has none of its parent's."""
-    global _JOBS, _LOCK
-    _JOBS, _LOCK = queue.SimpleQueue(), threading.Lock()
-    _STARTED.clear()
+def is_usable() -> bool:
+    """Return whether other threads give the same results as this one.
 
-
-os.register_at_fork(after_in_child=_forget)
+    They keep the number of threads that torch had when they began, which decides the order of sums. A forked
+    process has no threads of its parent.
+    """
+    threads, process = torch.get_num_threads(), os.getpid()
+    if not _PROCESS:
+        _PROCESS.update(threads=threads, process=process)
+    return _PROCESS["threads"] == threads and _PROCESS["process"] == process

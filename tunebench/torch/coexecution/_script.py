@@ -10,12 +10,13 @@ from torch import Tensor
 
 from tunebench.torch.coexecution._call import Constant, Number, Operation, Value
 
-__all__ = ["Runner", "operation_result", "python_runner", "script_runner"]
+__all__ = ["Runner", "forked_runner", "operation_result", "python_runner", "script_runner"]
 
 Runner = Callable[..., Any]
 """A function from input tensors and numbers to a tuple of tensors."""
 
 _TENSOR = torch._C.TensorType.get()
+_INT = torch._C.IntType.get()
 _TENSORS = torch._C.ListType(_TENSOR)
 _OPTIONALS = torch._C.ListType(torch._C.OptionalType(_TENSOR))
 _MEMORY_FORMATS = {
@@ -37,32 +38,94 @@ def script_runner(
     Raises:
         RuntimeError: TorchScript has no such operator or argument.
     """
-    writer = _GraphWriter()
-    for index in inputs:
-        writer.values[index] = writer.argument(_TENSOR)
-    for index, number in numbers.items():
-        kind = torch._C.FloatType if number is float else torch._C.IntType
-        writer.numbers[index] = writer.argument(kind.get())
+    writer = _GraphWriter(inputs, numbers)
     for operation in operations:
         writer.add(operation)
-    writer.finish(outputs)
+    writer.finish([writer.values[index] for index in outputs])
     made: Runner = torch._C._create_function_from_graph("segment", writer.graph)
     return made
+
+
+def forked_runner(
+    operations: Sequence[Operation],
+    futures: Sequence[Sequence[int]],
+    inputs: Sequence[int],
+    numbers: dict[int, type],
+    outputs: Sequence[int],
+) -> Runner:
+    """Return a TorchScript function that starts operations in a thread of torch's, and returns a future.
+
+    The future is a tuple of tensors and two times in nanoseconds, when the operations began and ended. No
+    thread needs Python's lock, as long as Python's thread holds a second reference to each input: torch takes
+    the lock when it drops the last reference but one to a tensor that is a Python object.
+
+    Args:
+        operations: The operations.
+        futures: Indices of the values of the futures of such functions, which are the first arguments. The
+            operations run after all of them.
+        inputs: Indices of the values that the operations read and that exist before; arguments.
+        numbers: Types of the Python numbers that they read, by index, in the order of the arguments.
+        outputs: Indices of the values to return.
+
+    Raises:
+        RuntimeError: TorchScript has no such operator or argument.
+    """
+    kinds = [_future(len(each)) for each in futures]
+    outer = _GraphWriter(inputs, numbers, kinds)
+    inner = _GraphWriter(inputs, numbers, kinds)
+    for future, known in zip(inner.futures, futures, strict=True):
+        results = inner.call("aten::wait", [future], [_results(len(known))])[0]
+        parts = inner.call("prim::TupleUnpack", [results], [_TENSOR] * len(known) + [_INT, _INT])
+        for index, value in zip(known, parts, strict=False):
+            if index not in inputs:
+                inner.values[index] = value
+    (start,) = inner.call("prim::TimePoint", [], [_INT])
+    for operation in operations:
+        inner.add(operation)
+    (stop,) = inner.call("prim::TimePoint", [], [_INT])
+    inner.finish([*(inner.values[index] for index in outputs), start, stop])
+    node = outer.graph.create("prim::fork", list(outer.graph.inputs()), 1)
+    node.g_("Subgraph", inner.graph)
+    outer.graph.appendNode(node)
+    node.output().setType(_future(len(outputs)))
+    outer.graph.registerOutput(node.output())
+    made: Runner = torch._C._create_function_from_graph("launch", outer.graph)
+    return made
+
+
+def _results(count: int) -> Any:
+    return torch._C.TupleType([_TENSOR] * count + [_INT, _INT])
+
+
+def _future(count: int) -> Any:
+    return torch._C.FutureType(_results(count))
 
 
 class _GraphWriter:
     """Writes a graph of TorchScript."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[int], numbers: dict[int, type], futures: Sequence[Any] = ()) -> None:
         self.graph = torch._C.Graph()
-        self.values: dict[int, Any] = {}
-        self.numbers: dict[int, Any] = {}
-        self._constants: dict[Any, Any] = {}
+        self.futures = [self._input(kind) for kind in futures]
+        self.values = {index: self._input(_TENSOR) for index in inputs}
+        self.numbers = {
+            index: self._input(torch._C.FloatType.get() if number is float else _INT)
+            for index, number in numbers.items()
+        }
 
-    def argument(self, kind: Any) -> Any:
+    def _input(self, kind: Any) -> Any:
         value = self.graph.addInput()
         value.setType(kind)
         return value
+
+    def call(self, operator: str, arguments: list[Any], kinds: list[Any]) -> list[Any]:
+        """Add a call of an operator that returns values of some types."""
+        node = self.graph.create(operator, arguments, len(kinds))
+        self.graph.appendNode(node)
+        outputs = list(node.outputs())
+        for output, kind in zip(outputs, kinds, strict=True):
+            output.setType(kind)
+        return outputs
 
     def add(self, operation: Operation) -> None:
         operator = operation.operator
@@ -138,12 +201,11 @@ class _GraphWriter:
         node.output().setType(torch._C.ListType(torch._C.BoolType.get()))
         return node.output()
 
-    def finish(self, outputs: Sequence[int]) -> None:
+    def finish(self, outputs: list[Any]) -> None:
+        """Return a tuple of values, or None without any."""
         if outputs:
-            node = self.graph.create("prim::TupleConstruct", [self.values[index] for index in outputs], 1)
-            self.graph.appendNode(node)
-            node.output().setType(torch._C.TupleType([_TENSOR] * len(outputs)))
-            self.graph.registerOutput(node.output())
+            kind = torch._C.TupleType([each.type() for each in outputs])
+            self.graph.registerOutput(self.call("prim::TupleConstruct", outputs, [kind])[0])
         else:
             self.graph.registerOutput(self.graph.insertConstant(None))
 

@@ -1,33 +1,74 @@
-"""Segments: operations between two points at which Python waits, and what runs them."""
+"""Segments: operations that run at a call of a path, and what runs them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tunebench.torch.coexecution._call import Call, Constant, Number, Operation, Variable, flat, replaced
-from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._function import SHARING, Kind
 from tunebench.torch.coexecution._path import End, Node, Update
 from tunebench.torch.coexecution._script import Runner, python_runner, script_runner
 
-__all__ = ["Segment", "build"]
+__all__ = ["Piece", "Segment", "UpdatePiece", "build", "running"]
+
+_PIECE_US = 80
+"""Work after which a piece begins while Python goes on; beginning one takes about a tenth of this."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operations:
-    """Operations that one function runs."""
+@contextmanager
+def running() -> Iterator[None]:
+    """Set the modes of this thread in which operations of a path run."""
+    optimize = torch._C._get_graph_executor_optimize()
+    enabled = torch.is_grad_enabled()
+    autocast = torch.is_autocast_enabled("cpu")  # casts are operations of the path already
+    torch._C._set_graph_executor_optimize(False)
+    torch._C._set_grad_enabled(False)
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch._C._set_graph_executor_optimize(optimize)
+        torch._C._set_grad_enabled(enabled)
+        torch.set_autocast_enabled("cpu", autocast)
 
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Piece:
+    """Operations that one function runs.
+
+    Attributes:
+        operations: The operations.
+        runner: The function, from inputs and numbers to a tuple of outputs.
+        inputs: Indices of the values that it reads.
+        numbers: Types of the numbers that it reads, by index.
+        outputs: Indices of the values that it returns.
+        writes: First given variables of each memory that it writes.
+        changes: First values of each memory that it makes or writes.
+        touches: First values of each memory that it makes, writes or reads.
+        forks: Whether TorchScript can run it in another thread.
+        plan: How it was started last in another thread; see `_runner`.
+    """
+
+    operations: tuple[Operation, ...]
     runner: Runner
     inputs: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: dict[int, type]
     outputs: tuple[int, ...]
+    writes: tuple[int, ...]
+    changes: frozenset[int]
+    touches: frozenset[int]
+    forks: bool
+    plan: Any = None
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
+        """Run it on values and numbers by index."""
         with torch._C._AutoDispatchBelowAutograd():
             results = self.runner(
                 *[values[index] for index in self.inputs], *[numbers[index] for index in self.numbers]
@@ -37,14 +78,22 @@ class _Operations:
                 values[index] = result
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """An update of parameters by a function of an optimizer."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class UpdatePiece:
+    """An update of parameters by a function of an optimizer.
+
+    Attributes:
+        update: The update.
+        foreach: Whether it uses functions on lists of tensors.
+        writes: First given variables of each memory that it writes.
+    """
 
     update: Update
     foreach: bool
+    writes: tuple[int, ...]
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
+        """Run it on values and numbers by index."""
         call = self.update.call
         known = self.update.values
 
@@ -56,47 +105,36 @@ class _Update:
         kwargs = {key: replaced(value, leaf) for key, value in call.kwargs}
         if self.foreach:
             kwargs |= {"foreach": True}
-        with torch.no_grad():
-            call.function(*replaced(call.args, leaf), **kwargs)
+        call.function(*replaced(call.args, leaf), **kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What runs when Python waits.
+    """What runs at a call.
 
     Attributes:
-        parts: What to run, in order.
-        writes: First given variables of each memory that it writes.
-        dead: Values that nothing reads afterwards.
+        parts: What begins, in order.
+        waits: Whether Python waits for results.
+        needs: First values of each memory that Python waits for; None to wait for all.
+        shares: Whether Python may write this memory afterwards.
         operations: Number of operations.
         runner: Who runs it.
-        site: Where Python waits for it, ``file:line``.
+        site: Where it begins, ``file:line``.
     """
 
-    parts: tuple[_Operations | _Update, ...]
-    writes: tuple[int, ...]
-    dead: tuple[int, ...]
+    parts: tuple[Piece | UpdatePiece, ...]
+    waits: bool
+    needs: frozenset[int] | None
+    shares: bool
     operations: int
     runner: str
     site: str
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
-        optimize = torch._C._get_graph_executor_optimize()
-        enabled = torch.is_grad_enabled()
-        autocast = torch.is_autocast_enabled("cpu")  # casts are operations of the segment already
-        torch._C._set_graph_executor_optimize(False)
-        torch._C._set_grad_enabled(False)
-        torch.set_autocast_enabled("cpu", False)
-        try:
+        with running():
             for part in self.parts:
                 part.run(values, numbers)
-        finally:
-            torch._C._set_graph_executor_optimize(optimize)
-            torch._C._set_grad_enabled(enabled)
-            torch.set_autocast_enabled("cpu", autocast)
-        for index in self.dead:
-            values[index] = None
 
 
 def _chooses_foreach(call: Call) -> bool:
@@ -108,20 +146,44 @@ def _chooses_foreach(call: Call) -> bool:
 
 
 @functools.cache
-def _has_foreach(function: Any) -> bool:
+def _has_foreach(function: Callable[..., Any]) -> bool:
     return "foreach" in inspect.signature(function).parameters
 
 
-def build(nodes: Sequence[Node], end: End, *, scripts: bool = True, foreach: bool = True) -> str | None:
-    """Build the segments of a path; return why not, or None.
+def build(nodes: Sequence[Node], end: End, *, scripts: bool = True, foreach: bool = True) -> None:
+    """Build the segments of a path.
 
     Args:
         nodes: Its nodes without the root.
         end: Its end.
         scripts: Whether TorchScript runs operations; else generated Python.
         foreach: Whether updates of parameters use functions on lists of tensors.
+
+    Raises:
+        RuntimeError: TorchScript has no such operator or argument.
     """
-    return _Builder(nodes, end, scripts, foreach).build()
+    _Builder(nodes, end, scripts, foreach).build()
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A place of a path where pending items begin.
+
+    Attributes:
+        node: The call; None at the end.
+        items: What begins.
+        waits: Whether Python waits.
+        needs: First values of each memory that Python waits for; None for all.
+        reads: Values that Python reads here.
+        shares: Whether Python may write their memory afterwards.
+    """
+
+    node: Node | None
+    items: list[Operation | Update]
+    waits: bool
+    needs: frozenset[int] | None = None
+    reads: set[int] = field(default_factory=set)
+    shares: bool = False
 
 
 class _Builder:
@@ -131,38 +193,45 @@ class _Builder:
         self._scripts = scripts
         self._foreach = foreach
         self._values = [spec.value for spec in end.specs]
-        self._given = {spec.value for spec in end.specs if spec.given}
         self._number_types: dict[int, type] = {}
         for node in nodes:
             self._number_types |= {index: type(value) for index, value in node.call.numbers.items()}
 
-    def build(self) -> str | None:
-        items: list[tuple[Node, list[Operation | Update]]] = []
+    def build(self) -> None:
+        stops = self._stops()
+        needed = self._needed_at_end()
+        after = []
+        for stop in reversed(stops):
+            needed = needed | stop.reads
+            after.append(needed)
+            needed = (needed - _defined(stop.items)) | _read(stop.items)
+        for stop, needed in zip(stops, reversed(after), strict=True):
+            self._place(stop, needed)
+
+    def _stops(self) -> list[_Stop]:
+        """Cut the path where Python waits, and where enough work is there to begin it."""
+        stops: list[_Stop] = []
         pending: list[Operation | Update] = []
         for node in self._nodes:
             call = node.call
             if call.kind is Kind.FETCH:
-                items.append((node, pending))
-                pending = []
+                stops.append(self._fetch(node, pending))
+                pending = [] if stops[-1].items else pending
                 continue
             pending = [*pending, *self._items(node)]
-            if call.waits or call.kind is Kind.BACKWARD:
-                items.append((node, pending))
+            if call.waits or call.kind is Kind.BACKWARD or _is_enough(pending):
+                stops.append(_Stop(node, pending, call.waits, reads=set(call.checked)))
                 pending = []
-        last = self._nodes[-1]
-        items.append((last, pending))
-        needed = self._needed_at_end()
-        segments = []
-        for position in reversed(range(len(items))):
-            node, parts = items[position]
-            at_end = position == len(items) - 1
-            if not at_end:
-                needed = needed | self._needed_here(node)
-            segments.append((node, parts, needed, at_end))
-            needed = (needed - _defined(parts)) | _read(parts)
-        for node, parts, after, at_end in reversed(segments):
-            self._place(node, parts, after, at_end)
-        return None
+        return [*stops, _Stop(None, pending, waits=True)]
+
+    def _fetch(self, node: Node, pending: list[Operation | Update]) -> _Stop:
+        """Return the stop of a call that reads values: it begins what is pending only if it needs it."""
+        call = node.call
+        reads = {self._values[index] for index in _variables(call)}
+        needs = frozenset(self._end.bases[index] for index in reads)
+        shares = call.function in SHARING
+        concerned = any(needs & (self._touched(item) if shares else self._changed(item)) for item in pending)
+        return _Stop(node, pending if concerned else [], True, needs, reads, shares)
 
     def _items(self, node: Node) -> list[Operation | Update]:
         call = node.call
@@ -177,51 +246,61 @@ class _Builder:
         needed = {self._values[index] for index in self._end.escaping}
         return needed | {self._values[found.index] for found in self._end.gradients.values()}
 
-    def _needed_here(self, node: Node) -> set[int]:
-        call = node.call
-        if call.kind is Kind.FETCH:
-            return {self._values[index] for index in _variables(call)}
-        return set(call.checked)
+    def _changed(self, item: Operation | Update) -> frozenset[int]:
+        """Return the first values of each memory that an item makes or writes."""
+        bases = self._end.bases
+        if isinstance(item, Update):
+            written = {index for operation in item.call.operations for index in operation.writes}
+            return frozenset(bases[index] for index in written)
+        made = {index for index in item.outputs if index is not None}
+        return frozenset(bases[index] for index in made.union(item.writes))
 
-    def _place(self, node: Node, parts: list[Operation | Update], after: set[int], at_end: bool) -> None:
-        outputs = _defined(parts) & after
-        if at_end:
-            self._end.segment = self._segment(parts, outputs, "the end of the iteration")
+    def _touched(self, item: Operation | Update) -> frozenset[int]:
+        return self._changed(item) | {self._end.bases[index] for index in _read([item])}
+
+    def _place(self, stop: _Stop, needed: set[int]) -> None:
+        node = stop.node
+        outputs = _defined(stop.items) & needed
+        if node is None:
+            self._end.segment = self._segment(stop, outputs)
             return
         outputs |= node.outputs
-        if node.segment is not None and outputs == node.outputs:
-            return
-        node.outputs = outputs
-        node.segment = self._segment(parts, outputs, node.call.site)
+        if node.segment is None or outputs != node.outputs:
+            node.outputs = outputs
+            node.segment = self._segment(stop, outputs)
 
-    def _segment(self, parts: list[Operation | Update], outputs: set[int], site: str) -> Segment | None:
-        if not parts:
-            return None
-        made: list[_Operations | _Update] = []
+    def _segment(self, stop: _Stop, outputs: set[int]) -> Segment:
+        parts: list[Piece | UpdatePiece] = []
         group: list[Operation] = []
-        for position, item in enumerate(parts):
+        for position, item in enumerate(stop.items):
             if isinstance(item, Operation):
                 group.append(item)
-            if group and (isinstance(item, Update) or position == len(parts) - 1):
-                rest = parts[position:] if isinstance(item, Update) else []
-                made.append(self._group(group, outputs | _read(rest)))
+            if group and (isinstance(item, Update) or position == len(stop.items) - 1):
+                rest = stop.items[position:] if isinstance(item, Update) else []
+                parts.append(self._piece(group, outputs | _read(rest)))
                 group = []
             if isinstance(item, Update):
-                made.append(_Update(item, self._foreach and _chooses_foreach(item.call)))
-        writes = {index for item in parts if isinstance(item, Operation) for index in item.writes}
-        for item in parts:
-            if isinstance(item, Update):
-                writes |= {index for operation in item.call.operations for index in operation.writes}
+                writes = {index for operation in item.call.operations for index in operation.writes}
+                foreach = self._foreach and _chooses_foreach(item.call)
+                parts.append(UpdatePiece(update=item, foreach=foreach, writes=self._given(writes)))
+        count = sum(
+            len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items
+        )
         return Segment(
-            parts=tuple(made),
-            writes=tuple(sorted({self._end.roots[index] for index in writes} - {-1})),
-            dead=(),
-            operations=sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in parts),
+            parts=tuple(parts),
+            waits=stop.waits,
+            needs=stop.needs,
+            shares=stop.shares,
+            operations=count,
             runner="TorchScript" if self._scripts else "Python",
-            site=site,
+            site=stop.node.call.site if stop.node is not None else "the end of the iteration",
         )
 
-    def _group(self, operations: list[Operation], needed: set[int]) -> _Operations:
+    def _given(self, values: set[int]) -> tuple[int, ...]:
+        """Return the first given variables of the memory of values."""
+        return tuple(sorted({self._end.roots[index] for index in values} - {-1}))
+
+    def _piece(self, operations: list[Operation], needed: set[int]) -> Piece:
         defined: set[int] = set()
         inputs: dict[int, None] = {}
         numbers: dict[int, type] = {}
@@ -238,7 +317,24 @@ class _Builder:
             runner = script_runner(operations, tuple(inputs), numbers, outputs)
         else:
             runner = python_runner(operations, tuple(inputs), tuple(numbers), outputs)
-        return _Operations(runner, tuple(inputs), tuple(numbers), outputs)
+        return Piece(
+            operations=tuple(operations),
+            runner=runner,
+            inputs=tuple(inputs),
+            numbers=numbers,
+            outputs=outputs,
+            writes=self._given({index for each in operations for index in each.writes}),
+            changes=frozenset().union(*map(self._changed, operations)),
+            touches=frozenset().union(*map(self._touched, operations)),
+            forks=self._scripts,
+        )
+
+
+def _is_enough(items: list[Operation | Update]) -> bool:
+    """Return whether items are worth to begin while Python goes on; an update waits as long as it can."""
+    if any(isinstance(item, Update) for item in items):
+        return False
+    return sum(item.cost_us for item in items if isinstance(item, Operation)) >= _PIECE_US
 
 
 def _variables(call: Any) -> set[int]:
