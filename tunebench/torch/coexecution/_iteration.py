@@ -324,7 +324,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 for part in segment.parts:
                     if not final:
                         self._save(part)
-                    if isinstance(part, Piece) and part.forks and self.threaded:
+                    if self.threaded and not segment.waits and isinstance(part, Piece) and part.forks:
                         self._graph.start(part, values, numbers)
                         continue
                     self._graph.take(values)

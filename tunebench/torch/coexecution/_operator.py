@@ -48,7 +48,8 @@ _SAFE = _names(
     _reshape_alias log_sigmoid_forward log_sigmoid_backward _foreach_norm _foreach_mul_ _foreach_add_
     _foreach_clamp_max_ bernoulli_ normal_ uniform_ rand randn rand_like randn_like
     _weight_norm_interface _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl sort topk eye
-    linspace tril_indices triu_indices"""
+    linspace tril_indices triu_indices split split_with_sizes unsafe_split unsafe_split_with_sizes unsafe_chunk
+    slice_scatter select_scatter"""
 )
 """Operators that raise only for sizes and types."""
 

@@ -201,7 +201,7 @@ class Recorder:
         for operation in call.operations:
             touched = {self._geometry[index][0] for index in (*operation.reads(), *operation.writes)}
             call.waits |= bool(touched & self._shared)
-            if call.kind in (Kind.COMPUTE, Kind.OPTIMIZER):
+            if call.kind is Kind.COMPUTE:
                 dtypes = [self._geometry[index][4] for index in operation.outputs if index is not None]
                 reads = [self._geometry[index][4] for index in operation.reads()]
                 call.waits |= may_raise(operation, dtypes)

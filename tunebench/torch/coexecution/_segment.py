@@ -18,8 +18,8 @@ from tunebench.torch.coexecution._script import Runner, python_runner, script_ru
 
 __all__ = ["Piece", "Segment", "UpdatePiece", "build", "running"]
 
-_PIECE_US = 80
-"""Work after which a piece begins while Python goes on; beginning one takes about a tenth of this."""
+_PIECE_US = 400
+"""Work after which a piece begins while Python goes on; to begin one takes about a tenth of this."""
 
 
 @contextmanager
