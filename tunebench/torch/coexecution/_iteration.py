@@ -324,15 +324,19 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 for part in segment.parts:
                     if not final:
                         self._save(part)
-                    if self.threaded and not segment.waits and isinstance(part, Piece) and part.forks:
+                    if isinstance(part, UpdatePiece):
+                        self._graph.take(values)
+                    elif part.beside and self.threaded:
                         self._graph.start(part, values, numbers)
                         continue
-                    self._graph.take(values)
+                    else:
+                        self._graph.take(values, part.inputs, part.touches, part.changes)
                     began = time.perf_counter()
                     part.run(values, numbers)
                     self.outcome.graph_s += time.perf_counter() - began
                 if segment.waits:
-                    self._graph.take(values, segment.needs, shares=segment.shares)
+                    needs = segment.needs
+                    self._graph.take(values, segment.reads, needs, needs if segment.shares else frozenset())
         except Exception as error:
             if final:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,22 +79,31 @@ class GraphRunner:
             future = plan.launch(*futures, *inputs, *[numbers[index] for index in piece.numbers])
         flights.append(_Flight(piece, future, held))
 
-    def take(self, values: list[Any], needs: frozenset[int] | None = None, *, shares: bool = False) -> None:
-        """Wait for results, and store them by index.
+    def take(
+        self,
+        values: list[Any],
+        reads: Collection[int] | None = None,
+        touches: frozenset[int] = frozenset(),
+        changes: frozenset[int] = frozenset(),
+    ) -> None:
+        """Wait for the pieces that something depends on, and store their results by index.
 
         Args:
             values: The values of the iteration.
-            needs: First values of each memory that Python reads; None for all results.
-            shares: Whether Python may write this memory afterwards.
+            reads: Indices of the values that it reads; None to wait for all pieces.
+            touches: First values of each memory that it reads or writes.
+            changes: First values of each memory that it makes or writes.
         """
         flights = self._flights
         count = len(flights)
-        if needs is not None:
+        if reads is not None:
             while count:
                 piece = flights[count - 1].piece
-                if needs & (piece.touches if shares else piece.changes):
+                if touches & piece.changes or changes & piece.touches or not piece.made.isdisjoint(reads):
                     break
                 count -= 1
+        if not count:
+            return
         taken, self._flights = flights[:count], flights[count:]
         for position, flight in enumerate(taken):
             try:

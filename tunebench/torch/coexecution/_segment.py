@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,12 @@ __all__ = ["Piece", "Segment", "UpdatePiece", "build", "running"]
 
 _PIECE_US = 400
 """Work after which a piece begins while Python goes on; to begin one takes about a tenth of this."""
+
+_LAUNCH_US = 50
+"""Work that Python's thread does faster than it wakes another."""
+
+_BESIDE_US = 200
+"""Work of a backward pass that another thread gets at once."""
 
 
 @contextmanager
@@ -49,10 +56,11 @@ class Piece:
         inputs: Indices of the values that it reads.
         numbers: Types of the numbers that it reads, by index.
         outputs: Indices of the values that it returns.
+        made: The same as a set.
         writes: First given variables of each memory that it writes.
         changes: First values of each memory that it makes or writes.
         touches: First values of each memory that it makes, writes or reads.
-        forks: Whether TorchScript can run it in another thread.
+        beside: Whether another thread may run it while Python, or what does not need it, goes on.
         plan: How it was started last in another thread; see `_runner`.
     """
 
@@ -61,10 +69,11 @@ class Piece:
     inputs: tuple[int, ...]
     numbers: dict[int, type]
     outputs: tuple[int, ...]
+    made: frozenset[int]
     writes: tuple[int, ...]
     changes: frozenset[int]
     touches: frozenset[int]
-    forks: bool
+    beside: bool
     plan: Any = None
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
@@ -115,7 +124,8 @@ class Segment:
     Attributes:
         parts: What begins, in order.
         waits: Whether Python waits for results.
-        needs: First values of each memory that Python waits for; None to wait for all.
+        reads: Values that Python waits for; None to wait for all.
+        needs: First values of the memory of each.
         shares: Whether Python may write this memory afterwards.
         operations: Number of operations.
         runner: Who runs it.
@@ -124,7 +134,8 @@ class Segment:
 
     parts: tuple[Piece | UpdatePiece, ...]
     waits: bool
-    needs: frozenset[int] | None
+    reads: frozenset[int] | None
+    needs: frozenset[int]
     shares: bool
     operations: int
     runner: str
@@ -215,23 +226,56 @@ class _Builder:
         for node in self._nodes:
             call = node.call
             if call.kind is Kind.FETCH:
-                stops.append(self._fetch(node, pending))
-                pending = [] if stops[-1].items else pending
+                stop, pending = self._fetch(node, pending)
+                stops.append(stop)
                 continue
-            pending = [*pending, *self._items(node)]
+            items = self._items(node)
+            pending = [*pending, *items]
             if call.waits or call.kind is Kind.BACKWARD or _is_enough(pending):
-                stops.append(_Stop(node, pending, call.waits, reads=set(call.checked)))
-                pending = []
+                ready, pending = self._split(pending)
+                stops.append(_Stop(node, ready, call.waits, reads=set(call.checked)))
         return [*stops, _Stop(None, pending, waits=True)]
 
-    def _fetch(self, node: Node, pending: list[Operation | Update]) -> _Stop:
-        """Return the stop of a call that reads values: it begins what is pending only if it needs it."""
+    def _fetch(
+        self, node: Node, pending: list[Operation | Update]
+    ) -> tuple[_Stop, list[Operation | Update]]:
+        """Return the stop of a call that reads values, which begins only what it needs, and what is left."""
         call = node.call
         reads = {self._values[index] for index in _variables(call)}
         needs = frozenset(self._end.bases[index] for index in reads)
         shares = call.function in SHARING
-        concerned = any(needs & (self._touched(item) if shares else self._changed(item)) for item in pending)
-        return _Stop(node, pending if concerned else [], True, needs, reads, shares)
+
+        def concern(items: list[Operation | Update]) -> bool:
+            return any(needs & (self._touched(item) if shares else self._changed(item)) for item in items)
+
+        ready, left = self._split(pending)
+        if concern(left):
+            ready, left = pending, []
+        elif not concern(ready):
+            ready, left = [], pending
+        return _Stop(node, ready, True, needs, reads, shares), left
+
+    def _split(
+        self, pending: list[Operation | Update]
+    ) -> tuple[list[Operation | Update], list[Operation | Update]]:
+        """Return the operations that can run before the updates among pending items, and these updates.
+
+        If other operations need an update, everything runs in order, and nothing is left.
+        """
+        ready: list[Operation | Update] = []
+        updates: list[Operation | Update] = []
+        changed: frozenset[int] = frozenset()
+        touched: frozenset[int] = frozenset()
+        for item in pending:
+            if isinstance(item, Update):
+                updates.append(item)
+                changed |= self._changed(item)
+                touched |= self._touched(item)
+            elif self._touched(item) & changed or self._changed(item) & touched:
+                return pending, []
+            else:
+                ready.append(item)
+        return ready, updates
 
     def _items(self, node: Node) -> list[Operation | Update]:
         call = node.call
@@ -239,7 +283,10 @@ class _Builder:
             return [Update(call=call, values={index: self._values[index] for index in _variables(call)})]
         host = {id(each) for each in node.host}
         return [
-            each for each in call.operations if id(each) not in host and each.operator.namespace == "aten"
+            part
+            for each in call.operations
+            if id(each) not in host and each.operator.namespace == "aten"
+            for part in _parts(each)
         ]
 
     def _needed_at_end(self) -> set[int]:
@@ -252,6 +299,8 @@ class _Builder:
         if isinstance(item, Update):
             written = {index for operation in item.call.operations for index in operation.writes}
             return frozenset(bases[index] for index in written)
+        if item.operator.is_view or item.operator is torch.ops.aten.detach.default:
+            return frozenset()
         made = {index for index in item.outputs if index is not None}
         return frozenset(bases[index] for index in made.union(item.writes))
 
@@ -259,6 +308,7 @@ class _Builder:
         return self._changed(item) | {self._end.bases[index] for index in _read([item])}
 
     def _place(self, stop: _Stop, needed: set[int]) -> None:
+        """Build the segment of a stop, after which some values are needed."""
         node = stop.node
         outputs = _defined(stop.items) & needed
         if node is None:
@@ -270,26 +320,24 @@ class _Builder:
             node.segment = self._segment(stop, outputs)
 
     def _segment(self, stop: _Stop, outputs: set[int]) -> Segment:
+        groups = self._groups(stop)
         parts: list[Piece | UpdatePiece] = []
-        group: list[Operation] = []
-        for position, item in enumerate(stop.items):
-            if isinstance(item, Operation):
-                group.append(item)
-            if group and (isinstance(item, Update) or position == len(stop.items) - 1):
-                rest = stop.items[position:] if isinstance(item, Update) else []
-                parts.append(self._piece(group, outputs | _read(rest)))
-                group = []
-            if isinstance(item, Update):
-                writes = {index for operation in item.call.operations for index in operation.writes}
-                foreach = self._foreach and _chooses_foreach(item.call)
-                parts.append(UpdatePiece(update=item, foreach=foreach, writes=self._given(writes)))
-        count = sum(
-            len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items
-        )
+        for position, (items, beside) in enumerate(groups):
+            if isinstance(items, Update):
+                writes = {index for operation in items.call.operations for index in operation.writes}
+                foreach = self._foreach and _chooses_foreach(items.call)
+                parts.append(UpdatePiece(update=items, foreach=foreach, writes=self._given(writes)))
+                continue
+            needed = set(outputs)
+            for later, _ in groups[position + 1 :]:
+                needed |= _read([later] if isinstance(later, Update) else later)
+            parts.append(self._piece(items, needed, beside=beside))
+        count = sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items)
         return Segment(
             parts=tuple(parts),
             waits=stop.waits,
-            needs=stop.needs,
+            reads=None if stop.needs is None else frozenset(stop.reads),
+            needs=stop.needs or frozenset(),
             shares=stop.shares,
             operations=count,
             runner="TorchScript" if self._scripts else "Python",
@@ -300,7 +348,48 @@ class _Builder:
         """Return the first given variables of the memory of values."""
         return tuple(sorted({self._end.roots[index] for index in values} - {-1}))
 
-    def _piece(self, operations: list[Operation], needed: set[int]) -> Piece:
+    def _groups(self, stop: _Stop) -> list[tuple[list[Operation] | Update, bool]]:
+        """Return what begins at a stop in order, and what another thread may run beside the later ones.
+
+        In a backward pass these are operations that the longest chain does not need, such as gradients of
+        weights.
+        """
+        groups: list[tuple[list[Operation] | Update, bool]] = []
+        group: list[Operation] = []
+        beside: list[Operation] = []
+        waiting: frozenset[int] = frozenset()
+        chosen = _beside(stop)
+
+        def finish() -> None:
+            nonlocal waiting
+            if sum(each.cost_us for each in beside) < _LAUNCH_US:
+                group.extend(beside)
+                beside.clear()
+            if group:
+                groups.append((list(group), not stop.waits and not chosen))
+            if beside:
+                groups.append((list(beside), True))
+            group.clear()
+            beside.clear()
+            waiting = frozenset()
+
+        for item in stop.items:
+            if isinstance(item, Update):
+                finish()
+                groups.append((item, False))
+            elif id(item) in chosen:
+                beside.append(item)
+                waiting |= self._touched(item)
+                if sum(each.cost_us for each in beside) >= _BESIDE_US:
+                    finish()
+            else:
+                if item.writes and waiting & self._changed(item):
+                    finish()
+                group.append(item)
+        finish()
+        return groups
+
+    def _piece(self, operations: list[Operation], needed: set[int], *, beside: bool) -> Piece:
         defined: set[int] = set()
         inputs: dict[int, None] = {}
         numbers: dict[int, type] = {}
@@ -323,11 +412,65 @@ class _Builder:
             inputs=tuple(inputs),
             numbers=numbers,
             outputs=outputs,
+            made=frozenset(outputs),
             writes=self._given({index for each in operations for index in each.writes}),
             changes=frozenset().union(*map(self._changed, operations)),
             touches=frozenset().union(*map(self._touched, operations)),
-            forks=self._scripts,
+            beside=beside and self._scripts,
         )
+
+
+def _parts(operation: Operation) -> list[Operation]:
+    """Return the operations that compute the same as one: the gradients of a convolution one by one."""
+    if operation.operator is not torch.ops.aten.convolution_backward.default:
+        return [operation]
+    mask = [each.value for each in operation.args[-1]]
+    if not mask[0] or not (mask[1] or mask[2]):
+        return [operation]
+    parts = []
+    for chosen in ((False, mask[1], mask[2]), (True, False, False)):
+        flags = [Constant(each) for each in chosen]
+        outputs = tuple(
+            index if wanted else None for index, wanted in zip(operation.outputs, chosen, strict=True)
+        )
+        parts.append(
+            dataclasses.replace(
+                operation,
+                args=(*operation.args[:-1], flags),
+                outputs=outputs,
+                cost_us=operation.cost_us / 2,
+            )
+        )
+    return parts
+
+
+def _beside(stop: _Stop) -> set[int]:
+    """Return the identities of operations that can run beside the longest chain of a backward pass.
+
+    What follows from each takes less time than what follows from a later operation. Few of them
+    are not worth a thread.
+    """
+    if stop.node is None or stop.node.call.kind is not Kind.BACKWARD:
+        return set()
+    chosen: list[Operation] = []
+    paths: dict[int, float] = {}  # longest time from a value to the end, by value
+    needed: set[int] = set()
+    longest = 0.0
+    for item in reversed(stop.items):
+        if isinstance(item, Update):
+            needed |= set(item.values.values())
+            continue
+        made = [index for index in item.outputs if index is not None]
+        length = item.cost_us + max((paths.get(index, 0.0) for index in made), default=0.0)
+        if item.writes or not needed.isdisjoint(made) or length > 0.9 * longest:
+            needed |= set(item.reads())
+        else:
+            chosen.append(item)
+        longest = max(longest, length)
+        for index in item.reads():
+            paths[index] = max(paths.get(index, 0.0), length)
+    enough = sum(each.cost_us for each in chosen) >= _BESIDE_US
+    return {id(each) for each in chosen} if enough else set()
 
 
 def _is_enough(items: list[Operation | Update]) -> bool:
