@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import multiprocessing
@@ -524,6 +525,18 @@ def test_a_parameter_can_be_made_of_a_result() -> None:
         plain, *_ = [step(torch.ones(3, 4)) for _ in range(3)]
         with_parameter = True
         assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
+
+
+def test_functions_of_torch_are_restored_when_no_coexecution_exists() -> None:
+    optimizer = torch.optim.SGD(_network().parameters(), lr=0.1)
+    names = [(torch.optim.Optimizer, "zero_grad"), (torch.optim.SGD, "step"), (sys.modules["torch.optim.sgd"], "sgd")]
+    before = [vars(owner)[name] for owner, name in names]
+    step = coexecute(optimizer.step)
+    during = [vars(owner)[name] for owner, name in names]
+    assert all(one is not two for one, two in zip(before, during, strict=True))
+    del step
+    gc.collect()
+    assert [vars(owner)[name] for owner, name in names] == before
     assert "_make_subclass" not in vars(torch.Tensor)
 
 

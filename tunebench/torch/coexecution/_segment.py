@@ -246,7 +246,9 @@ class _Builder:
         shares = call.function in SHARING
 
         def concern(items: list[Operation | Update]) -> bool:
-            return any(needs & (self._touched(item) if shares else self._changed(item)) for item in items)
+            return not reads.isdisjoint(_defined(items)) or any(
+                needs & (self._touched(item) if shares else self._changed(item)) for item in items
+            )
 
         ready, left = self._split(pending)
         if concern(left):

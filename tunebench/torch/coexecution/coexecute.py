@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.errors import InputError
@@ -206,8 +207,10 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
     for module, name, function in optimizer_functions():
         yield module, name, function, _visible(function)
     for owner in optimizer_classes():
-        collect = vars(owner)["_init_group"]
-        yield owner, "_init_group", collect, _native(collect, makes_states=owner is not torch.optim.SGD)
+        if not getattr(owner.step, "hooked", False):  # as torch does for the first optimizer of the class
+            owner.step = torch.optim.Optimizer.profile_hook_step(owner.step)
+            owner.step.hooked = True
+        yield owner, "step", owner.step, _native(owner.step, makes_states=owner is not torch.optim.SGD)
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 
@@ -242,22 +245,39 @@ def _visible(function: Any) -> Any:
     return update
 
 
-def _native(collect: Any, *, makes_states: bool) -> Any:
-    """Return a method of an optimizer that collects tensors, without a call of the mode for each attribute.
+def _native(step: Any, *, makes_states: bool) -> Any:
+    """Return the step of an optimizer that reads attributes without a call of the mode for each.
+
+    Its function that updates parameters is still a call of the iteration.
 
     Args:
-        collect: The method; it only reads attributes, except that it makes the states that are missing.
-        makes_states: Whether it makes states.
+        step: The method.
+        makes_states: Whether its first call makes states of parameters.
     """
 
-    @functools.wraps(collect)
-    def collected(self: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        if _active() is None or (makes_states and not all(self.state.get(each) for each in group["params"])):
-            return collect(self, group, *args, **kwargs)
+    @functools.wraps(step)
+    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        runs_others = args or kwargs or any(map(len, _hooks(self)))
+        if _active() is None or runs_others or (makes_states and not _has_states(self)):
+            return step(self, *args, **kwargs)
         with torch._C.DisableTorchFunction():
-            return collect(self, group, *args, **kwargs)
+            return step(self)
 
-    return collected
+    return stepped
+
+
+def _hooks(optimizer: Any) -> tuple[Any, ...]:
+    return (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+
+
+def _has_states(optimizer: Any) -> bool:
+    state = optimizer.state
+    return all(state.get(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def _clearing(zero_grad: Any) -> Any:
