@@ -99,7 +99,7 @@ class Recorder:
         self.tensors: list[Any] = []
         self.given: dict[int, Tensor] = {}
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self.mode = _OperationMode(self)
+        self.mode: _OperationMode | None = _OperationMode(self)
         self._variables: dict[int, int] = {}
         self._values: dict[tuple[Any, ...], int] = {}
         self._geometry: list[tuple[Any, ...]] = []
@@ -145,6 +145,15 @@ class Recorder:
         call = self._begin(function, args, kwargs, found)
         if call is not None and self.problem is None:
             self._end(call, result, {}, args)
+
+    def release(self) -> None:
+        """Let go of tensors and of results that were only needed to check the path."""
+        self.given.clear()
+        self.saved.clear()
+        self.mode = None
+        for call in self.calls:
+            call.result = None
+            call.random_states.clear()
 
     def refuse(self, reason: str) -> None:
         """Note why the iteration can only run as in eager mode; the first reason counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,15 +95,22 @@ class UpdatePiece:
         update: The update.
         foreach: Whether it uses functions on lists of tensors.
         writes: First given variables of each memory that it writes.
+        operations: Its operations with the numbers that it had when it was recorded, if these alone decide them.
     """
 
     update: Update
     foreach: bool
     writes: tuple[int, ...]
+    operations: Piece | None
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
         call = self.update.call
+        if self.operations is not None and all(
+            numbers[index] == value for index, value in call.numbers.items()
+        ):
+            self.operations.run(values, numbers)
+            return
         known = self.update.values
 
         def leaf(pattern: Any) -> Any:
@@ -328,7 +335,14 @@ class _Builder:
             if isinstance(items, Update):
                 writes = {index for operation in items.call.operations for index in operation.writes}
                 foreach = self._foreach and _chooses_foreach(items.call)
-                parts.append(UpdatePiece(update=items, foreach=foreach, writes=self._given(writes)))
+                operations = items.call.operations
+                decided = self._scripts and not any(map(_reads_number, operations))
+                piece = self._piece(operations, set(), beside=False) if decided else None
+                parts.append(
+                    UpdatePiece(
+                        update=items, foreach=foreach, writes=self._given(writes), operations=piece
+                    )
+                )
                 continue
             needed = set(outputs)
             for later, _ in groups[position + 1 :]:
@@ -364,11 +378,11 @@ class _Builder:
 
         def finish() -> None:
             nonlocal waiting
-            if sum(each.cost_us for each in beside) < _LAUNCH_US:
+            if _cost_us(beside) < _LAUNCH_US:
                 group.extend(beside)
                 beside.clear()
             if group:
-                groups.append((list(group), not stop.waits and not chosen))
+                groups.append((list(group), not stop.waits and not chosen and _cost_us(group) >= _PIECE_US))
             if beside:
                 groups.append((list(beside), True))
             group.clear()
@@ -382,7 +396,7 @@ class _Builder:
             elif id(item) in chosen:
                 beside.append(item)
                 waiting |= self._touched(item)
-                if sum(each.cost_us for each in beside) >= _BESIDE_US:
+                if _cost_us(beside) >= _BESIDE_US:
                     finish()
             else:
                 if item.writes and waiting & self._changed(item):
@@ -420,6 +434,10 @@ class _Builder:
             touches=frozenset().union(*map(self._touched, operations)),
             beside=beside and self._scripts,
         )
+
+
+def _reads_number(operation: Operation) -> bool:
+    return "_local_scalar_dense" in operation.operator.name()
 
 
 def _parts(operation: Operation) -> list[Operation]:
@@ -471,7 +489,7 @@ def _beside(stop: _Stop) -> set[int]:
         longest = max(longest, length)
         for index in item.reads():
             paths[index] = max(paths.get(index, 0.0), length)
-    enough = sum(each.cost_us for each in chosen) >= _BESIDE_US
+    enough = _cost_us(chosen) >= _BESIDE_US
     return {id(each) for each in chosen} if enough else set()
 
 
@@ -479,7 +497,11 @@ def _is_enough(items: list[Operation | Update]) -> bool:
     """Return whether items are worth to begin while Python goes on; an update waits as long as it can."""
     if any(isinstance(item, Update) for item in items):
         return False
-    return sum(item.cost_us for item in items if isinstance(item, Operation)) >= _PIECE_US
+    return _cost_us(items) >= _PIECE_US
+
+
+def _cost_us(items: Iterable[Operation | Update]) -> float:
+    return sum(item.cost_us for item in items if isinstance(item, Operation))
 
 
 def _variables(call: Any) -> set[int]:

@@ -132,6 +132,7 @@ class Coexecution:
             reason = learn(self._tree, recorder)
             if reason is not None:
                 self._fallbacks[reason[1], reason[0]] += 1
+            recorder.release()
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
