@@ -527,6 +527,74 @@ def test_a_parameter_can_be_made_of_a_result() -> None:
         assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
 
 
+def test_a_loss_is_returned_with_its_spent_history() -> None:
+    def losses(wrap: Callable[[Any], Any]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(1)
+        network = _network()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = network(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = wrap(step)
+        with forced():
+            return [step(torch.ones(3, 4) * i) for i in range(5)], step
+
+    expected, _ = losses(lambda step: step)
+    found, step = losses(coexecute)
+    assert coexecute.report(step).coexecuted == 3
+    assert [repr(one) for one in found] == [repr(one) for one in expected]
+    messages = []
+    for loss in (expected[-1], found[-1]):
+        assert loss.requires_grad
+        assert not loss.is_leaf
+        with pytest.raises(RuntimeError, match="a second time") as raised:
+            loss.backward()
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_result_whose_history_can_be_used_runs_as_in_eager_mode() -> None:
+    network = _network()
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        return network(x).sum()  # type: ignore[no-any-return]
+
+    with forced():
+        results = [step(torch.ones(3, 4)) for _ in range(3)]
+    results[-1].backward()
+    assert all(each.grad is not None for each in network.parameters())
+    assert coexecute.report(step).coexecuted == 0
+
+
+def test_backward_passes_that_keep_the_graph_are_coexecuted() -> None:
+    def gradients(wrap: Callable[[Any], Any]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(1)
+        network = _network()
+
+        def step(x: Tensor) -> None:
+            network.zero_grad()
+            loss = network(x).square().sum()
+            loss.backward(retain_graph=True)
+            (loss * 0.5).backward()
+
+        step = wrap(step)
+        with forced():
+            for i in range(4):
+                step(torch.ones(3, 4) * i)
+        return [each.grad for each in network.parameters()], step
+
+    expected, _ = gradients(lambda step: step)
+    found, step = gradients(coexecute)
+    assert coexecute.report(step).coexecuted >= 2
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+
+
 def test_functions_of_torch_are_restored_when_no_coexecution_exists() -> None:
     optimizer = torch.optim.SGD(_network().parameters(), lr=0.1)
     names = [(torch.optim.Optimizer, "zero_grad"), (torch.optim.SGD, "step"), (sys.modules["torch.optim.sgd"], "sgd")]

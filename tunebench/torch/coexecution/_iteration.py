@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tunebench.torch.coexecution._call import Call, Constant, Structure, TensorSpec, Variable, replaced
+from tunebench.torch.coexecution._call import Call, Constant, Structure, Variable, replaced
 from tunebench.torch.coexecution._function import (
     ALWAYS,
     NATIVE,
@@ -23,8 +23,8 @@ from tunebench.torch.coexecution._function import (
     optimizer_functions,
 )
 from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
-from tunebench.torch.coexecution._path import Node, PathTree
-from tunebench.torch.coexecution._placeholder import placeholder
+from tunebench.torch.coexecution._path import End, Node, PathTree
+from tunebench.torch.coexecution._placeholder import placeholder, spent
 from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
@@ -412,13 +412,13 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._leave(str(reason))
             return
         with torch.no_grad():
-            self._hand_over(escaping, end.specs)
+            self._hand_over(escaping, end)
         for node in self.nodes:
             node.pool = _pooled(node, run)
 
-    def _hand_over(self, escaping: list[int], specs: list[TensorSpec]) -> None:
+    def _hand_over(self, escaping: list[int], end: End) -> None:
         """Turn placeholders into tensors, and write gradients."""
-        run = self.run
+        run, specs = self.run, end.specs
         promised: list[tuple[Tensor, int]] = []
         for leaf in self._gradients:
             tensor = run.objects[leaf]
@@ -429,7 +429,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 tensor.grad = None
         for index in escaping:
             if not specs[index].given:
-                run.redeem(index, run.values[specs[index].value].detach())
+                real = run.values[specs[index].value].detach()
+                run.redeem(index, spent(real, end.histories[index]) if index in end.histories else real)
         for tensor, index in promised:
             tensor.grad = run.objects[index] if index in escaping else run.values[specs[index].value].detach()
 

@@ -37,7 +37,8 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     nodes = tree.merge(recorder.calls, end)[1:]
     end = nodes[-1].end or end
     last = recorder.calls[-1].site
-    if any(end.specs[index].has_history for index in end.escaping):
+    end.histories |= _histories(recorder)
+    if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
         end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
     if end.refused is not None:
         return end.refused, last
@@ -75,6 +76,16 @@ def _escaping(recorder: Recorder) -> set[int]:
         for index, spec in enumerate(recorder.specs)
         if not spec.given and recorder.tensors[index]() is not None
     }
+
+
+def _histories(recorder: Recorder) -> dict[int, str]:
+    """Return the names of histories that are spent, of tensors that outlived the iteration."""
+    found = {}
+    for index, history in recorder.spent.items():
+        tensor = recorder.tensors[index]()
+        if tensor is not None and tensor.grad_fn is history:
+            found[index] = type(history).__name__
+    return found
 
 
 def _gradients(recorder: Recorder) -> dict[int, Variable]:

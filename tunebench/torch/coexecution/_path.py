@@ -39,6 +39,7 @@ class End:
         refused: Why it can only run as in eager mode.
         segment: What runs after the last point at which Python waits.
         numbers: Values of the numbers of its calls when it was recorded, by index.
+        histories: Names of the nodes of autograd of variables through which no backward pass goes any more.
     """
 
     gradients: dict[int, Variable]
@@ -50,6 +51,7 @@ class End:
     refused: str | None = None
     segment: Any = None
     numbers: dict[int, Any] = field(default_factory=dict)
+    histories: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)

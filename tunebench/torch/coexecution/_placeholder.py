@@ -7,6 +7,7 @@ Code that reaches the dispatcher or the memory otherwise, such as another thread
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tunebench.torch.coexecution._call import TensorSpec
 
-__all__ = ["become", "placeholder"]
+__all__ = ["become", "placeholder", "spent"]
 
 
 class _Placeholder(Tensor):  # type: ignore[misc]  # torch does not type it
@@ -53,3 +54,44 @@ def become(promised: Tensor, real: Tensor) -> None:
         torch._C._swap_tensor_impl(promised, real)
     except RuntimeError:  # others hold the tensor, such as autograd: promise a view of it instead
         torch._C._swap_tensor_impl(promised, real.view_as(real) if real.requires_grad else real.detach())
+
+
+def spent(real: Tensor, name: str) -> Tensor:
+    """Return a tensor with a history of autograd through which a backward pass has gone already.
+
+    Another backward pass raises the error of torch.
+
+    Args:
+        real: The values.
+        name: Name of the node of autograd, such as ``NllLossBackward0``.
+    """
+    with torch.enable_grad():
+        made: Tensor = _history(name).apply(real, torch.zeros((), requires_grad=True))
+    return made
+
+
+@functools.cache
+def _history(name: str) -> Any:
+    def forward(ctx: Any, real: Tensor, leaf: Tensor) -> Tensor:
+        return real.detach()
+
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(_second_pass_error())
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(name.removesuffix("0").removesuffix("Backward"), (torch.autograd.Function,), methods)
+    function._backward_cls.__name__ = name
+    return function
+
+
+@functools.cache
+def _second_pass_error() -> str:
+    """Return torch's message for a second backward pass."""
+    with torch.enable_grad():
+        root = torch.ones((), requires_grad=True).exp()
+    root.backward()  # type: ignore[no-untyped-call]
+    try:
+        root.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("torch went through a freed graph")

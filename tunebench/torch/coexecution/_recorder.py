@@ -89,6 +89,7 @@ class Recorder:
         problem: Why the iteration can only run as in eager mode, and where; None if it is understood.
         tensors: The tensor objects by variable, as far as they are alive.
         saved: Contents of given storages before the iteration wrote them.
+        spent: Histories, by variable, through which another backward pass raises an error at once.
     """
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class Recorder:
         self._site: tuple[str, ...] = ()
         self.replaying: tuple[str, ...] | None = None
         self._numbers = 0
+        self.spent: dict[int, Any] = {}
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -150,6 +152,7 @@ class Recorder:
         """Let go of tensors and of results that were only needed to check the path."""
         self.given.clear()
         self.saved.clear()
+        self.spent.clear()
         self.mode = None
         for call in self.calls:
             call.result = None
@@ -275,14 +278,20 @@ class Recorder:
         if call is None:
             return {}
         try:
-            if kwargs.get("create_graph") or kwargs.get("retain_graph") or len(args) > 2:
-                raise NotUnderstoodError("backward keeps its graph")
+            if kwargs.get("create_graph") or len(args) > 2:
+                raise NotUnderstoodError("backward makes a graph of its own")
             if torch.is_anomaly_enabled() or (
                 torch.distributed.is_available() and torch.distributed.is_initialized()
             ):
                 raise NotUnderstoodError("anomaly detection or collectives are active")
             roots = args[0] if isinstance(args[0], (tuple, list)) else [args[0]]
             leaves = self._leaves_of(roots)
+            if not kwargs.get("retain_graph"):
+                self.spent |= {
+                    index: root.grad_fn
+                    for root in roots
+                    if (index := self._known(root)) is not None and _raises_again(root.grad_fn)
+                }
         except NotUnderstoodError as error:
             self.refuse(str(error))
             return {}
@@ -632,6 +641,17 @@ class _OperationMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not
     ) -> Any:
         """Run an operation and record it."""
         return self._recorder.operation(func, args, kwargs or {})
+
+
+def _raises_again(node: Any) -> bool:
+    """Return whether a second backward pass from a node of autograd raises before it changes anything."""
+    while True:
+        if any(name.startswith("_raw_saved_") for name in dir(node)):
+            return True
+        following = [each for each, _ in node.next_functions if each is not None]
+        if len(following) != 1:
+            return False
+        (node,) = following
 
 
 def _check(tensor: Tensor) -> None:
