@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
 from tunebench.torch import coexecute
+from tunebench.torch.coexecution import _learning
 from tunebench.torch.coexecution._testing import forced
 
 ITERATIONS = 8
@@ -527,6 +528,24 @@ def test_a_parameter_can_be_made_of_a_result() -> None:
         assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
 
 
+def test_paths_that_were_not_taken_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_learning, "_PATHS", 2)
+
+    @coexecute
+    def step(x: Tensor, times: int) -> float:
+        for _ in range(times):
+            x = x * 2
+        return float(x.sum().item())
+
+    x = torch.ones(3)
+    with forced():
+        for times in (1, 2, 1, 3, 1, 2, 1, 1):
+            assert step(x, times) == 3 * 2**times
+            assert len(step._tree.paths) <= 2
+    report = coexecute.report(step)
+    assert (report.traced, report.diverged, report.coexecuted) == (1, 3, 4)
+
+
 def test_a_loss_is_returned_with_its_spent_history() -> None:
     def losses(wrap: Callable[[Any], Any]) -> tuple[list[Tensor], Any]:
         torch.manual_seed(1)
@@ -597,7 +616,11 @@ def test_backward_passes_that_keep_the_graph_are_coexecuted() -> None:
 
 def test_functions_of_torch_are_restored_when_no_coexecution_exists() -> None:
     optimizer = torch.optim.SGD(_network().parameters(), lr=0.1)
-    names = [(torch.optim.Optimizer, "zero_grad"), (torch.optim.SGD, "step"), (sys.modules["torch.optim.sgd"], "sgd")]
+    names = [
+        (torch.optim.Optimizer, "zero_grad"),
+        (torch.optim.SGD, "step"),
+        (sys.modules["torch.optim.sgd"], "sgd"),
+    ]
     before = [vars(owner)[name] for owner, name in names]
     step = coexecute(optimizer.step)
     during = [vars(owner)[name] for owner, name in names]

@@ -65,6 +65,7 @@ _UNKNOWN |= {
     getattr(Tensor, name).__set__ for name in ("data", "requires_grad", "_backward_hooks", "real", "imag")
 }
 
+
 def clear_gradients(*leaves: Tensor) -> None:
     """Set the attribute ``grad`` of leaves to None, as `torch.optim.Optimizer.zero_grad` does."""
     for leaf in leaves:

@@ -11,6 +11,9 @@ from tunebench.torch.coexecution._segment import build
 
 __all__ = ["learn"]
 
+_PATHS = 64
+"""Number of paths that are kept, those that were taken last."""
+
 _RUNNERS = (
     {"scripts": True, "foreach": True},
     {"scripts": True, "foreach": False},
@@ -33,9 +36,11 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         bases=recorder.bases(),
     )
     tree.size = max(tree.size, recorder.size)
+    tree.forget(_PATHS - 1)
     before = [(nodes, each) for nodes, each in tree.paths if each.ready]
     nodes = tree.merge(recorder.calls, end)[1:]
     end = nodes[-1].end or end
+    tree.use(end)
     last = recorder.calls[-1].site
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
@@ -43,10 +48,10 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     if end.refused is not None:
         return end.refused, last
     reason = _prepared(recorder, nodes, end)
-    for others, other in before:
-        if other is not end:
-            build(others, other)
     if reason is not None:
+        for others, other in before:  # calls that they share may have no segments now
+            if other is not end:
+                build(others, other)
         end.refused = reason
         return reason, last
     end.ready = True

@@ -40,6 +40,7 @@ class End:
         segment: What runs after the last point at which Python waits.
         numbers: Values of the numbers of its calls when it was recorded, by index.
         histories: Names of the nodes of autograd of variables through which no backward pass goes any more.
+        used: Number of the iteration that took the path last, among those that took a known or a new path.
     """
 
     gradients: dict[int, Variable]
@@ -52,6 +53,7 @@ class End:
     segment: Any = None
     numbers: dict[int, Any] = field(default_factory=dict)
     histories: dict[int, str] = field(default_factory=dict)
+    used: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +124,25 @@ class PathTree:
         self.root = Node(call=Call(function=None, kind=Kind.UNKNOWN, args=(), kwargs=(), site="", state=()))
         self.size = 0
         self.paths: list[tuple[list[Node], End]] = []
+        self._uses = 0
+
+    def use(self, end: End) -> None:
+        """Note that an iteration took a path."""
+        self._uses += 1
+        end.used = self._uses
+
+    def forget(self, limit: int) -> None:
+        """Forget the paths that were not taken for the longest time, all but `limit`."""
+        while len(self.paths) > limit:
+            path = min(self.paths, key=lambda path: path[1].used)
+            self.paths.remove(path)
+            nodes = [self.root, *path[0]]
+            nodes[-1].end = None
+            while len(nodes) > 1 and not nodes[-1].following and nodes[-1].end is None:
+                node = nodes.pop()
+                nodes[-1].following.remove(node)
+                if node in nodes[-1].choices:
+                    nodes[-1].choices.remove(node)
 
     def merge(self, calls: Sequence[Call], end: End) -> list[Node]:
         """Merge the calls of an iteration, and return the nodes of its path.

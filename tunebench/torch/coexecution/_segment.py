@@ -243,9 +243,7 @@ class _Builder:
                 stops.append(_Stop(node, ready, call.waits, reads=set(call.checked)))
         return [*stops, _Stop(None, pending, waits=True)]
 
-    def _fetch(
-        self, node: Node, pending: list[Operation | Update]
-    ) -> tuple[_Stop, list[Operation | Update]]:
+    def _fetch(self, node: Node, pending: list[Operation | Update]) -> tuple[_Stop, list[Operation | Update]]:
         """Return the stop of a call that reads values, which begins only what it needs, and what is left."""
         call = node.call
         reads = {self._values[index] for index in _variables(call)}
@@ -339,9 +337,7 @@ class _Builder:
                 decided = self._scripts and not any(map(_reads_number, operations))
                 piece = self._piece(operations, set(), beside=False) if decided else None
                 parts.append(
-                    UpdatePiece(
-                        update=items, foreach=foreach, writes=self._given(writes), operations=piece
-                    )
+                    UpdatePiece(update=items, foreach=foreach, writes=self._given(writes), operations=piece)
                 )
                 continue
             needed = set(outputs)

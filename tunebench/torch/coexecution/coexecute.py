@@ -127,6 +127,8 @@ class Coexecution:
             runs[1] += segment_s
         if outcome.divergence is not None:
             self._divergences[outcome.divergence] += 1
+        if recorder is None and outcome.path and outcome.path[-1].end is not None:
+            self._tree.use(outcome.path[-1].end)
         if recorder is not None:
             self.graph.add(recorder.trace)
             reason = learn(self._tree, recorder)
@@ -290,7 +292,9 @@ def _clearing(zero_grad: Any) -> Any:
         if iteration is None or not set_to_none:
             return zero_grad(self, set_to_none)
         with torch._C.DisableTorchFunction():
-            leaves = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+            leaves = [
+                each for group in self.param_groups for each in group["params"] if each.grad is not None
+            ]
             iteration.clear_gradients(leaves)
         return None
 
