@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tunebench.torch.coexecution._building import build
 from tunebench.torch.coexecution._call import Variable
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
-from tunebench.torch.coexecution._segment import build
 
 __all__ = ["learn"]
 

@@ -48,8 +48,8 @@ _SAFE = _names(
     _reshape_alias log_sigmoid_forward log_sigmoid_backward _foreach_norm _foreach_mul_ _foreach_add_
     _foreach_clamp_max_ bernoulli_ normal_ uniform_ rand randn rand_like randn_like
     _weight_norm_interface _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl sort topk eye
-    linspace tril_indices triu_indices split split_with_sizes unsafe_split unsafe_split_with_sizes unsafe_chunk
-    slice_scatter select_scatter"""
+    linspace tril_indices triu_indices split split_with_sizes unsafe_split unsafe_split_with_sizes
+    unsafe_chunk slice_scatter select_scatter"""
 )
 """Operators that raise only for sizes and types."""
 
@@ -132,5 +132,5 @@ def cost_us(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         return 0.5
     size = sum(each.nbytes for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor))
     count = flop_registry.get(operator.overloadpacket)
-    flops = count(*args, **kwargs, out_val=result) if count is not None else 0
-    return _CALL_US + max(size / _BYTES_PER_US, flops / _FLOPS_PER_US)
+    flops: float = count(*args, **kwargs, out_val=result) if count is not None else 0
+    return _CALL_US + float(max(size / _BYTES_PER_US, flops / _FLOPS_PER_US))

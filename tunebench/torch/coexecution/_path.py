@@ -14,7 +14,6 @@ from tunebench.torch.coexecution._call import (
     Operation,
     Structure,
     TensorSpec,
-    Value,
     Variable,
     flat,
     replaced,

@@ -89,9 +89,9 @@ def _second_pass_error() -> str:
     """Return torch's message for a second backward pass."""
     with torch.enable_grad():
         root = torch.ones((), requires_grad=True).exp()
-    root.backward()  # type: ignore[no-untyped-call]
+    root.backward()
     try:
-        root.backward()  # type: ignore[no-untyped-call]
+        root.backward()
     except RuntimeError as error:
         return str(error)
     raise AssertionError("torch went through a freed graph")

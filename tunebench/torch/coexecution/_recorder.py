@@ -100,7 +100,7 @@ class Recorder:
         self.tensors: list[Any] = []
         self.given: dict[int, Tensor] = {}
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self.mode: _OperationMode | None = _OperationMode(self)
+        self.mode: TorchDispatchMode = _OperationMode(self)
         self._variables: dict[int, int] = {}
         self._values: dict[tuple[Any, ...], int] = {}
         self._geometry: list[tuple[Any, ...]] = []
@@ -153,7 +153,7 @@ class Recorder:
         self.given.clear()
         self.saved.clear()
         self.spent.clear()
-        self.mode = None
+        del self.mode  # which refers to the recorder
         for call in self.calls:
             call.result = None
             call.random_states.clear()
