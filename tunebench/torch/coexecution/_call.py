@@ -12,6 +12,7 @@ from torch import Tensor
 from tunebench.torch.coexecution._function import Kind
 
 __all__ = [
+    "Bound",
     "Call",
     "Constant",
     "Number",
@@ -129,6 +130,33 @@ class Operation:
                 yield leaf.index
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A given tensor of indices that must be in range.
+
+    Attributes:
+        value: Index of its value.
+        stop: The smallest index that is too large.
+        ignored: An index that is allowed nevertheless, or None.
+    """
+
+    value: int
+    stop: int
+    ignored: int | None
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether all indices are in range; neither does the tensor change nor autograd see it."""
+        if tensor.dtype not in (torch.int64, torch.int32):
+            return False
+        if not tensor.numel():
+            return True
+        low, high = torch.aminmax(tensor.detach())
+        if low >= 0 and high < self.stop:
+            return True
+        inside = (tensor >= 0) & (tensor < self.stop)
+        return self.ignored is not None and bool((inside | (tensor == self.ignored)).all())
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A call of a function of torch by the program.
@@ -149,6 +177,7 @@ class Call:
         accumulated: Leaves that had a gradient before the call, and what it was.
         waits: Whether Python may go on only after its operations have run.
         checked: Values whose sizes depend on data.
+        bounds: Indices that must be in range, or an operation raises an error.
         result: For a fetch, what it returned.
         random_states: State of the random number generator before each random operation.
     """
@@ -168,6 +197,7 @@ class Call:
     accumulated: tuple[tuple[int, Variable], ...] = ()
     waits: bool = False
     checked: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    bounds: tuple[Bound, ...] = ()
     result: Any = None
     random_states: list[Tensor] = field(default_factory=list)
 
@@ -185,6 +215,7 @@ class Call:
             and self.accumulated == other.accumulated
             and self.waits == other.waits
             and self.checked == other.checked
+            and self.bounds == other.bounds
             and self.numbers.keys() == other.numbers.keys()
             and len(self.operations) == len(other.operations)
             and all(

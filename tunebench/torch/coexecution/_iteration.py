@@ -224,6 +224,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         if node.host:
             self._random[len(self.nodes)] = torch.default_generator.get_state()
             run.draw(node)
+        if not all(bound.holds(run.values[bound.value]) for bound in call.bounds):
+            raise Diverged("indices out of range")
         if node.segment is not None:
             self._run(node.segment)
         if call.waits:

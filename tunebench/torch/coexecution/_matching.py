@@ -44,7 +44,12 @@ def follower(node: Node) -> Callable[..., Any]:
         writer.check("not holds_tensor((args, kwargs))")
     else:
         writer.arguments()
-    if node.host or node.segment is not None or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER):
+    if (
+        node.host
+        or call.bounds
+        or node.segment is not None
+        or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER)
+    ):
         writer.lines.append("    return iteration.take(node, args, kwargs)")
     else:
         writer.promise()

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
     from tunebench.torch.coexecution._call import Operation
 
-__all__ = ["allocates", "cost_us", "depends_on_data", "is_random", "may_raise", "scales", "written"]
+__all__ = [
+    "allocates",
+    "cost_us",
+    "depends_on_data",
+    "indices",
+    "is_random",
+    "may_raise",
+    "scales",
+    "written",
+]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -49,7 +58,7 @@ _SAFE = _names(
     _foreach_clamp_max_ bernoulli_ normal_ uniform_ rand randn rand_like randn_like
     _weight_norm_interface _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl sort topk eye
     linspace tril_indices triu_indices split split_with_sizes unsafe_split unsafe_split_with_sizes
-    unsafe_chunk slice_scatter select_scatter"""
+    unsafe_chunk _safe_softmax binary_cross_entropy_with_logits slice_scatter select_scatter"""
 )
 """Operators that raise only for sizes and types."""
 
@@ -106,6 +115,21 @@ def depends_on_data(operation: Operation, reads: Sequence[torch.dtype]) -> bool:
     return _base(operation.operator) == "index" and any(
         dtype in (torch.bool, torch.uint8) for dtype in reads[1:]
     )
+
+
+def indices(operation: Operation) -> tuple[int, int, int | None] | None:
+    """Return what an operation that raises for some indices needs: see `Bound`. None for other operations.
+
+    Returns:
+        Index of the value that holds the indices, index of the value whose axis they choose from, and the
+        index that counts for nothing.
+    """
+    name = _base(operation.operator)
+    if name == "embedding":
+        return operation.args[1].index, operation.args[0].index, None
+    if name in ("nll_loss_forward", "nll_loss2d_forward"):
+        return operation.args[1].index, operation.args[0].index, operation.args[4].value
+    return None
 
 
 def may_raise(operation: Operation, dtypes: Sequence[torch.dtype]) -> bool:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tunebench.torch.coexecution._call import (
+    Bound,
     Call,
     Constant,
     Number,
@@ -31,6 +32,7 @@ from tunebench.torch.coexecution._operator import (
     allocates,
     cost_us,
     depends_on_data,
+    indices,
     is_random,
     may_raise,
     scales,
@@ -216,7 +218,11 @@ class Recorder:
             if call.kind is Kind.COMPUTE:
                 dtypes = [self._geometry[index][4] for index in operation.outputs if index is not None]
                 reads = [self._geometry[index][4] for index in operation.reads()]
-                call.waits |= may_raise(operation, dtypes)
+                bound = self._bound(operation)
+                if bound is not None:
+                    call.bounds += (bound,)
+                else:
+                    call.waits |= may_raise(operation, dtypes)
                 if depends_on_data(operation, reads):
                     call.waits = True
                     for index in operation.outputs:
@@ -226,6 +232,22 @@ class Recorder:
             if reads_number and call.kind not in (Kind.FETCH, Kind.OPTIMIZER):
                 raise NotUnderstoodError(f"{_name(call.function)} decides by a value of a tensor")
         self._abstract_number(call)
+
+    def _bound(self, operation: Operation) -> Bound | None:
+        """Return what Python's thread can check before an operation, so that it need not wait for errors."""
+        found = indices(operation)
+        if found is None:
+            return None
+        held, chosen, ignored = found
+        storage = self._geometry[held][0]
+        root = self._storages[storage][1]
+        if root < 0 or storage in self.saved or storage in self._shared:
+            return None  # the indices are a result, or are written
+        shape = self._geometry[chosen][1]
+        axis = 1 if ignored is not None and len(shape) > 1 else 0
+        bound = Bound(self.specs[root].value, shape[axis], ignored)
+        with _disable_current_modes():
+            return bound if bound.holds(self.given[root]) else None
 
     def _fetched(self, call: Call, result: Any) -> None:
         if _has_tensor(result):
