@@ -112,7 +112,7 @@ class _Builder:
                 continue
             items = self._items(node)
             pending = [*pending, *items]
-            if call.waits or call.kind is Kind.BACKWARD or _is_enough(pending):
+            if call.waits or call.kind is Kind.BACKWARD or _is_enough(pending, first=not stops):
                 ready, pending = self._split(pending)
                 stops.append(_Stop(node, ready, call.waits, reads=set(call.checked)))
         return [*stops, _Stop(None, pending, waits=True)]
@@ -166,7 +166,7 @@ class _Builder:
         return [
             part
             for each in call.operations
-            if id(each) not in host and each.operator.namespace == "aten"
+            if id(each) not in host and each.operator.namespace == "aten" and not _is_identity(each)
             for part in _parts(each)
         ]
 
@@ -248,13 +248,10 @@ class _Builder:
 
         def finish() -> None:
             nonlocal waiting
-            if _cost_us(beside) < _LAUNCH_US:
-                group.extend(beside)
-                beside.clear()
             if group:
-                groups.append((list(group), not stop.waits and not chosen and _cost_us(group) >= _PIECE_US))
+                groups.append((list(group), not stop.waits and not chosen and _cost_us(group) >= 2 * _LAUNCH_US))
             if beside:
-                groups.append((list(beside), True))
+                groups.append((list(beside), _cost_us(beside) >= _LAUNCH_US))
             group.clear()
             beside.clear()
             waiting = frozenset()
@@ -304,6 +301,13 @@ class _Builder:
             touches=frozenset().union(*map(self._touched, operations)),
             beside=beside and self._scripts,
         )
+
+
+def _is_identity(operation: Operation) -> bool:
+    """Return whether an operation returns its argument, seen from below autograd."""
+    return operation.operator is torch.ops.aten.detach.default and operation.outputs == (
+        operation.args[0].index,
+    )
 
 
 def _reads_number(operation: Operation) -> bool:
@@ -363,11 +367,14 @@ def _beside(stop: _Stop) -> set[int]:
     return {id(each) for each in chosen} if enough else set()
 
 
-def _is_enough(items: list[Operation | Update]) -> bool:
-    """Return whether items are worth to begin while Python goes on; an update waits as long as it can."""
+def _is_enough(items: list[Operation | Update], *, first: bool) -> bool:
+    """Return whether items are worth to begin while Python goes on; an update waits as long as it can.
+
+    The first ones of an iteration are, if they take longer than to begin them: nothing else runs yet.
+    """
     if any(isinstance(item, Update) for item in items):
         return False
-    return _cost_us(items) >= _PIECE_US
+    return _cost_us(items) >= (2 * _LAUNCH_US if first else _PIECE_US)
 
 
 def _cost_us(items: Iterable[Operation | Update]) -> float:
