@@ -249,7 +249,9 @@ class _Builder:
         def finish() -> None:
             nonlocal waiting
             if group:
-                groups.append((list(group), not stop.waits and not chosen and _cost_us(group) >= 2 * _LAUNCH_US))
+                groups.append(
+                    (list(group), not stop.waits and not chosen and _cost_us(group) >= 2 * _LAUNCH_US)
+                )
             if beside:
                 groups.append((list(beside), _cost_us(beside) >= _LAUNCH_US))
             group.clear()
@@ -368,12 +370,10 @@ def _beside(stop: _Stop) -> set[int]:
 
 
 def _is_enough(items: list[Operation | Update], *, first: bool) -> bool:
-    """Return whether items are worth to begin while Python goes on; an update waits as long as it can.
+    """Return whether operations are worth to begin while Python goes on.
 
     The first ones of an iteration are, if they take longer than to begin them: nothing else runs yet.
     """
-    if any(isinstance(item, Update) for item in items):
-        return False
     return _cost_us(items) >= (2 * _LAUNCH_US if first else _PIECE_US)
 
 
