@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
 from tunebench.torch import coexecute
-from tunebench.torch.coexecution import _learning
+from tunebench.torch.coexecution import _learning, _runner
+from tunebench.torch.coexecution._policy import Policy
+from tunebench.torch.coexecution._runner import GraphRunner
 from tunebench.torch.coexecution._testing import forced
 
 ITERATIONS = 8
@@ -526,6 +528,90 @@ def test_a_parameter_can_be_made_of_a_result() -> None:
         plain, *_ = [step(torch.ones(3, 4)) for _ in range(3)]
         with_parameter = True
         assert step(torch.ones(3, 4)) == pytest.approx(2 * plain)
+
+
+@pytest.mark.parametrize("wrong", [7, -1])
+def test_an_index_out_of_range_raises_where_eager_mode_does(wrong: int) -> None:
+    def outcome(wrap: Callable[[Any], Any]) -> tuple[list[str], list[Tensor], Any]:
+        torch.manual_seed(1)
+        network = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        seen: list[str] = []
+
+        def step(tokens: Tensor, labels: Tensor) -> None:
+            optimizer.zero_grad()
+            scores = network(tokens)
+            seen.append("scores")
+            functional.cross_entropy(scores, labels).backward()
+            seen.append("gradients")
+            optimizer.step()
+
+        step = wrap(step)
+        labels = torch.tensor([0, 2, -100])
+        with forced():
+            for tokens in ([1, 2, 3], [3, 2, 1], [0, 6, 6], [0, wrong, 1], [4, 4, 4]):
+                try:
+                    step(torch.tensor(tokens), labels)
+                except IndexError as error:
+                    seen.append(str(error))
+            with pytest.raises(IndexError, match="out of bounds"):
+                step(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
+        return seen, [each.detach() for each in network.parameters()], step
+
+    seen, expected, _ = outcome(lambda step: step)
+    found, parameters, step = outcome(coexecute)
+    assert found == seen
+    assert all(torch.equal(one, two) for one, two in zip(expected, parameters, strict=True))
+    assert coexecute.report(step).coexecuted >= 2
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_gradients_of_weights_beside_the_backward_pass_are_those_of_eager_mode(
+    threaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    begin = GraphRunner.start
+
+    def start(self: GraphRunner, *args: Any) -> None:
+        started.append(args)
+        begin(self, *args)
+
+    monkeypatch.setattr(Policy, "threaded", lambda self: threaded)
+    monkeypatch.setattr(GraphRunner, "start", start)
+
+    def trained(wrap: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(1)
+        network = nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3),
+            nn.Flatten(),
+            nn.Linear(1152, 5),
+        )
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = network(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = wrap(step)
+        with forced():
+            losses = [step(torch.randn(16, 3, 16, 16)) for _ in range(8)]
+        return [*losses, *network.state_dict().values()]
+
+    expected, found = trained(lambda step: step), trained(coexecute)
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+    assert bool(started) is threaded
+
+
+def test_a_forked_process_uses_no_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _runner.is_usable() == (torch.get_num_threads() == _runner._PROCESS["threads"])
+    monkeypatch.setitem(_runner._PROCESS, "process", -1)
+    assert not _runner.is_usable()
 
 
 def test_paths_that_were_not_taken_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
