@@ -201,7 +201,7 @@ def command(options: TuneOptions) -> None:
     _check(options)
     text = options.workload or ""
     sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
-    if text and not sizes:
+    if text and not sizes and not options.variant_file:  # which may bring the operator
         parse(text)  # an invalid workload is reported before anything about devices
     local = None if options.cluster is not None else _local_device(options)
     devices = [local] if local is not None else _cluster_devices(options)
