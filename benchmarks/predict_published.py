@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         row: The row (see `published_rows`).
         data: The whole file, for sizes of models.
     """
-    device, gpus = devices.find(row["device"]), row["gpus"]
+    device = replace(devices.find(row["device"]), power_limit_w=row.get("power_limit_w"))
+    gpus = row["gpus"]
     tensor, pipeline, context = row.get("t", 1), row.get("p", 1), row.get("c", 1)
     copies = gpus // (tensor * pipeline * context)
     megatron = row["stack"] == "megatron"

@@ -65,9 +65,12 @@ class Device:
         registers_per_sm: 32-bit registers per SM.
         partitions: Partitions of an SM: a warp uses the units of its own partition only.
         power_limit_w: Power limit in force, if known; times under different limits are not comparable.
+            Predicted networks take `tdp_w` if it is unknown.
         boost_clock_mhz: Clock of the datasheet's peaks, if `max_clock_mhz` is higher; predicted times use it.
         tdp_w: Thermal design power, from the datasheet.
         process_nm: Name of the foundry's process, in nm.
+        mma_pj_per_ghz2: Energy of a 16-bit tensor-core FLOP on random numbers, in pJ, over the square of the
+            clock in GHz (voltage rises with the clock); None if unknown (see `forecast.library.power`).
         assumed: Whether rates, and with them optimality gaps, are assumed (a virtual machine hides its
             clock).
     """
@@ -103,13 +106,14 @@ class Device:
     boost_clock_mhz: float | None = None
     tdp_w: float | None = None
     process_nm: float | None = None
+    mma_pj_per_ghz2: float | None = None
     assumed: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
-        for name in ("boost_clock_mhz", "tdp_w", "process_nm"):
+        for name in ("boost_clock_mhz", "tdp_w", "process_nm", "power_limit_w", "mma_pj_per_ghz2"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
 

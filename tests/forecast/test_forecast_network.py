@@ -51,9 +51,11 @@ def test_items_of_a_network_without_sequences_are_images() -> None:
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Workload] = []
 
-    def recorded(workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None) -> Predictions:
+    def recorded(
+        workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None, sustained: bool
+    ) -> Predictions:
         asked.extend(given := tuple(workloads))
-        return predict_all(given, on, model=model)
+        return predict_all(given, on, model=model, sustained=sustained)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
     found = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))

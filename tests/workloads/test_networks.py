@@ -291,6 +291,24 @@ def test_gradients_are_added_up_only_if_asked() -> None:
     assert added == [0, pytest.approx(3 * 4 * model.parameters(), rel=1e-2)]
 
 
+def test_sharded_parameters_are_copied_in_both_passes_and_gradients_once() -> None:
+    model = network("gpt2")
+    run = NetworkRun(seq=64, mode="train", dtype="bf16", wide_gradients=True, sharded_parameters=True)
+    moved = {
+        (each.part, each.phase): each.count * each.workload.traffic().total_bytes
+        for each in model.operations(run)
+        if each.part.startswith("sharded")
+    }
+    each_pass = pytest.approx(4 * model.parameters(), rel=1e-2)
+    assert moved == {
+        ("sharded parameters", "forward"): each_pass,
+        ("sharded parameters", "backward"): each_pass,
+        ("sharded gradients", "backward"): pytest.approx(6 * model.parameters(), rel=1e-2),
+    }
+    inside = dataclasses.replace(run, mode="infer")
+    assert {each.phase for each in model.operations(inside) if each.part.startswith("sharded")} == {"forward"}
+
+
 def test_inference_has_neither_gradients_nor_a_loss() -> None:
     operations = network("switch-base-8").operations(NetworkRun(batch=2, seq=128))
     assert {each.phase for each in operations} == {"forward"}

@@ -70,6 +70,16 @@ No gradient was measured, so its kernels are predicted at the rate of forward on
 better parallelism and work partitioning", 2023, section 4.1.
 """
 
+FLASH_3_GENERATION, FLASH_3_SPEEDUP = 9, {False: 1.75, True: 1.62}
+"""Compute capability of the GPUs whose attention was measured with FlashAttention-3, and its speedup over
+FlashAttention-2, by whether a gradient is computed: the middle of 1.5 to 2.0 and of 1.5 to 1.75.
+
+PyTorch's `scaled_dot_product_attention` chooses FlashAttention-2 on Hopper, and so do programs that call the
+package `flash_attn`. Training shapes take 1.7 to 2.3 times as long as with cuDNN there. Sources: Shah et al.,
+"FlashAttention-3: fast and accurate attention with asynchrony and low-precision", 2024, abstract and section
+4.1; pytorch/torchtitan, pull request 1196; huggingface/transformers, pull request 48163.
+"""
+
 ERROR_CORRELATION = 0.5
 """Correlation between the errors of two operations.
 
@@ -85,13 +95,13 @@ differ from measured networks by at most 6.4 % (`python -m benchmarks.predict_mo
 """
 
 
-PROGRAM_ERROR = 0.39
+PROGRAM_ERROR = 0.24
 """Additional time of 16-bit training programs in eager or compiled PyTorch, at the upper end of the 90 %
 interval and relative to the listed kernels.
 
-Casts, hooks, copies of sharded parameters and older kernels are not listed, and programs differ in them. It
-is the 90 % quantile over published steps of three models, MPT-1B, 7B and 30B with FSDP on A100 and H100. On
-22 steps of other models, 82 % are in the interval. Source: `python -m benchmarks.predict_published`.
+Casts, hooks and older kernels are not listed, and programs differ in them. It is the 90 % quantile over
+published steps of three models, MPT-1B, 7B and 30B with FSDP on A100 and H100. On 22 steps of other models,
+95 % are in the interval. Source: `python -m benchmarks.predict_published`.
 """
 
 
@@ -277,7 +287,9 @@ def predict_network(
         InputError: if the network or the device does not support this run.
     """
     require_fp8(device, run.fp8)
-    times = predict_operations(network.operations(run), device, model=model)
+    times = predict_operations(
+        network.operations(run), device, model=model, torch_attention=run.stack != "megatron"
+    )
     busy = sum(each.time_us for each in times)
     if host_us_per_launch is None:
         host_us_per_launch = host_us(run)
@@ -319,7 +331,12 @@ def require_fp8(device: Device, fp8: str) -> None:
 
 
 def predict_operations(
-    operations: Sequence[Operation], device: Device, *, model: ForecastModel | None = None
+    operations: Sequence[Operation],
+    device: Device,
+    *,
+    model: ForecastModel | None = None,
+    sustained: bool = True,
+    torch_attention: bool = False,
 ) -> tuple[OperationTime, ...]:
     """Predict operations that run one after the other without a gap. Equal workloads are predicted once.
 
@@ -327,23 +344,33 @@ def predict_operations(
         operations: Operations of a network or of a part of it.
         device: The device.
         model: Model of the library kernels; None for the bundled one.
+        sustained: Whether the clock is that of the power limit (see `forecast.library.power`), instead of
+            that of a short measurement.
+        torch_attention: Whether PyTorch's `scaled_dot_product_attention` computes attention.
     """
     problems = tuple(dict.fromkeys(each.workload for each in operations))
-    alone = dict(zip(problems, predict_all(problems, device, model=model), strict=True))
+    found = predict_all(problems, device, model=model, sustained=sustained)
+    alone = dict(zip(problems, found, strict=True))
+    older = torch_attention and device.compute_capability[0] == FLASH_3_GENERATION
     return tuple(
         OperationTime(
-            operation=each, alone=alone[each.workload], each_us=_each_us(each, alone[each.workload])
+            operation=each,
+            alone=alone[each.workload],
+            each_us=_each_us(each, alone[each.workload], older=older),
         )
         for each in operations
     )
 
 
-def _each_us(operation: Operation, alone: Prediction) -> float:
-    """Return the time of one execution in a network."""
+def _each_us(operation: Operation, alone: Prediction, *, older: bool) -> float:
+    """Return the time of one execution in a network, with FlashAttention-2 instead of 3 if `older`."""
     work = operation.workload
-    dispatch_us = DISPATCH_US[_is_product(work)] if operation.alone else 0.0
-    differentiated = isinstance(work, Attention) and work.direction == "backward"
-    return alone.time_us * (BACKWARD_ATTENTION if differentiated else 1.0) + dispatch_us
+    us = alone.time_us + (DISPATCH_US[_is_product(work)] if operation.alone else 0.0)
+    if not isinstance(work, Attention):
+        return us
+    if older and work.seq_q > 1 and work.dtype != "f32":
+        us *= FLASH_3_SPEEDUP[work.direction == "backward"]
+    return us * (BACKWARD_ATTENTION if work.direction == "backward" else 1.0)
 
 
 def _is_product(work: Workload) -> bool:

@@ -185,7 +185,7 @@ class Prices:
         workload = parse(text)
         if self.device.kind == "gpu":
             operation = Operation(workload=workload, part="")
-            return float(predict_operations([operation], self.device)[0].each_us), False
+            return float(predict_operations([operation], self.device, sustained=False)[0].each_us), False
         best = self._forecaster.best(workload)
         return (best.us if best else self.copy_us(workload.traffic().total_bytes)), False
 

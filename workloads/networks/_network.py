@@ -144,6 +144,8 @@ class NetworkRun:
         fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
             Engine or a compiler; everything else is in `dtype`. Needs 16 bits, and another stack than eager.
         shards: Devices that divide the update of the parameters.
+        sharded_parameters: Whether devices divide the parameters (FSDP), so that each pass copies gathered
+            parameters into the tensors of a layer, and its gradients into a buffer to be divided again.
         wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
@@ -174,6 +176,7 @@ class NetworkRun:
     context: int = 1
     fp8: Fp8 = "none"
     shards: int = 1
+    sharded_parameters: bool = False
     wide_gradients: bool = False
     recompute_layers: int | None = None
     cuda_graphs: bool = False

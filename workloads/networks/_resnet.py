@@ -158,6 +158,7 @@ class ResNet(Network):
         if last == self.layers:
             self._add_head(tape)
         parameters = self.parameters(layers=(first, last))
+        tape.sharded(parameters)
         tape.accumulated(parameters, 3 * len(held))
         tape.updated(-(-parameters // run.shards))
         return merged(tape.operations)

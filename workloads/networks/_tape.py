@@ -375,6 +375,21 @@ class Tape:
         once = Operation(workload=work, part="gradients", phase="backward")
         self.extend([once], kernels)
 
+    def sharded(self, parameters: int) -> None:
+        """Add the copies of gathered parameters in both passes, and of gradients before they are divided.
+
+        Source: pytorch, `torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py` (`split_with_sizes_copy`,
+        `chunk_cat`).
+        """
+        if not self.run.sharded_parameters:
+            return
+        size = itemsize(self.run.dtype)
+        self.moved("sharded parameters", 2 * size * parameters)
+        if self.run.trains:
+            self.moved("sharded parameters", 2 * size * parameters, "backward")
+            gradient = size + itemsize(self.run.gradient_dtype)
+            self.moved("sharded gradients", gradient * parameters, "backward")
+
     def updated(self, parameters: int) -> None:
         """Add the optimizer's update of all parameters, as kernels over many tensors at a time."""
         rows = max(1, round(parameters / ROW))

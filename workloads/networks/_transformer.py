@@ -294,6 +294,7 @@ class Transformer(Network):
             self._head(tape)
         others, routed = self.held_parameters(run, (first, last))
         tensors = sum(self._layer_tensors(index, run) for index in range(first, last))
+        tape.sharded(others + routed)
         tape.accumulated(others + routed, tensors)
         tape.updated(share(others, run.shards) + share(routed, run.expert_shards))
         add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)) + routed)

@@ -38,6 +38,15 @@ def test_file_has_the_same_fields_and_links_as_tables(tmp_path: Path) -> None:
     assert found.with_faster_links(2).links.between.gb_s == 100
 
 
+def test_power_limit_is_that_of_each_device(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('product = "h100-sxm"\ndevices_per_node = 8\npower_limit_w = 500\n')
+    for found in (TrainingCluster.of(str(path)), TrainingCluster.parse("8 x h100-sxm, 500 W")):
+        assert found.device.power_limit_w == 500
+        assert found.name.startswith("8 x h100-sxm at 500 W, 8 a node")
+    assert TrainingCluster.parse("8 x h100-sxm").device.power_limit_w is None
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -67,6 +76,7 @@ def test_unknown_names_list_valid_ones() -> None:
         ("nodes = 1", "product is missing"),
         ('product = "l4"\nnode = 2', "unknown key node"),
         ('product = "l4"\nnodes = 0', "nodes must be"),
+        ('product = "l4"\npower_limit_w = 0', "power_limit_w must be a power"),
         ('product = "l4"\ninside = {speed = 2}', "inside"),
         ("product =", "cluster file"),
     ],

@@ -15,6 +15,7 @@ Source: Shepard, "A two-dimensional interpolation function for irregularly-space
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -178,6 +179,12 @@ class Blend:
     nearest: str
     near: bool
 
+    def longer(self, times: Array) -> Blend:
+        """Return times and intervals multiplied by a factor of each row."""
+        return dataclasses.replace(
+            self, us=self.us * times, low_us=self.low_us * times, high_us=self.high_us * times
+        )
+
 
 def _weights(here: Array, places: Array, skill: Skill) -> Array:
     """Return the weight of each expert for a device; they add up to 1.
@@ -262,6 +269,13 @@ class ForecastModel:
             nearest=experts[nearest].device,
             near=share < 1,
         )
+
+    def weights(self, skill: Skill, device: Device, arithmetic: Arithmetic) -> dict[str, float]:
+        """Return the weight of each measured device in predictions of one kind for a device."""
+        experts = self.experts.get(skill, ())
+        places = np.array([expert.coordinates for expert in experts]).reshape(len(experts), -1)
+        weights = _weights(np.array(coordinates(device, arithmetic)), places, skill) if experts else ()
+        return {expert.device: float(weight) for expert, weight in zip(experts, weights, strict=True)}
 
     def without(self, device: str) -> ForecastModel:
         """Return the model without one device, to evaluate it on that device; intervals are unchanged."""

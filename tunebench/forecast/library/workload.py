@@ -13,7 +13,13 @@ from tunebench.dtype import itemsize, storage
 from tunebench.errors import DeviceError, InputError
 from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
 from tunebench.forecast.library.model import Blend, ForecastModel, bundled_model, skill_of
-from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, roofline_times
+from tunebench.forecast.library.power import slowdown_from_blend
+from tunebench.forecast.library.roofline_model import (
+    LAUNCH_US,
+    RooflineModel,
+    flop_per_us,
+    roofline_times,
+)
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
 from tunebench.variant import exceeds_memory
 from tunebench.workload import Workload
@@ -31,6 +37,8 @@ WINOGRAD = 4.0
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: F(4x4, 3x3).
 """
 
+_PRODUCTS: tuple[Family, ...] = ("product", "grouped product")
+
 
 def predict(workload: Workload, device: Device) -> Prediction:
     """Predict the time of one workload on the library kernels that a framework launches for it.
@@ -46,7 +54,11 @@ def predict(workload: Workload, device: Device) -> Prediction:
 
 
 def predict_all(
-    workloads: Iterable[Workload], device: Device, *, model: ForecastModel | None = None
+    workloads: Iterable[Workload],
+    device: Device,
+    *,
+    model: ForecastModel | None = None,
+    sustained: bool = False,
 ) -> Predictions:
     """Predict many workloads on one device in one vectorised evaluation.
 
@@ -54,6 +66,8 @@ def predict_all(
         workloads: The workloads.
         device: A GPU; it does not have to be present.
         model: Model of the library kernels; None for the bundled one.
+        sustained: Whether products run for long on random numbers, at the clock that the power limit allows,
+            instead of in a short measurement.
 
     Raises:
         DeviceError: if the device is not a GPU.
@@ -69,9 +83,12 @@ def predict_all(
         figures = np.array([launch.kernel.figures for launch in group], dtype=np.float64)
         roofline = roofline_times(family, arithmetic, figures, device)
         proxy = np.array([bool(launch.kernel.proxy) for launch in group])
-        blend = (model or bundled_model()).blend(
-            skill_of(family, arithmetic), roofline, device, arithmetic, proxy=proxy
-        )
+        of, skill = model or bundled_model(), skill_of(family, arithmetic)
+        blend = of.blend(skill, roofline, device, arithmetic, proxy=proxy)
+        if sustained and family in _PRODUCTS:
+            rates = roofline.compute_us * flop_per_us(device, arithmetic) / blend.us
+            weights = of.weights(skill, device, arithmetic)
+            blend = blend.longer(slowdown_from_blend(device, arithmetic, rates, weights))
         sums.add(group, roofline, blend)
     floors = _floors_us(problems, device)
     bound_us: Array = floors.max(axis=0)

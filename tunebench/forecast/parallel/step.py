@@ -280,6 +280,7 @@ def _stages(
             layers=None if whole else layers,
             accumulate=run.accumulate or parallelism.microbatches > 1,
             shards=1 if parallelism.sharding == "none" else parallelism.copies,
+            sharded_parameters=parallelism.sharding == "full" and run.stack != "megatron",
         )
         kernels = predict_network(network, device, part)
         forward, backward = _phase(kernels, "forward"), _phase(kernels, "backward")

@@ -2,13 +2,15 @@
 
     TrainingCluster.parse("64 x h100-sxm, 8 a node, nvlink4, net-400")
     TrainingCluster.parse("8 x l4, 24GB, 0.7/h")
+    TrainingCluster.parse("64 x h100-sxm, 500 W")
     TrainingCluster.parse("16 x h100-sxm, host 2TB 400, nvme 30TB 25/12")
     TrainingCluster.read("cluster.toml")
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
 name, by figures, or tables with the fields of `Link`), `nodes_per_switch` and `oversubscription`, `memory`,
-`host_memory` with `host_gb_s` and `host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with
-`nvme_read_gb_s` and `nvme_write_gb_s`, and `price_per_hour`.
+`power_limit_w` (watts of each device; by default those of the product), `host_memory` with `host_gb_s` and
+`host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
+and `price_per_hour`.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
 _PRICE = re.compile(r"(\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?|(?P<hourly>\d+(\.\d+)?)\s*/\s*h)")
 
+_POWER = re.compile(r"(?P<watts>\d+(\.\d+)?)\s*w", re.IGNORECASE)
+
 _HOST = re.compile(r"host\s+(?P<size>\S+)\s+(?P<gb_s>\d+(\.\d+)?)")
 _NVME = re.compile(r"nvme\s+(?P<size>\S+)\s+(?P<read>\d+(\.\d+)?)/(?P<write>\d+(\.\d+)?)")
 
@@ -52,6 +56,7 @@ _KEYS = (
     "nodes_per_switch",
     "oversubscription",
     "memory",
+    "power_limit_w",
     "host_memory",
     "host_gb_s",
     "host_link",
@@ -132,7 +137,12 @@ class TrainingCluster:
         """Devices and links as text."""
         of = self.links
         between = f", {of.between.name} between {of.nodes} nodes" if of.nodes > 1 else ""
-        return f"{of.devices} x {self.device.name}, {of.devices_per_node} a node by {of.inside.name}{between}"
+        limit_w = self.device.power_limit_w
+        limited = f" at {limit_w:g} W" if limit_w else ""
+        return (
+            f"{of.devices} x {self.device.name}{limited}, {of.devices_per_node} a node by "
+            f"{of.inside.name}{between}"
+        )
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the links of some of the nodes."""
@@ -197,6 +207,8 @@ class TrainingCluster:
                 given.update(_stored(item))
             elif _SIZE.fullmatch(item):
                 given["memory"] = item
+            elif match := _POWER.fullmatch(item):
+                given["power_limit_w"] = float(match["watts"])
             else:
                 given[_role(item, given)] = item
         if count < 1 or per_node < 1 or count % per_node:
@@ -237,7 +249,7 @@ class TrainingCluster:
         if unknown or "product" not in given:
             found = f"got the unknown key {unknown[0]}" if unknown else "product is missing"
             raise InputError(f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {found}")
-        product = devices.find(given["product"])
+        product = _limited(devices.find(given["product"]), given.get("power_limit_w"), what)
         counts = {name: given.get(name, 1) for name in ("nodes", "devices_per_node")}
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
@@ -272,6 +284,15 @@ class TrainingCluster:
             raise InputError(f"{what}: {error}") from error
 
 
+def _limited(product: Device, power_limit_w: Any, what: str) -> Device:
+    """Return a product with a power limit, if one is given."""
+    if power_limit_w is None:
+        return product
+    if isinstance(power_limit_w, bool) or not isinstance(power_limit_w, int | float) or power_limit_w <= 0:
+        raise InputError(f"{what}: power_limit_w must be a power in watts above 0, got {power_limit_w!r}")
+    return replace(product, power_limit_w=float(power_limit_w))
+
+
 def _stored(item: str) -> dict[str, Any]:
     """Return the fields of host memory or NVMe of a text."""
     if match := _HOST.fullmatch(item):
@@ -293,7 +314,8 @@ def _role(item: str, given: Mapping[str, Any]) -> str:
             "link",
             item,
             known,
-            f"Or give '8 a node', GB/s, a memory such as 80GB or a price such as 2.5/h: {EXAMPLE}",
+            f"Or give '8 a node', GB/s, a memory such as 80GB, a power limit such as 500W or a price such as "
+            f"2.5/h: {EXAMPLE}",
         )
     network = item.startswith("net-") or "inside" in given
     role = "between" if network else "inside"

@@ -292,7 +292,7 @@ class _ModuleSearch:
         return Tape(run)
 
     def _predicted_us(self, tape: Tape) -> float:
-        times = predict_operations(tape.operations, self.machine.device)
+        times = predict_operations(tape.operations, self.machine.device, torch_attention=True)
         return sum(max(each.time_us, HOST_US * each.operation.count) for each in times)
 
 

@@ -1,0 +1,98 @@
+"""Times of products at the power limit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tunebench import device as devices
+from tunebench.device import Device
+from tunebench.forecast.library import predict_all
+from tunebench.forecast.library.power import MEASURED_AT_LIMIT, dynamic_power_w, slowdown, slowdown_from_blend
+from tunebench.forecast.network import FLASH_3_SPEEDUP, predict_network, predict_operations
+from tunebench.workloads import parse
+from tunebench.workloads.networks import NetworkRun, Operation, network
+
+H100, A100 = devices.find("h100-sxm"), devices.find("a100-80-sxm")
+
+LARGE = parse("gemm:m=8192,n=8192,k=8192,dtype=bf16")
+SMALL = parse("gemm:m=64,n=4096,k=4096,dtype=bf16")
+
+
+def limited(device: Device, watts: float) -> Device:
+    return dataclasses.replace(device, power_limit_w=watts)
+
+
+def test_power_is_that_of_the_limit_after_the_longer_time() -> None:
+    rates = np.array([1e8, 6e8, 9e8])  # FLOP per microsecond: 100, 600 and 900 TFLOP/s
+    longer = slowdown(H100, "bf16", rates)
+    left_w = dynamic_power_w(H100)
+    assert left_w is not None
+    assert H100.mma_pj_per_ghz2 is not None
+    assert longer[0] == 1.0
+    clocks_ghz = H100.max_clock_mhz / 1e3 / longer
+    watts = H100.mma_pj_per_ghz2 * clocks_ghz**2 * rates / longer / 1e6
+    assert watts[0] < left_w
+    assert watts[1:] == pytest.approx([watts[1], left_w])
+    assert watts[2] == pytest.approx(left_w)
+
+
+def test_lower_limit_makes_large_products_longer_and_small_ones_not() -> None:
+    times = {
+        watts: predict_all([LARGE, SMALL], limited(H100, watts), sustained=True).time_us
+        for watts in (350, 500, 700)
+    }
+    assert times[350][0] > times[500][0] > times[700][0]
+    assert times[350][1] == times[700][1]
+    (short, _) = predict_all([LARGE, SMALL], limited(H100, 350)).time_us
+    assert short < times[700][0]
+
+
+def test_limit_of_the_product_is_the_default() -> None:
+    assert H100.power_limit_w is None
+    same = predict_all([LARGE], limited(H100, 700), sustained=True).time_us
+    assert predict_all([LARGE], H100, sustained=True).time_us == pytest.approx(same)
+
+
+def test_device_measured_at_its_limit_keeps_its_times() -> None:
+    assert A100.name in MEASURED_AT_LIMIT
+    assert predict_all([LARGE], A100, sustained=True).time_us == pytest.approx(
+        predict_all([LARGE], A100).time_us
+    )
+    weights = {A100.name: 1.0}
+    rates = np.array([2.5e8])
+    assert slowdown_from_blend(A100, "bf16", rates, weights) == pytest.approx([1.0])
+    assert slowdown_from_blend(limited(A100, 250), "bf16", rates, weights) > 1.1
+
+
+@pytest.mark.parametrize("name", ["v100-sxm2", "mi300x", "gh200"])
+def test_devices_without_energy_or_limit_keep_their_times(name: str) -> None:
+    device = devices.find(name)
+    assert dynamic_power_w(device) is None
+    assert slowdown(device, "f16", np.array([1e9])) == pytest.approx([1.0])
+
+
+def test_8_bit_operations_need_half_the_power() -> None:
+    rates = np.array([8e8])
+    assert slowdown(H100, "e4m3", 2 * rates) == pytest.approx(slowdown(H100, "bf16", rates))
+
+
+def test_networks_run_at_the_power_limit() -> None:
+    run = NetworkRun(batch=4, seq=1024, mode="train", dtype="bf16", stack="megatron")
+    full, low = (predict_network(network("gpt3-6.7b"), limited(H100, watts), run) for watts in (700, 400))
+    assert 1.05 < low.time_us / full.time_us < 1.4
+    single = run.__class__(batch=4, seq=1024, mode="train", dtype="f32")
+    assert predict_network(network("gpt2"), H100, single).time_us == pytest.approx(
+        predict_network(network("gpt2"), limited(H100, 700), single).time_us
+    )
+
+
+def test_attention_of_pytorch_is_that_of_flash_attention_2_on_hopper() -> None:
+    text = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=bf16,causal=true"
+    for device, expected in ((H100, FLASH_3_SPEEDUP[False]), (A100, 1.0), (devices.find("b200"), 1.0)):
+        given = [Operation(workload=parse(text), part="attention")]
+        (fast,) = predict_operations(given, device)
+        (torch,) = predict_operations(given, device, torch_attention=True)
+        assert torch.each_us == pytest.approx(expected * fast.each_us)
