@@ -263,7 +263,7 @@ class PublishedStep:
 
 def published_steps() -> Iterator[PublishedStep]:
     """Yield published steps on DGX H100."""
-    bridge, automodel = "Megatron-Bridge 25.11", "NeMo Automodel"
+    automodel = "NeMo Automodel"
     small = qwen3("qwen3-30b-a3b", 48, 2048, 32, 768)
     large = qwen3("qwen3-235b-a22b", 94, 4096, 64, 1536)
 
@@ -296,21 +296,43 @@ def published_steps() -> Iterator[PublishedStep]:
         sequence_parallel=True,
     )
     yield step(automodel, small, 8, 512, 12040, "none", data=8, microbatch=4, expert=8)
-    yield step(bridge, small, 16, 512, 5275, "current", pipeline=2, data=8, chunks=24, microbatch=2, expert=8)
-    yield step(
-        bridge,
-        large,
-        256,
-        2048,
-        1575,
-        "current",
-        tensor=2,
-        pipeline=8,
-        data=16,
-        chunks=4,
-        expert=32,
-        sequence_parallel=True,
-    )
+    for release, batch, tokens, chunks, micro in (
+        ("25.09, tokens dropped", 512, 10494, 24, 2),
+        ("25.11", 512, 5275, 24, 2),
+        ("26.02", 1024, 5113, 12, 1),
+    ):
+        yield step(
+            f"Megatron-Bridge {release}",
+            small,
+            16,
+            batch,
+            tokens,
+            "current",
+            pipeline=2,
+            data=8,
+            chunks=chunks,
+            microbatch=micro,
+            expert=8,
+        )
+    for release, batch, tokens in (
+        ("25.09, tokens dropped", 2048, 1204),
+        ("25.11", 2048, 1575),
+        ("26.02", 8192, 1633),
+    ):
+        yield step(
+            f"Megatron-Bridge {release}",
+            large,
+            256,
+            batch,
+            tokens,
+            "current",
+            tensor=2,
+            pipeline=8,
+            data=16,
+            chunks=4,
+            expert=32,
+            sequence_parallel=True,
+        )
 
 
 def _print_published() -> None:
@@ -318,13 +340,18 @@ def _print_published() -> None:
     print(
         "\n## Published steps on DGX H100, with their plans\n\n"
         "Sources: NVIDIA/NeMo, `docs/source/performance/performance_summary.md` (24.07); "
-        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary.md` (25.11); NVIDIA-NeMo/Automodel, the same "
-        "path. Experts were balanced by force. Recomputation is not published, none is assumed. What "
-        "differs from the prediction: Automodel runs PyTorch with FSDP2 and exchanges tokens by "
-        "DeepEP, which sends a token once to each node; Transformer Engine runs a product for each "
-        "expert on H100 instead of a grouped one, and converts the input of each to FP8; the batch of "
-        "Qwen3 235B is not published (2048 is assumed; it changes little per token). No step of the "
-        "8x22B model was found with its plan.\n"
+        "NVIDIA-NeMo/Megatron-Bridge, `docs/performance-summary-archive.md` (25.09 to 26.02; 25.09 says "
+        "FP8 in a footnote only), and its recipes in `scripts/performance/configs/qwen3`; "
+        "NVIDIA-NeMo/Automodel, `docs/performance-summary.md`. Experts were balanced by force; in 25.09, "
+        "tokens above the mean of an expert were dropped instead, so that all have equally many. The "
+        "recipes do not recompute, and those of H100 use no CUDA graphs for FP8.\n\n"
+        "What differs from the prediction: Automodel runs PyTorch with FSDP2 and exchanges tokens by "
+        "DeepEP, which sends a token once to each node; later recipes of Qwen3 235B run the exchange of "
+        "tokens beside kernels, the prediction does not; dropped tokens are not padded. **Not explained**: "
+        "Qwen3 30B without dropped tokens takes twice as long as with them, with the same plan. Launches "
+        "for each expert do not explain it: both run the same loops over 16 experts. Nor does any host "
+        "time per micro-batch: in 26.02 a micro-batch has half the tokens and takes half the time. No step "
+        "of the 8x22B model was found with its plan.\n"
     )
     print(
         "| model | GPUs | software | FP8 | plan | published, s | predicted, s | ratio | kernels | "

@@ -12,6 +12,7 @@ import pytest
 from tests.public_data import found
 from tunebench import device
 from tunebench.device import Device
+from tunebench.errors import InputError
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast import network as of_network
 from tunebench.forecast.library.model import ForecastModel
@@ -19,6 +20,9 @@ from tunebench.forecast.network import (
     DISPATCH_US,
     HOST_US,
     LIST_ERROR,
+    LOOP_LAUNCH_US,
+    MEGATRON_HOST_US,
+    host_launches,
     interval_widths,
     predict_network,
     predict_operations,
@@ -69,6 +73,20 @@ def test_a_small_network_waits_for_the_host() -> None:
     assert found.time_us == found.host_us == pytest.approx(HOST_US * found.launches)
     graph = predict_network(network("gpt2"), H100, run, host_us_per_launch=0.0)
     assert graph.time_us == graph.device_us < found.time_us
+
+
+def test_launches_in_a_loop_take_the_host_less_time() -> None:
+    small = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x")
+    listed = [
+        Operation(workload=small, part="a", count=6),
+        Operation(workload=small, part="b", count=6, loop=3),
+    ]
+    times = predict_operations(listed, H100)
+    assert host_launches(times[:1]) == 6
+    host_us = MEGATRON_HOST_US * host_launches(times[1:])
+    assert host_us == pytest.approx(2 * (MEGATRON_HOST_US + 2 * LOOP_LAUNCH_US))
+    with pytest.raises(InputError, match="multiple of loop=4"):
+        Operation(workload=small, part="b", count=6, loop=4)
 
 
 def test_an_operation_that_the_device_waits_for_takes_the_launch_by_the_host_too() -> None:

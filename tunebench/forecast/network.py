@@ -20,10 +20,12 @@ from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
     "HOST_US",
+    "LOOP_LAUNCH_US",
     "MEGATRON_HOST_US",
     "NetworkPrediction",
     "OperationTime",
     "PartTime",
+    "host_launches",
     "host_us",
     "interval_widths",
     "predict_network",
@@ -57,6 +59,14 @@ recompute and communicate.
 Fitted to the steps of one model (hidden 1024, 24 layers) of `vtrain_single.csv` whose kernels take less than
 0.6 of the time: 51 to 54 us in the median of each kind of parallelism. The other four models, not used, show
 50 to 56 us. Another host differs. Source: VIA-Research/vTrain; `python -m benchmarks.predict_training`.
+"""
+
+LOOP_LAUNCH_US = 3.8
+"""Host time per kernel that a loop of C++ launches, after the first kernel of the loop, in microseconds.
+
+Time per kernel of 2.9 us launched back to back on a V100, so an upper estimate of one launch. What a
+library does besides (heuristics of cuBLAS, allocations) is not included. Source: Gray, "Getting started
+with CUDA graphs", NVIDIA technical blog, 2019.
 """
 
 HOST_ERROR = 0.13
@@ -200,8 +210,8 @@ class NetworkPrediction(Tabular):
 
     def phase_host_us(self, phase: Phase) -> float:
         """Return the host time to launch the kernels of one phase, in microseconds."""
-        launches = sum(each.operation.count for each in self.operations if each.operation.phase == phase)
-        return self.host_us * launches / self.launches
+        launches = host_launches(each for each in self.operations if each.operation.phase == phase)
+        return self.host_us * launches / host_launches(self.operations)
 
     @property
     def waits_for_host(self) -> bool:
@@ -293,7 +303,7 @@ def predict_network(
     busy = sum(each.time_us for each in times)
     if host_us_per_launch is None:
         host_us_per_launch = host_us(run)
-    host = host_us_per_launch * sum(each.operation.count for each in times)
+    host = host_us_per_launch * host_launches(times)
     bound = sum(each.bound_us for each in times)
     less, more = interval_widths(times)
     if run.trains and run.stack != "megatron" and run.dtype != "f32":
@@ -312,6 +322,21 @@ def predict_network(
         host_us=host,
         operations=times,
     )
+
+
+def host_launches(times: Iterable[OperationTime]) -> float:
+    """Return the number of launches that take the host as much time as all launches of these operations.
+
+    A launch in a loop of C++ counts as the share `LOOP_LAUNCH_US` of one of Megatron-LM, whose layers have
+    these loops.
+    """
+    share = LOOP_LAUNCH_US / MEGATRON_HOST_US
+    listed = (each.operation for each in times)
+    return sum(each.count if each.loop == 1 else _looped(each, share) for each in listed)
+
+
+def _looped(operation: Operation, share: float) -> float:
+    return operation.count // operation.loop * (1 + share * (operation.loop - 1))
 
 
 def host_us(run: NetworkRun) -> float:

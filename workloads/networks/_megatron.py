@@ -7,8 +7,9 @@ that tensor parallelism does not divide.
 
 Experts: each device routes its tokens, puts a copy of each token for each of its experts in their order, and
 exchanges them with the devices that have these experts (all-to-all); devices that share an expert gather the
-tokens of all of them. The experts of a device are grouped products. The results go back the same way and are
-added. Each token has `experts_per_token` rows on the way, which are all that the passes between need.
+tokens of all of them. The experts of a device are grouped products; with 8-bit floats, each expert has its
+own products and conversions, of a padded number of tokens. The results go back the same way and are added.
+Each token has `experts_per_token` rows on the way, which are all that the passes between need.
 
 Source: NVIDIA/Megatron-LM, `megatron/core/transformer` and `megatron/core/fusions`; Korthikanti et al.,
 "Reducing activation recomputation in large transformer models", 2022, sections 3 to 5. 8-bit floats:
@@ -291,9 +292,13 @@ def _add_experts(layer: Tape, experts: Tape, of: Architecture) -> None:
     sorts = held > 1 and run.expert * run.devices_per_expert > 1
     if sorts:
         experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))  # by expert
+    if run.fp8 != "none":
+        _add_padding(experts, rows, of.hidden)
     experts.inner_linear("experts", rows, 2 * width, of.hidden, bias=False, groups=held)
     experts.pointwise("experts", (rows, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
     experts.inner_linear("experts", rows, of.hidden, width, bias=False, groups=held)
+    if run.fp8 != "none":
+        _add_padding(experts, rows, of.hidden)
     if sorts:
         experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))
     moved = (tokens + routed_rows(run, of)) * of.hidden * itemsize(run.dtype)
@@ -304,6 +309,14 @@ def _add_experts(layer: Tape, experts: Tape, of: Architecture) -> None:
     layer.extend(experts.operations)
     layer.elementwise("experts", (tokens, of.hidden), "x+y", "backward")  # gradients of router and experts
     _residual(layer, of, biased=False)
+
+
+def _add_padding(tape: Tape, rows: int, hidden: int) -> None:
+    """Add the copy that pads the tokens of each expert to a multiple of 16, or undoes that.
+
+    Source: NVIDIA/Megatron-LM, `megatron/core/transformer/moe/experts.py` (`quantization_padding`).
+    """
+    tape.pointwise("experts", (rows, hidden), "x", ("x",))
 
 
 def _add_routing(tape: Tape, of: Architecture, tokens: int) -> None:

@@ -50,6 +50,8 @@ class Operation:
         phase: Phase of the step.
         alone: Whether it starts on an empty queue, because the host waited for the device (for example for
             the number of tokens of an expert). Its launch cost is then not hidden.
+        loop: Kernels that one call of an operator launches in a loop of C++, of which the count is a
+            multiple: each but the first takes the host little time.
     """
 
     workload: Workload
@@ -57,8 +59,14 @@ class Operation:
     part: str
     phase: Phase = "forward"
     alone: bool = False
+    loop: int = 1
 
     def __post_init__(self) -> None:
+        if self.loop < 1 or self.count % self.loop:
+            raise InputError(
+                f"{self.part}: {self.workload} must run a multiple of loop={self.loop} times, not "
+                f"{self.count} times"
+            )
         if self.count < 1:
             raise InputError(f"{self.part}: {self.workload} must run once or more, not {self.count} times")
 
@@ -364,9 +372,9 @@ class Network(ABC):
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations with equal ones merged by adding their counts."""
-    found: dict[tuple[Workload, str, Phase, bool], Operation] = {}
+    found: dict[tuple[Workload, str, Phase, bool, int], Operation] = {}
     for each in operations:
-        key = (each.workload, each.part, each.phase, each.alone)
+        key = (each.workload, each.part, each.phase, each.alone, each.loop)
         known = found.get(key)
         found[key] = each if known is None else replace(known, count=known.count + each.count)
     return tuple(found.values())

@@ -40,6 +40,9 @@ ProductType = Literal["f32", "f16", "bf16", "e4m3"]
 MADE = 2**16
 """Most workloads to keep: layers in many runs have many kernels in common."""
 
+SCALE_KERNELS = 2
+"""Small kernels of a conversion to 8-bit floats with current scaling: the reset of the maximum, the scale."""
+
 ROW = 1024
 """Row length, in elements, of copies known only by their bytes."""
 
@@ -304,7 +307,7 @@ class Tape:
     ) -> None:
         """Add a linear layer inside a layer, or those of experts, in 8-bit floats if the run has them.
 
-        See `linear`; several groups are experts (see `grouped_linear`).
+        See `linear`; several groups are experts (see `grouped_linear` and `looped_linear`).
 
         The measured products of 8-bit floats include the conversion of their left operand from 16 bits. That
         is the conversion of the input in the forward pass, and of the output's gradient in that of the input.
@@ -312,18 +315,46 @@ class Tape:
         transposition, which tensor cores of sm_89 and sm_90 need, for about as many bytes. With current
         scaling, a kernel before each conversion reads the tensor for its maximum.
         """
+        if groups > 1:
+            add = self.grouped_linear if self.run.fp8 == "none" else self.looped_linear
+            add(part, groups, m, n, k)
+            return
         dtype: ProductType = self.run.dtype if self.run.fp8 == "none" else "e4m3"
         if self.run.fp8 == "current":
             self.summed(part, m * k)
             self.summed(part, m * n, "backward")
-        if groups > 1:
-            self.grouped_linear(part, groups, m, n, k, dtype=dtype)
-        else:
-            self.linear(part, m, n, k, bias=bias, weight=weight, dtype=dtype)
+        self.linear(part, m, n, k, bias=bias, weight=weight, dtype=dtype)
 
-    def grouped_linear(
-        self, part: str, groups: int, m: int, n: int, k: int, *, dtype: ProductType | None = None
-    ) -> None:
+    def looped_linear(self, part: str, groups: int, m: int, n: int, k: int) -> None:
+        """Add linear layers of experts in 8-bit floats, one expert after the other, and their gradients.
+
+        Transformer Engine launches a product for each expert, and with current scaling converts the tokens
+        of each with kernels of their own: the maximum and its reset, the scale, the conversion (in the time
+        of the product, see `inner_linear`). All are launched in loops of C++. Experts have equally many
+        tokens. The products use four streams; what overlaps at their ends is not modelled.
+
+        Args:
+            part: Part of the network.
+            groups: Number of experts.
+            m: Number of tokens of all experts.
+            n: Width of the output.
+            k: Width of the input.
+
+        Source: NVIDIA/TransformerEngine, `common/gemm/cublaslt_gemm.cu` (`multi_stream_cublas_gemm`),
+        `pytorch/csrc/extensions/cast.cpp` (`multi_tensor_quantize_impl`), `pytorch/csrc/quantizer.cpp`.
+        """
+        each, once = max(1, round(m / groups)), Tape(self.run)
+        if self.run.fp8 == "current":
+            for width, phase in ((k, "forward"), (n, "backward")):
+                once.summed(part, each * width, phase)  # type: ignore[arg-type]
+                for _ in range(SCALE_KERNELS):
+                    once.moved(part, 0, phase)  # type: ignore[arg-type]
+        once.linear(part, each, n, k, bias=False, dtype="e4m3")
+        self.extend(
+            replace(operation, count=groups * operation.count, loop=groups) for operation in once.operations
+        )
+
+    def grouped_linear(self, part: str, groups: int, m: int, n: int, k: int) -> None:
         """Add linear layers of several experts in one kernel, and the gradients of input and matrices.
 
         The gradient of the matrices is listed as a batch of products, as if all experts had equally many
@@ -335,9 +366,8 @@ class Tape:
             m: Number of tokens of all experts.
             n: Width of the output.
             k: Width of the input.
-            dtype: Dtype of the products; None for that of the run.
         """
-        sizes = {"groups": groups, "m": m, "dtype": dtype or self.run.dtype}
+        sizes = {"groups": groups, "m": m, "dtype": self.run.dtype}
         self.add(part, _made(GroupedGemm, **sizes, n=n, k=k, trans="nt"))
         self.add(part, _made(GroupedGemm, **sizes, n=k, k=n, trans="nn"), "backward")
         each = max(1, round(m / groups))

@@ -16,6 +16,7 @@ from tunebench.plan.cluster.device_memory import MemoryPricer
 from tunebench.plan.cluster.layer_time import LayerRun
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import NetworkRun, from_config, network
+from tunebench.workloads.networks._network import Fp8
 
 SIZES = {
     "hidden_size": 512,
@@ -86,20 +87,42 @@ def test_a_token_has_the_products_of_its_experts(stack: str) -> None:
         assert inner == 2 * 512 * 3 * 512 * (2 * sizes.ffn + shared)
 
 
-def test_step_equals_that_of_predict_step() -> None:
-    rows = random.Random(5).sample(range(len(SEARCH.plans)), 40)
-    plans = [SEARCH.plans[row] for row in rows]
-    SEARCH.layers.predict(map(LayerRun.of, plans))
-    floors_us = SEARCH.pricer.floors_us(SEARCH.plans.take(np.array(rows))).tolist()
+@pytest.mark.parametrize("fp8", ["none", "current"])
+def test_step_equals_that_of_predict_step(fp8: Fp8) -> None:
+    job = replace(JOB, fp8=fp8)
+    machine = MACHINE if fp8 == "none" else TrainingCluster.parse("8 x h100-sxm, 4 a node, 2.2GB")
+    search = ClusterSearch(job, machine)
+    rows = random.Random(5).sample(range(len(search.plans)), 40)
+    plans = [search.plans[row] for row in rows]
+    search.layers.predict(map(LayerRun.of, plans))
+    floors_us = search.pricer.floors_us(search.plans.take(np.array(rows))).tolist()
     for plan, floor_us in zip(plans, floors_us, strict=True):
-        found = SEARCH.priced(plan)
-        expected = predict_step(MIXTRAL, MACHINE.device, plan.run(JOB), MACHINE.links, plan.parallelism(JOB))
+        found = search.priced(plan)
+        expected = predict_step(MIXTRAL, machine.device, plan.run(job), machine.links, plan.parallelism(job))
         assert found.step.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
         assert found.step.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
-        assert floor_us <= SEARCH.pricer.bound_us(plan) * (1 + 1e-12), plan
-        assert SEARCH.pricer.bound_us(plan) <= found.step.time_us * (1 + 1e-12), plan
+        assert floor_us <= search.pricer.bound_us(plan) * (1 + 1e-12), plan
+        assert search.pricer.bound_us(plan) <= found.step.time_us * (1 + 1e-12), plan
     assert {plan.expert for plan in plans} >= {1, 2, 4}
     assert {plan.recompute for plan in plans} >= {"experts", "full"}
+
+
+@pytest.mark.parametrize(("fp8", "small"), [("delayed", 0), ("current", 3)])
+def test_experts_in_fp8_have_products_of_their_own(fp8: Fp8, small: int) -> None:
+    run = NetworkRun(
+        batch=2, seq=64, mode="train", dtype="bf16", stack="megatron", flash=True, expert=2, layers=(1, 2)
+    )
+    eight = MIXTRAL.operations(replace(run, fp8=fp8))
+    loops = [each for each in eight if each.loop > 1]
+    assert {each.part for each in loops} == {"experts"}
+    assert {each.loop for each in loops} == {2}  # four experts on two devices
+    products = [each for each in loops if each.workload.category == "dot product"]
+    assert sum(each.count for each in products) == 2 * 2 * 3  # up and down, with both gradients
+    flops = sum(each.count * each.workload.flops() for each in products)
+    grouped = [each for each in MIXTRAL.operations(run) if each.part == "experts"]
+    assert flops == sum(each.workload.flops() for each in grouped if each.workload.category == "dot product")
+    # a maximum, its reset and a scale, for both inputs and both gradients of two experts
+    assert sum(each.count for each in loops) - 12 == small * 2 * 2 * 2
 
 
 def test_the_best_plan_is_the_fastest_that_fits() -> None:

@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunebench.device import Device
-from tunebench.forecast.network import MEGATRON_HOST_US, OperationTime, predict_operations
+from tunebench.forecast.network import (
+    MEGATRON_HOST_US,
+    OperationTime,
+    host_launches,
+    predict_operations,
+)
 from tunebench.forecast.parallel.waits import is_weight_gradient
 from tunebench.plan.cluster.space import ClusterPlan, TrainingJob
 from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
@@ -183,13 +188,13 @@ class PassTime:
     Attributes:
         forward_us: Time of kernels in the forward pass.
         backward_us: Time of kernels in the backward pass.
-        launches: Kernel launches of both passes.
+        launches: Kernel launches of both passes (see `host_launches`).
         weights_us: Time of the kernels of the backward pass that compute gradients of weights.
     """
 
     forward_us: float = 0.0
     backward_us: float = 0.0
-    launches: int = 0
+    launches: float = 0.0
     weights_us: float = 0.0
 
     def plus(self, other: PassTime, times: int = 1) -> PassTime:
@@ -223,7 +228,7 @@ class UpdateTime:
     """
 
     accumulate_us: float
-    accumulate_launches: int
+    accumulate_launches: float
     optimizer_us: float
 
 
@@ -424,8 +429,8 @@ class LayerTimes:
         optimizer_us = sum(each.time_us for each in optimizer)
         return UpdateTime(
             sum(each.time_us for each in accumulate),
-            _launches(accumulate),
-            max(optimizer_us, self.host_us * _launches(optimizer)),
+            host_launches(accumulate),
+            max(optimizer_us, self.host_us * host_launches(optimizer)),
         )
 
     @functools.cached_property
@@ -484,19 +489,15 @@ def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
     none = PassTime(
         sum(each.time_us for each in forward),
         sum(each.time_us for each in backward),
-        _launches(given),
+        host_launches(given),
         sum(each.time_us for each in backward if is_weight_gradient(each)),
     )
     found = {"none": none}
     for recompute in ("selective", "experts", "full"):
         parts = _RECOMPUTED.get(recompute)
         again = [each for each in forward if parts is None or each.operation.part in parts]
-        found[recompute] = none.plus(PassTime(0.0, sum(each.time_us for each in again), _launches(again)))
+        found[recompute] = none.plus(PassTime(0.0, sum(each.time_us for each in again), host_launches(again)))
     return found
-
-
-def _launches(times: Iterable[OperationTime]) -> int:
-    return sum(each.operation.count for each in times)
 
 
 def _attention_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
