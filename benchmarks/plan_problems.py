@@ -349,9 +349,9 @@ def _print_published() -> None:
         "DeepEP, which sends a token once to each node; later recipes of Qwen3 235B run the exchange of "
         "tokens beside kernels, the prediction does not; dropped tokens are not padded. **Not explained**: "
         "Qwen3 30B without dropped tokens takes twice as long as with them, with the same plan. Launches "
-        "for each expert do not explain it: both run the same loops over 16 experts. Nor does any host "
-        "time per micro-batch: in 26.02 a micro-batch has half the tokens and takes half the time. No step "
-        "of the 8x22B model was found with its plan.\n"
+        "for each expert do not explain it: both run the same loops over 16 experts. A fixed host time per "
+        "micro-batch is unlikely: in 26.02 a micro-batch has half the tokens and takes half the time. No "
+        "step of the 8x22B model was found with its plan.\n"
     )
     print(
         "| model | GPUs | software | FP8 | plan | published, s | predicted, s | ratio | kernels | "
