@@ -86,3 +86,30 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
     path.write_text(text)
     with pytest.raises(InputError, match=expected):
         TrainingCluster.of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "between"),
+    [
+        ("64 x h100-sxm, 8 a node, nvlink, ib-400", "nvlink4", "net-400"),
+        ("16 x a100-80-sxm, hdr, nvlink", "nvlink3", "net-200"),
+        ("16 x l4, 8 a node, pcie, roce-100", "pcie4", "net-100"),
+    ],
+)
+def test_links_have_the_names_that_people_use(text: str, inside: str, between: str) -> None:
+    found = TrainingCluster.parse(text).links
+    assert (found.inside.name, found.between.name) == (inside, between)
+
+
+def test_a_kind_of_link_that_a_product_does_not_have_is_refused() -> None:
+    with pytest.raises(InputError, match="the link of l4 within a node is pcie4, not nvlink"):
+        TrainingCluster.parse("8 x l4, nvlink")
+
+
+def test_a_file_names_links_as_a_text_does(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'product = "b200"\nnodes = 2\ndevices_per_node = 8\ninside = "nvlink"\nbetween = "infiniband-800"\n'
+    )
+    found = TrainingCluster.of(str(path)).links
+    assert (found.inside.name, found.between.name) == ("nvlink5", "net-800")

@@ -23,6 +23,8 @@ __all__ = [
     "ProcessGroup",
     "cluster_from_file",
     "find_link",
+    "is_network",
+    "link_name",
     "link_of",
     "link_tables",
     "links",
@@ -236,13 +238,24 @@ def _described() -> dict[str, Any]:
 
 
 def _link(name: str, entry: Mapping[str, Any]) -> Link:
-    about = ("products", "network", "source")
+    about = ("products", "network", "source", "aliases")
     return Link(name=name, **{key: value for key, value in entry.items() if key not in about})
 
 
 def links() -> dict[str, Link]:
     """Return every link of `links.toml`, by name."""
     return {name: _link(name, entry) for name, entry in _described().items()}
+
+
+def link_name(text: str) -> str:
+    """Return the name of the link that a text names, such as ``net-400`` for ``ib-400``; else the text."""
+    aliases = {alias: name for name, entry in _described().items() for alias in entry.get("aliases", ())}
+    return aliases.get(text, text)
+
+
+def is_network(text: str) -> bool:
+    """Return whether a text names a link between nodes."""
+    return bool(_described().get(link_name(text), {}).get("network", False))
 
 
 def link_of(device: Device, *, network: bool) -> Link:
@@ -273,8 +286,8 @@ def find_link(text: str) -> Link:
         UnknownName: if the text is neither.
     """
     known = links()
-    if text in known:
-        return known[text]
+    if (name := link_name(text)) in known:
+        return known[name]
     bandwidth, _, latency = text.partition(":")
     try:
         return Link(name=text, gb_s=float(bandwidth), latency_us=float(latency or 1))

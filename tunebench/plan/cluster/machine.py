@@ -25,7 +25,15 @@ from typing import Any
 from tunebench import device as devices
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
-from tunebench.forecast.parallel.cluster import Cluster, Link, find_link, link_of, links
+from tunebench.forecast.parallel.cluster import (
+    Cluster,
+    Link,
+    find_link,
+    is_network,
+    link_name,
+    link_of,
+    links,
+)
 from tunebench.plan.memory.budget import budget_bytes
 from tunebench.plan.memory.host_link import host_link, host_link_of
 from tunebench.plan.memory.step import HostLink
@@ -254,10 +262,10 @@ class TrainingCluster:
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{what}: {name} must be a number of 1 or more, got {value!r}")
-        inside = _link(given.get("inside"), "inside", what) or link_of(product, network=False)
+        inside = _link(given.get("inside"), "inside", what, product) or link_of(product, network=False)
         between = inside
         if counts["nodes"] > 1:
-            between = _link(given.get("between"), "between", what) or link_of(product, network=True)
+            between = _link(given.get("between"), "between", what, product) or link_of(product, network=True)
         host_bytes = _size(given.get("host_memory"))
         try:
             return cls(
@@ -309,7 +317,8 @@ def _stored(item: str) -> dict[str, Any]:
 def _role(item: str, given: Mapping[str, Any]) -> str:
     """Return which link an item of a text is: a network by its name, else the first one is within a node."""
     known = links()
-    if item not in known and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
+    named = link_name(item) in known or item in KINDS
+    if not named and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
         raise UnknownName(
             "link",
             item,
@@ -317,16 +326,25 @@ def _role(item: str, given: Mapping[str, Any]) -> str:
             f"Or give '8 a node', GB/s, a memory such as 80GB, a power limit such as 500W or a price such as "
             f"2.5/h: {EXAMPLE}",
         )
-    network = item.startswith("net-") or "inside" in given
+    network = is_network(item) or "inside" in given
     role = "between" if network else "inside"
     if role in given:
         raise InputError(f"cluster: two links {role} nodes are given, {given[role]} and {item}: expected one")
     return role
 
 
-def _link(entry: Any, name: str, what: str) -> Link | None:
+KINDS = ("nvlink", "pcie")
+"""Kinds of links within a node: each is the generation that a product has."""
+
+
+def _link(entry: Any, name: str, what: str, product: Device) -> Link | None:
     if entry is None or isinstance(entry, Link):
         return entry
+    if entry in KINDS:
+        usual = link_of(product, network=False)
+        if not usual.name.startswith(entry):
+            raise InputError(f"{what}: the link of {product.name} within a node is {usual.name}, not {entry}")
+        return usual
     if isinstance(entry, Mapping):
         try:
             return Link(**{"name": name, **entry})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunebench.errors import InputError
-from tunebench.forecast.parallel.cluster import Link, find_link, link_of, links
+from tunebench.forecast.parallel.cluster import Link, find_link, is_network, link_of
 from tunebench.plan.cluster.machine import TrainingCluster
 
 __all__ = ["MixedCluster", "is_mixed"]
@@ -66,7 +66,7 @@ class MixedCluster:
         """
         first, *items = (item.strip() for item in text.split(","))
         groups = [TrainingCluster.parse(", ".join([each.strip(), *items])) for each in first.split("+")]
-        network = next((item for item in items if item.startswith("net-") and item in links()), None)
+        network = next((item for item in items if is_network(item)), None)
         return cls(groups=tuple(groups), between=find_link(network) if network else _slowest(groups))
 
     @classmethod
