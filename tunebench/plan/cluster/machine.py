@@ -24,6 +24,7 @@ from typing import Any
 
 from tunebench import device as devices
 from tunebench.device import Device
+from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import (
     Cluster,
@@ -146,7 +147,7 @@ class TrainingCluster:
         of = self.links
         between = f", {of.between.name} between {of.nodes} nodes" if of.nodes > 1 else ""
         limit_w = self.device.power_limit_w
-        limited = f" at {limit_w:g} W" if limit_w else ""
+        limited = f" at {significant(limit_w)} W" if limit_w else ""
         return (
             f"{of.devices} x {self.device.name}{limited}, {of.devices_per_node} a node by "
             f"{of.inside.name}{between}"
