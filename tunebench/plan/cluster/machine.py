@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tunebench import device as devices
-from tunebench.device import Device
 from tunebench._figure import significant
+from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import (
     Cluster,
