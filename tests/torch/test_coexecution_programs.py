@@ -715,6 +715,7 @@ def test_functions_of_torch_are_restored_when_no_coexecution_exists() -> None:
     gc.collect()
     assert [vars(owner)[name] for owner, name in names] == before
     assert "_make_subclass" not in vars(torch.Tensor)
+    assert not _runner._LAST
 
 
 def test_a_number_that_changes_reaches_the_backward_pass_of_every_branch() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from tunebench.torch.coexecution import _runner
 from tunebench.torch.coexecution._function import optimizer_classes, optimizer_functions
 from tunebench.torch.coexecution._iteration import Iteration
 
@@ -46,6 +47,7 @@ def unpatch() -> None:
             for owner, name, function, _ in _PATCHES:
                 setattr(owner, name, function)
             del torch.Tensor._make_subclass
+            _runner.forget()
 
 
 def _patches() -> Iterator[tuple[Any, str, Any, Any]]:

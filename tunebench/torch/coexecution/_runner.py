@@ -13,7 +13,7 @@ import torch
 from tunebench.torch.coexecution._script import Runner, forked_runner
 from tunebench.torch.coexecution._segment import Piece
 
-__all__ = ["GraphRunner", "is_usable"]
+__all__ = ["GraphRunner", "forget", "is_usable"]
 
 _POLLS = 4_000
 """How often to ask for a result before this thread sleeps: waking it takes longer than most pieces."""
@@ -151,6 +151,11 @@ def _planned(piece: Piece, after: Sequence[Piece]) -> _Plan:
 
 _LAST: list[_Flight] = []
 """The last piece of the last iteration."""
+
+def forget() -> None:
+    """Let the results of the last piece go."""
+    _LAST.clear()
+
 
 _PROCESS: dict[str, int] = {}
 """The process and the number of torch's threads when the graph runner was used first."""
