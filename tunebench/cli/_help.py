@@ -21,34 +21,31 @@ _NAME_WIDTH = 26
 _TYPES = {"str": "TEXT", "path": "PATH", "int": "INT", "float": "FLOAT"}
 
 
-class HelpCommand(TyperCommand):
-    """A command whose help lists each group of options under its title."""
+class _Help:
+    """Help that lists each group of options under its title, for a command or a group of commands."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **{**given, "rich_markup_mode": None})
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the paragraphs about the command."""
-        _write_paragraphs(self.help or "", formatter)
+        _write_paragraphs(ctx.command.help or "", formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then each group of options, then the options of no group."""
         _write_options(self, ctx, formatter)
 
 
-class HelpGroup(TyperGroup):
-    """A command with subcommands and the same help."""
+class HelpCommand(_Help, TyperCommand):
+    """A command with this help."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **{**given, "rich_markup_mode": None})
 
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the paragraphs about the group."""
-        _write_paragraphs(self.help or "", formatter)
+class HelpGroup(_Help, TyperGroup):
+    """A command with subcommands and this help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, and then the commands with the first line of their help."""
-        _write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = [
             (name, (command.help or "").partition("\n")[0])
