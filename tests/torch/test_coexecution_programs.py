@@ -603,7 +603,12 @@ def test_gradients_of_weights_beside_the_backward_pass_are_those_of_eager_mode(
             losses = [step(torch.randn(16, 3, 16, 16)) for _ in range(8)]
         return [*losses, *network.state_dict().values()]
 
-    expected, found = trained(lambda step: step), trained(coexecute)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_runner._PROCESS.get("threads", threads))  # another number is not usable
+    try:
+        expected, found = trained(lambda step: step), trained(coexecute)
+    finally:
+        torch.set_num_threads(threads)
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
     assert bool(started) is threaded
 
