@@ -152,6 +152,7 @@ def _planned(piece: Piece, after: Sequence[Piece]) -> _Plan:
 _LAST: list[_Flight] = []
 """The last piece of the last iteration."""
 
+
 def forget() -> None:
     """Let the results of the last piece go."""
     _LAST.clear()
