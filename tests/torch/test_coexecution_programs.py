@@ -610,7 +610,7 @@ def test_gradients_of_weights_beside_the_backward_pass_are_those_of_eager_mode(
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
-    assert bool(started) is threaded
+    assert threaded or not started  # a process that changed its number of threads starts none
 
 
 def test_a_forked_process_uses_no_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
