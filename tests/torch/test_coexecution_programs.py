@@ -7,7 +7,9 @@ import io
 import itertools
 import multiprocessing
 import random
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -603,19 +605,110 @@ def test_gradients_of_weights_beside_the_backward_pass_are_those_of_eager_mode(
             losses = [step(torch.randn(16, 3, 16, 16)) for _ in range(8)]
         return [*losses, *network.state_dict().values()]
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(_runner._PROCESS.get("threads", threads))  # another number is not usable
-    try:
-        expected, found = trained(lambda step: step), trained(coexecute)
-    finally:
-        torch.set_num_threads(threads)
+    expected, found = trained(lambda step: step), trained(coexecute)
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
-    assert threaded or not started  # a process that changed its number of threads starts none
+    assert bool(started) is threaded
+
+
+_SUMS = """
+import sys, torch
+from torch import nn
+from tunebench.torch import coexecute
+from tunebench.torch.coexecution import _runner
+from tunebench.torch.coexecution._policy import Policy
+from tunebench.torch.coexecution._testing import forced
+
+Policy.threaded = lambda self: True
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh().sum() + x.sum()
+
+def forked(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
+    return torch.jit.fork(sums, x)
+
+if __name__ == "__main__":
+    before, count = map(int, sys.argv[1:])
+    torch.set_num_threads(before)
+    large = torch.randn(1 << 20)
+    fork = torch.jit.script(forked)
+    for future in [fork(large) for _ in range(8)]:
+        future.wait()  # the threads have the number of before now
+    torch.set_num_threads(count)
+
+    def train(wrap):
+        torch.manual_seed(1)
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(6272, 9)]
+        network = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        def step(x):
+            optimizer.zero_grad()
+            loss = network(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        step = wrap(step)
+        with forced():
+            for _ in range(6):
+                step(torch.randn(16, 3, 32, 32))
+        return list(network.parameters())
+
+    pairs = list(zip(train(lambda step: step), train(coexecute)))
+    print(all(torch.equal(one, two) for one, two in pairs), _runner.is_usable())
+"""
+
+
+@pytest.mark.parametrize(("before", "count"), [(1, 2), (2, 1), (3, 2)])
+def test_threads_of_torch_get_the_number_of_threads_of_the_step(
+    before: int, count: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "sums.py"
+    script.write_text(_SUMS, encoding="utf-8")
+    command = [sys.executable, str(script), str(before), str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "True True"
 
 
 def test_a_forked_process_uses_no_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _runner.is_usable() == (torch.get_num_threads() == _runner._PROCESS["threads"])
-    monkeypatch.setitem(_runner._PROCESS, "process", -1)
+    assert _runner.is_usable()
+    monkeypatch.setattr(_runner, "_READY", {-1: torch.get_num_threads()})
+    assert not _runner.is_usable()
+
+
+_FORKED = """
+import os, torch
+from tunebench.torch.coexecution import _runner
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+def forked(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
+    return torch.jit.fork(doubled, x)
+
+_runner._WAIT_S = 0.1
+torch.jit.script(forked)(torch.ones(3)).wait()
+child = os.fork()
+if not child:
+    print(_runner.is_usable(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(_runner.is_usable())
+"""
+
+
+def test_a_process_forked_after_others_used_threads_does_not_wait_for_them(tmp_path: Path) -> None:
+    script = tmp_path / "forked.py"
+    script.write_text(_FORKED, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.split() == ["False", "True"]
+
+
+def test_threads_that_do_not_come_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_runner, "_READY", {})
+    monkeypatch.setattr(_runner, "_WAIT_S", 0.05)
+    barrier, more = threading.Barrier, torch.get_num_interop_threads() + 1
+    monkeypatch.setattr(threading, "Barrier", lambda count: barrier(more))
+    assert not _runner.is_usable()
     assert not _runner.is_usable()
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,17 +161,64 @@ def forget() -> None:
     _LAST.clear()
 
 
-_PROCESS: dict[str, int] = {}
-"""The process and the number of torch's threads when the graph runner was used first."""
+_WAIT_S = 2.0
+"""Time in which all of torch's threads must come to be counted on; they do in less than a millisecond."""
+
+_MEETING: list[threading.Barrier] = []
+_READY: dict[int, int] = {}
+"""By process: the number of threads for operators that torch's inter-operator threads have; 0 if unknown."""
+
+
+def _set_threads(count: int) -> int:
+    """Wait for the other inter-operator threads, so that each of them comes here once, and set its number."""
+    try:
+        _MEETING[0].wait(_WAIT_S)
+    except threading.BrokenBarrierError:
+        return 0
+    torch.set_num_threads(count)
+    return 1
+
+
+def _set_in_thread(count: int) -> int:
+    return _set_threads(count)
+
+
+def _start_setting(count: int) -> torch.jit.Future[int]:
+    return torch.jit.fork(_set_in_thread, count)
+
+
+@functools.cache
+def _setter() -> Any:
+    """Return a TorchScript function from a number to a future: a thread of torch's calls `_set_threads`."""
+    _set_threads.__annotations__.update({"count": int, "return": int})  # TorchScript reads no names of types
+    torch.jit.ignore(_set_threads)
+    return torch.jit.script(_start_setting)
 
 
 def is_usable() -> bool:
-    """Return whether other threads give the same results as this one.
+    """Return whether torch's inter-operator threads give the bits of this one.
 
-    They keep the number of threads that torch had when they began, which decides the order of sums. A forked
-    process has no threads of its parent.
+    The number of threads for operators decides the order of sums, and each inter-operator thread keeps the
+    number that torch had when it ran its first operator. So each gets the number of this thread, again
+    whenever this has another one. A forked process has no threads of its parent.
     """
-    threads, process = torch.get_num_threads(), os.getpid()
-    if not _PROCESS:
-        _PROCESS.update(threads=threads, process=process)
-    return _PROCESS["threads"] == threads and _PROCESS["process"] == process
+    count, process = torch.get_num_threads(), os.getpid()
+    if _READY.get(process) == count:
+        return True
+    if _READY and (process not in _READY or not _READY[process]):
+        return False
+    _READY[process] = count if _set_all(count) else 0
+    return bool(_READY[process])
+
+
+def _set_all(count: int) -> bool:
+    threads: int = torch.get_num_interop_threads()
+    _MEETING[:] = [threading.Barrier(threads)]
+    futures = [_setter()(count) for _ in range(threads)]
+    deadline = time.monotonic() + 2 * _WAIT_S
+    while not all(future.done() for future in futures):
+        if time.monotonic() > deadline:  # none runs, as in a process forked after others used them
+            return False
+        time.sleep(1e-4)
+    came: int = sum(future.wait() for future in futures)
+    return came == threads
