@@ -19,7 +19,7 @@ The formula holds for one plan and for columns of many (`MemoryPricer.of`, `Memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -29,6 +29,7 @@ from tunebench.errors import InputError
 from tunebench.forecast.parallel.layer_stream import DEPTH
 from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.plan.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
+from tunebench.plan.cluster.storage import Placement
 from tunebench.workloads.networks._network import DType
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class _OnePlan:
 _RUN = ("tensor", "microbatch", "sequence_parallel", "flash", "context", "expert_tensor", "context_gather")
 _DIVISION = ("tensor", "expert", "expert_tensor")
 _STAGES = ("pipeline", "chunks", "schedule")
+_SHARDS = ("data", "tensor", "context", "expert", "expert_tensor", "sharding")
+_GROUPS = ("data", "tensor", "context", "expert", "pipeline")
 
 
 class MemoryPricer:
@@ -219,10 +222,10 @@ class MemoryPricer:
             *_DIVISION,
             *_STAGES,
         )
-        shards = _shards(plans)
+        shards = plans.mapped(lambda plan: plan.shards, *_SHARDS)
         largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
         states = -(-held[0] // shards[0]) - (-held[1] // shards[1])
-        placed, total = _Placed.of(plans), held[0] + held[1]
+        placed, total = _placement(plans), held[0] + held[1]
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
         moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
         own = np.where(placed.parameters == "device", states, 0)
@@ -247,7 +250,7 @@ class MemoryPricer:
             "working": working,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
-            "nccl": COMMUNICATOR_BYTES * _communicators(plans),
+            "nccl": COMMUNICATOR_BYTES * plans.mapped(_communicators, *_GROUPS),
             "fragmentation": np.rint(FRAGMENTATION * (activations + working)).astype(np.int64),
         }
 
@@ -322,10 +325,7 @@ class MemoryPricer:
         """Return the layers of the stages of a rank, each as a half-open range."""
         count = plan.pipeline * plan.stages_per_device
         each, more = divmod(self.job.network.layers, count)
-        stages: Iterable[int] = range(rank, count, plan.pipeline)
-        if plan.schedule in V_SCHEDULES:
-            stages = (rank, count - 1 - rank)
-        firsts = [(stage, stage * each + min(stage, more)) for stage in stages]
+        firsts = [(stage, stage * each + min(stage, more)) for stage in plan.held_stages[rank]]
         return [(first, first + each + (stage < more)) for stage, first in firsts]
 
     def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
@@ -353,20 +353,9 @@ class MemoryPricer:
         return max(sum(self._stage_parameters(division, each)) for each in kinds)
 
 
-def _communicators(plans: _Plans) -> Any:
-    tensor, context, expert, pipeline = (
-        plans.column(name) for name in ("tensor", "context", "expert", "pipeline")
-    )
-    groups = (tensor, plans.column("data") * context, context, expert, pipeline)
-    return sum(np.where(size > 1, 1, 0) for size in groups)
-
-
-def _shards(plans: _Plans) -> tuple[Any, Any]:
-    """Return `ClusterPlan.shards`."""
-    copies = plans.column("data") * plans.column("context")
-    of_experts = copies * plans.column("tensor") // (plans.column("expert") * plans.column("expert_tensor"))
-    whole = plans.column("sharding") == "none"
-    return np.where(whole, 1, copies), np.where(whole, 1, of_experts)
+def _communicators(plan: ClusterPlan) -> int:
+    """Return the number of groups that each device communicates in."""
+    return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
 
 
 def _in_flight(plans: _Plans, rank: Any, count: Any) -> Any:
@@ -386,33 +375,14 @@ def _in_flight(plans: _Plans, rank: Any, count: Any) -> Any:
     return np.minimum(count * np.where(np.isin(schedule, V_SCHEDULES), 2, chunks), found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """Where data is, as columns (see `Placement`)."""
-
-    states: Any
-    parameters: Any
-    gathers: Any
-    scatters: Any
-    streams_gradients: Any
-
-    @classmethod
-    def of(cls, plans: _Plans) -> _Placed:
-        names = ("states", "parameters", "sharding")
-        states, parameters, sharding = (np.asarray(plans.column(name)) for name in names)
-        copies = plans.column("data") * plans.column("context")
-        scatters = (copies > 1) & ((sharding == "gradients") | (sharding == "full"))
-        alone = (copies == 1) & ((plans.column("pipeline") == 1) | (parameters != "device"))
-        return cls(
-            states=states,
-            parameters=parameters,
-            gathers=(copies > 1) & (sharding == "full"),
-            scatters=scatters,
-            streams_gradients=(states != "device") & (scatters | alone),
-        )
+def _placement(plans: _Plans) -> Placement:
+    """Return the placement of plans as columns."""
+    names = ("sharding", "states", "parameters", "activations")
+    places = [np.asarray(plans.column(name)) for name in names]
+    return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *places)
 
 
-def _stored_bytes(placed: _Placed, states: Any, buffer: Any) -> tuple[Any, Any]:
+def _stored_bytes(placed: Placement, states: Any, buffer: Any) -> tuple[Any, Any]:
     """Return the host memory and the NVMe of a device for its share of parameters.
 
     Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.

@@ -43,6 +43,9 @@ __all__ = ["TrainingCluster"]
 
 EXAMPLE = '"64 x h100-sxm, 8 a node, nvlink4, net-400"'
 
+_KINDS = ("nvlink", "pcie")
+"""Kinds of links within a node: each is the generation that a product has."""
+
 PER_NODE = 8
 """Devices per node if a text does not say; fewer if the cluster has fewer."""
 
@@ -318,7 +321,7 @@ def _stored(item: str) -> dict[str, Any]:
 def _role(item: str, given: Mapping[str, Any]) -> str:
     """Return which link an item of a text is: a network by its name, else the first one is within a node."""
     known = links()
-    named = link_name(item) in known or item in KINDS
+    named = link_name(item) in known or item in _KINDS
     if not named and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
         raise UnknownName(
             "link",
@@ -334,14 +337,10 @@ def _role(item: str, given: Mapping[str, Any]) -> str:
     return role
 
 
-KINDS = ("nvlink", "pcie")
-"""Kinds of links within a node: each is the generation that a product has."""
-
-
 def _link(entry: Any, name: str, what: str, product: Device) -> Link | None:
     if entry is None or isinstance(entry, Link):
         return entry
-    if entry in KINDS:
+    if entry in _KINDS:
         usual = link_of(product, network=False)
         if not usual.name.startswith(entry):
             raise InputError(f"{what}: the link of {product.name} within a node is {usual.name}, not {entry}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.parallelism import Parallelism, ScheduleName, Sharding
+from tunebench.forecast.parallel.pipeline.schedule import looped_placement, v_placement
 from tunebench.plan.cluster.machine import TrainingCluster
 from tunebench.plan.pipeline.activation import architecture_of
 from tunebench.space import Constraint, Parameter, Space, Table, Value
@@ -207,6 +208,11 @@ class ClusterPlan:
         return 2 if self.schedule in V_SCHEDULES else self.chunks
 
     @property
+    def held_stages(self) -> tuple[tuple[int, ...], ...]:
+        """Stages of each rank, in the order of the forward pass."""
+        return _held_stages(self.schedule in V_SCHEDULES, self.pipeline, self.chunks)
+
+    @property
     def devices(self) -> int:
         """Number of devices in use."""
         return self.copies * self.tensor * self.pipeline
@@ -278,6 +284,15 @@ class ClusterPlan:
         """Return the values that differ from another plan, as text."""
         changed = (name for name in _ABOUT if getattr(self, name) != getattr(other, name))
         return ", ".join(f"{name}={_text(getattr(self, name))}" for name in changed)
+
+
+@functools.cache
+def _held_stages(v_shaped: bool, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    placement = v_placement(ranks) if v_shaped else looped_placement(ranks, chunks)
+    held: list[list[int]] = [[] for _ in range(ranks)]
+    for stage, rank in enumerate(placement):
+        held[rank].append(stage)
+    return tuple(map(tuple, held))
 
 
 _ABOUT = {

@@ -277,7 +277,7 @@ class StepPricer:
         """Return the stages with the exposed collectives of a device's copies in its first one."""
         count = min(plan.microbatches(self.job.batch), plan.pipeline) if self.job.gradient_overlap else 0
         found = []
-        for rank, held in enumerate(_held_stages(plan)):
+        for rank, held in enumerate(plan.held_stages):
             mine = [stages[stage] for stage in reversed(held)]
             gradients_us = chained_us(
                 (each.gradients_us, each.gradients_total_us, count * each.backward_us) for each in mine
@@ -331,7 +331,7 @@ class StepPricer:
         ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
         weights = [each.weights_us * plan.splits_backward for each in stages]
         passes = [(each.pass_us[0], each.pass_us[1] - us) for each, us in zip(stages, weights, strict=True)]
-        held = _held_stages(plan)
+        held = plan.held_stages
         before_us, ends = 0.0, []
         for rank in range(ranks):
             inputs_us = count * sum(sum(passes[stage]) for stage in held[rank])
@@ -593,7 +593,7 @@ class StepPricer:
         """Return the time to send the output of each stage to the next one; 0 for the last."""
         width = plan.tensor * plan.copies
         nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
-        placement = sorted((stage, rank) for rank, held in enumerate(_held_stages(plan)) for stage in held)
+        placement = sorted((stage, rank) for rank, held in enumerate(plan.held_stages) for stage in held)
         return [
             self._send(nbytes, plan.nodes, rank * width, then * width, width) if rank != then else 0.0
             for (_, rank), (_, then) in itertools.pairwise(placement)
@@ -627,14 +627,6 @@ class StepPricer:
     ) -> float:
         us = float(collective_us(collective, nbytes, self._group(nodes, size, stride)))
         return us * self.slowdown.communication
-
-
-def _held_stages(plan: ClusterPlan) -> list[list[int]]:
-    """Return the stages of each rank."""
-    ranks = plan.pipeline
-    if plan.schedule in V_SCHEDULES:
-        return [[rank, 2 * ranks - 1 - rank] for rank in range(ranks)]
-    return [list(range(rank, ranks * plan.chunks, ranks)) for rank in range(ranks)]
 
 
 _schedule = functools.lru_cache(maxsize=64)(pipeline_schedule)

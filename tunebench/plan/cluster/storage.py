@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tunebench.forecast.parallel.layer_stream import LayerWork, Transfer, stream_us
 from tunebench.plan.cluster.machine import TrainingCluster
@@ -45,6 +46,8 @@ STATE_BYTES, HALF_BYTES = 12, 2
 class Placement:
     """Where the data of a plan is, as far as passes through layers depend on it.
 
+    All of it may also be columns of many plans (`MemoryPricer`).
+
     Attributes:
         pipeline: Stages that share the layers.
         copies: Copies of the network.
@@ -54,12 +57,12 @@ class Placement:
         activations: Where the inputs of layers are, if they are all that is kept.
     """
 
-    pipeline: int
-    copies: int
-    sharding: str
-    states: str
-    parameters: str
-    activations: str
+    pipeline: Any
+    copies: Any
+    sharding: Any
+    states: Any
+    parameters: Any
+    activations: Any
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> Placement:
@@ -67,26 +70,26 @@ class Placement:
         return cls(plan.pipeline, plan.copies, plan.sharding, plan.states, plan.parameters, plan.activations)
 
     @property
-    def streams(self) -> bool:
+    def streams(self) -> Any:
         """Whether data moves before or after each layer."""
-        moved = self.parameters != "device" or self.activations != "device"
-        return moved or self.gathers or self.scatters or self.streams_gradients
+        moved = (self.parameters != "device") | (self.activations != "device")
+        return moved | self.gathers | self.scatters | self.streams_gradients
 
     @property
-    def scatters(self) -> bool:
+    def scatters(self) -> Any:
         """Whether gradients are reduce-scattered behind each layer."""
-        return self.copies > 1 and self.sharding in ("gradients", "full")
+        return (self.copies > 1) & ((self.sharding == "gradients") | (self.sharding == "full"))
 
     @property
-    def gathers(self) -> bool:
+    def gathers(self) -> Any:
         """Whether parameters are gathered for each pass."""
-        return self.copies > 1 and self.sharding == "full"
+        return (self.copies > 1) & (self.sharding == "full")
 
     @property
-    def streams_gradients(self) -> bool:
+    def streams_gradients(self) -> Any:
         """Whether gradients leave the device behind each layer."""
-        alone = self.copies == 1 and (self.pipeline == 1 or self.parameters != "device")
-        return self.states != "device" and (self.scatters or alone)
+        alone = (self.copies == 1) & ((self.pipeline == 1) | (self.parameters != "device"))
+        return (self.states != "device") & (self.scatters | alone)
 
     @property
     def shards(self) -> int:

@@ -36,11 +36,11 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         bases=recorder.bases(),
     )
     tree.size = max(tree.size, recorder.size)
-    tree.forget(_PATHS - 1)
     before = [(nodes, each) for nodes, each in tree.paths if each.ready]
     nodes = tree.merge(recorder.calls, end)[1:]
     end = nodes[-1].end or end
     tree.use(end)
+    tree.forget(_PATHS)
     last = recorder.calls[-1].site
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):

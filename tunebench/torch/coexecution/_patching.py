@@ -41,6 +41,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
+    """Restore the functions of torch when no co-execution exists any more."""
     with _LOCK:
         _USERS[0] -= 1
         if _USERS[0] == 0:
