@@ -145,7 +145,7 @@ def _print_case(case: Case) -> ClusterAnswer:
     step = found.step
     verdict = "" if best else f" (does not fit: {answer.missing_bytes / 1e9:.1f} GB missing)"
     print(
-        f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {_short(found.plan)}{verdict} | "
+        f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {plan_text(found.plan)}{verdict} | "
         f"{step.time_us / 1e6:.2f} | {found.mfu:.1%} | {found.memory.total / 1e9:.1f} | "
         f"{step.bubble_us / step.time_us:.1%} | {step.communication_us / step.time_us:.1%} | {proof.plans} | "
         f"{proof.too_large} | {proof.bounded_by_passes + proof.bounded_by_step} | {proof.simulated} | "
@@ -174,18 +174,20 @@ def _print_reasons(name: str, answer: ClusterAnswer) -> None:
     print(f"- front of time and memory: {points}")
 
 
-def _short(plan: ClusterPlan) -> str:
-    """Return a plan as t/p/d and what is switched on."""
+def plan_text(plan: ClusterPlan) -> str:
+    """Return a plan in a few characters, with what is switched on."""
     text = f"t{plan.tensor} c{plan.context} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
+    places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
     extra = {
+        f"e{plan.expert}": plan.expert > 1,
+        f"experts shared by {plan.expert_tensor}": plan.expert_tensor > 1,
         plan.schedule: plan.splits_backward,
-        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
-            plan.recompute != "none"
-        ),
+        f"recompute {plan.recompute} {plan.recompute_layers or ''}".rstrip(): plan.recompute != "none",
         "gathered keys": plan.context_gather,
         "sequence parallel": plan.sequence_parallel,
         "flash": plan.flash,
         f"sharded {plan.sharding}": plan.sharding != "none",
+        **{f"{what} on {place}": place != "device" for what, place in places.items()},
     }
     return ", ".join([text, *(name for name, on in extra.items() if on)])
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.plan_cluster import DATA, gpt
+from benchmarks.plan_cluster import DATA, gpt, plan_text
 from tunebench.plan.cluster import (
-    ClusterPlan,
     ClusterSearch,
     CopiesJob,
     MixedCluster,
@@ -69,9 +68,10 @@ def _print_mixed() -> None:
     """Print plans with unequal layers beside equal layers and each product alone."""
     print("## Nodes of different products\n")
     print(
-        "Time of a step in seconds. `alone`: the best plan on each product alone, in the order of the "
-        "cluster. Bound gap: 0, since each best plan is proved optimal for the model of time and memory. "
-        "Seconds are those of the process for the best plan, on a machine with other load.\n"
+        "t, c, p, d: tensor, context, pipeline and data parallelism; v: stages of a device; b: sequences in "
+        "a micro-batch. Time of a step in seconds. `alone`: the best plan on each product alone, in the "
+        "order of the cluster. Bound gap: 0, since each best plan is proved optimal for the model of time "
+        "and memory. Seconds are those of the process for the best plan, on a machine with other load.\n"
     )
     print(
         "| model | cluster | batch, seq | best plan | layers of stages | step | equal layers | alone | "
@@ -92,7 +92,8 @@ def _print_mixed() -> None:
         )
         memory = ", ".join(f"{size / 1e9:.1f}" for size in best.memory_bytes)
         print(
-            f"| {name} | {cluster} | {batch}, {seq} | {_short(best.mixed.plan)} | {_layers(machine, best)} | "
+            f"| {name} | {cluster} | {batch}, {seq} | {plan_text(best.mixed.plan)} | "
+            f"{_layers(machine, best)} | "
             f"{best.step_us / 1e6:.2f} | {equal} | {alone} | {memory} | {best.mfu:.1%} | {proof.plans} | "
             f"{proof.bounded} | {proof.divisions} | {proof.too_large} | {proof.bounded_by_layers} | "
             f"{proof.bounded_by_step} | {proof.simulated} | {search_s:.1f} |",
@@ -104,23 +105,6 @@ def _layers(machine: MixedCluster, best: PricedMixedPlan) -> str:
     """Return the product and the layers of each stage."""
     pairs = zip(best.mixed.stage_groups, best.mixed.stage_layers, strict=True)
     return ", ".join(f"{machine.groups[group].device.name} {count}" for group, count in pairs)
-
-
-def _short(plan: ClusterPlan) -> str:
-    """Return a plan as t/p/d and what is switched on."""
-    extra = {
-        f"v{plan.chunks}": plan.chunks > 1,
-        plan.schedule: plan.splits_backward,
-        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
-            plan.recompute != "none"
-        ),
-        "gathered keys": plan.context_gather,
-        "sequence parallel": plan.sequence_parallel,
-        "flash": plan.flash,
-        f"sharded {plan.sharding}": plan.sharding != "none",
-    }
-    text = f"t{plan.tensor} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
-    return ", ".join([text, *(name for name, on in extra.items() if on)])
 
 
 def _print_residual() -> None:
@@ -192,11 +176,11 @@ def _print_published(folder: Path) -> None:
             for job, fixed in ((then, old), (today, {}))
         ]
         found = " | ".join(
-            f"{best[0].step.time_us / 1e6:.2f} | {_short(best[0].plan)}" if best else "nothing fits | "
+            f"{best[0].step.time_us / 1e6:.2f} | {plan_text(best[0].plan)}" if best else "nothing fits | "
             for best in bests
         )
         print(
-            f"| {row['id']} | {row['gpus']} | {_short(same.plan)} | {float(measured):.2f} | "
+            f"| {row['id']} | {row['gpus']} | {plan_text(same.plan)} | {float(measured):.2f} | "
             f"{same.step.time_us / 1e6:.2f} | {found} |",
             flush=True,
         )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.plan_cluster import gpt, long_llama
+from benchmarks.plan_cluster import gpt, long_llama, plan_text
 from tunebench.plan.cluster import (
     ClusterPlan,
     ClusterSearch,
@@ -163,7 +163,7 @@ def _print_problem(problem: Problem) -> None:
     own = best.step.time_us / search.pricer.bound_us(best.plan) - 1
     closed = f"{proof.too_large}, {proof.bounded_by_passes}, {proof.bounded_by_step}"
     print(
-        f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | {short(best.plan)} | "
+        f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | {plan_text(best.plan)} | "
         f"{best.step.time_us / 1e6:.2f} | {best.mfu:.1%} | {_memory(best, machine)} | "
         f"{_gap(result)} ({own:.2%}) | {proof.plans} | {closed} | {proof.simulated} | {seconds:.1f} | "
         f"{PUBLISHED.get(problem.name, 'none found')} |",
@@ -186,26 +186,6 @@ def _memory(best: PricedPlan, machine: TrainingCluster) -> str:
     return ", ".join(texts)
 
 
-def short(plan: ClusterPlan) -> str:
-    """Return a plan in a few characters, with what is switched on."""
-    text = f"t{plan.tensor} c{plan.context} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
-    places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
-    extra = {
-        f"e{plan.expert}": plan.expert > 1,
-        f"experts shared by {plan.expert_tensor}": plan.expert_tensor > 1,
-        plan.schedule: plan.splits_backward,
-        f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}": (
-            plan.recompute != "none"
-        ),
-        "gathered keys": plan.context_gather,
-        "sequence parallel": plan.sequence_parallel,
-        "flash": plan.flash,
-        f"sharded {plan.sharding}": plan.sharding != "none",
-        **{f"{what} on {place}": place != "device" for what, place in places.items()},
-    }
-    return ", ".join([text, *(name for name, on in extra.items() if on)])
-
-
 def _print_mixed() -> None:
     cluster = "8 x a100-80-sxm + 8 x h100-sxm, 8 a node, net-200"
     job, machine = (
@@ -220,7 +200,7 @@ def _print_mixed() -> None:
     layers = ", ".join(f"{count} layers on {machine.groups[group].device.name}" for group, count in pairs)
     closed = f"{proof.bounded}; {proof.too_large}, {proof.bounded_by_layers}, {proof.bounded_by_step}"
     print(
-        f"| 7B, mixed | {cluster} | {job.batch}, {job.seq} | {short(best.mixed.plan)}, {layers} | "
+        f"| 7B, mixed | {cluster} | {job.batch}, {job.seq} | {plan_text(best.mixed.plan)}, {layers} | "
         f"{best.step_us / 1e6:.2f} | {best.mfu:.1%} | "
         f"{', '.join(f'{size / 1e9:.1f}' for size in best.memory_bytes)} | 0 | {proof.plans} plans, "
         f"{proof.divisions} divisions | {closed} | {proof.simulated} | {seconds:.1f} | none found |",
@@ -381,7 +361,7 @@ def _print_published() -> None:
         step = ClusterSearch(job, machine, fixed={"recompute": "none"}).priced(plan).step
         published_s = each.batch * each.seq / each.devices / each.tokens_per_s
         print(
-            f"| {each.network.name} | {each.devices} | {each.source} | {each.fp8} | {short(plan)} | "
+            f"| {each.network.name} | {each.devices} | {each.source} | {each.fp8} | {plan_text(plan)} | "
             f"{published_s:.2f} | {step.time_us / 1e6:.2f} | {step.time_us / 1e6 / published_s:.2f} | "
             f"{step.compute_us / step.time_us:.0%} | {step.communication_us / step.time_us:.0%} |",
             flush=True,

@@ -12,7 +12,7 @@ import argparse
 import time
 from dataclasses import dataclass, replace
 
-from benchmarks.plan_cluster import gpt
+from benchmarks.plan_cluster import gpt, plan_text
 from tunebench.plan.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
 from tunebench.workloads.networks import Network, from_config, network
 
@@ -70,9 +70,9 @@ def _print_cases() -> None:
     print(
         "`host` and `nvme` of a cluster are sizes and GB/s of each node (NVMe: read/write). Memory: of a "
         "device, then host memory and NVMe of a node. t, c, p, d: tensor, context, pipeline and data "
-        "parallelism; b: sequences in a micro-batch. 1T is a GPT with 128 layers of width 25600, whose "
-        "parameters, gradients and states are 16 TB. Times with full sharding are optimistic, see below: "
-        "a plan without it may be faster than the 1T plan on 512 GPUs.\n"
+        "parallelism; v: stages of a device; b: sequences in a micro-batch. 1T is a GPT with 128 layers of "
+        "width 25600, whose parameters, gradients and states are 16 TB. Times with full sharding are "
+        "optimistic, see below: a plan without it may be faster than the 1T plan on 512 GPUs.\n"
     )
     print(
         "| model | cluster | batch, seq | best plan | step, s | MFU | kernels | optimizer | exposed "
@@ -89,7 +89,7 @@ def _print_cases() -> None:
         best = result.best[0] if result.best else result.least_memory
         shown = _figures(best) if best.fits else "| | | | | |"
         print(
-            f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {_plan_text(best)}"
+            f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {plan_text(best.plan)}"
             f"{'' if best.fits else _missing(best, machine)} | {shown} | {_memory(best, machine)} | "
             f"{result.proof.plans} | {result.proof.too_large} | {result.proof.simulated} | {seconds:.1f} |",
             flush=True,
@@ -118,18 +118,6 @@ def _missing(found: PricedPlan, machine: TrainingCluster) -> str:
     }
     texts = [f"{size / 1e9:.0f} {what}" for what, size in lacks.items() if size > 0]
     return f": **nothing fits; the least that is missing: {', '.join(texts)}**"
-
-
-def _plan_text(found: PricedPlan) -> str:
-    plan = found.plan
-    ring = f" c{plan.context}" if plan.context > 1 else ""
-    order = [plan.schedule] if plan.splits_backward else []
-    again = f"recompute {plan.recompute}{f' {plan.recompute_layers}' * bool(plan.recompute_layers)}"
-    text = f"t{plan.tensor}{ring} p{plan.pipeline} d{plan.data} b{plan.microbatch}"
-    stored = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
-    places = [f"{what} on {place}" for what, place in stored.items() if place != "device"]
-    sharding = [f"{plan.sharding} sharding"] if plan.sharding != "none" else []
-    return ", ".join([text, *order, again, *sharding, *places])
 
 
 # -------------------------------------------------------------------------------------- published figures
@@ -170,7 +158,7 @@ def _print_offloading() -> None:
         again = f"{tflops * 4 / 3:.0f}" if best.plan.recompute == "full" else "-"
         verdict = "" if best.fits else _missing(best, machine)
         print(
-            f"| {name} | {machine.devices} | batch {batch}, {_plan_text(best)}{verdict} | {published} | "
+            f"| {name} | {machine.devices} | batch {batch}, {plan_text(best.plan)}{verdict} | {published} | "
             f"{tflops:.0f} | {again} |",
             flush=True,
         )

@@ -23,7 +23,7 @@ THREAD = threading.local()
 _PATCHES: list[tuple[Any, str, Any, Any]] = []
 """Modules and classes of torch, names in them, the functions, and functions that iterations see."""
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # a finalizer can run within
 _USERS = [0]
 
 
