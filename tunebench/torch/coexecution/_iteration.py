@@ -255,7 +255,11 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             other = sibling.call
             if other.kind is not Kind.CREATE or other.function != call.function:
                 continue
-            if other.state == call.state and _bound(other.outputs, result, other, run):
+            if (
+                other.state == call.state
+                and sibling.allows(run.numbers)
+                and _bound(other.outputs, result, other, run)
+            ):
                 self.reached(sibling)
                 return result
             run.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunebench.torch.coexecution._building import build
 from tunebench.torch.coexecution._call import Variable
 from tunebench.torch.coexecution._function import Kind
-from tunebench.torch.coexecution._path import End, Node, PathTree
+from tunebench.torch.coexecution._path import End, Node, PathTree, clear
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
 
@@ -36,37 +36,44 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         bases=recorder.bases(),
     )
     tree.size = max(tree.size, recorder.size)
-    before = [(nodes, each) for nodes, each in tree.paths if each.ready]
-    nodes = tree.merge(recorder.calls, end)[1:]
+    nodes = tree.merge(recorder.calls, end)
     end = nodes[-1].end or end
     tree.use(end)
     tree.forget(_PATHS)
-    last = recorder.calls[-1].site
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
         end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
+    sharing = tree.sharing(nodes[0], end)
+    if end.refused is None:
+        end.refused = _prepared(recorder, nodes, end, max((other.runners for _, other in sharing), default=0))
     if end.refused is not None:
-        return end.refused, last
-    reason = _prepared(recorder, nodes, end)
-    if reason is not None:
-        for others, other in before:  # calls that they share may have no segments now
-            if other is not end:
-                build(others, other)
-        end.refused = reason
-        return reason, last
+        tree.abandon(nodes, end)
+        for path in ((nodes, end), *sharing):
+            clear(*path)
+    for others, other in sharing:
+        if other.segment is None:
+            build(others, other, **_RUNNERS[other.runners])
+    if end.refused is not None:
+        return end.refused, recorder.calls[-1].site
     end.ready = True
     tree.enliven(nodes)
     return None
 
 
-def _prepared(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
-    """Build the segments of a path with the first runners that give the results of eager mode."""
+def _prepared(recorder: Recorder, nodes: list[Node], end: End, first: int) -> str | None:
+    """Build the segments of a path with the first runners that give the results of eager mode.
+
+    Args:
+        recorder: The record.
+        nodes: The nodes of its path.
+        end: Its end.
+        first: The runners to begin with: those that paths need with which it shares calls.
+    """
     reason = None
-    for runners in _RUNNERS:
-        for node in nodes:
-            node.segment = None
+    for end.runners in range(first, len(_RUNNERS)):
+        clear(nodes, end)
         try:
-            build(nodes, end, **runners)
+            build(nodes, end, **_RUNNERS[end.runners])
             reason = difference(recorder, nodes, end)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

@@ -44,6 +44,7 @@ def follower(node: Node) -> Callable[..., Any]:
         writer.check("not holds_tensor((args, kwargs))")
     else:
         writer.arguments()
+    writer.numbers()
     if (
         node.host
         or call.bounds
@@ -101,6 +102,9 @@ class _Writer:
         for key, pattern in call.kwargs:
             self.check(f"{key!r} in kwargs")
             self._nested(f"kwargs[{key!r}]", pattern)
+
+    def numbers(self) -> None:
+        """Check the numbers of earlier calls."""
         for index, value in self._node.required.items():
             self._constant(f"run.numbers[{index}]", value)
         for one, two in self._node.equal:

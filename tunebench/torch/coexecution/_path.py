@@ -21,7 +21,7 @@ from tunebench.torch.coexecution._call import (
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._operator import allocates
 
-__all__ = ["End", "Node", "PathTree", "Update", "host_operations"]
+__all__ = ["End", "Node", "PathTree", "Update", "clear", "host_operations"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class End:
         numbers: Values of the numbers of its calls when it was recorded, by index.
         histories: Names of the nodes of autograd of variables through which no backward pass goes any more.
         used: Number of the iteration that took the path last, among those that took a known or a new path.
+        runners: Which ways to run segments gave these results, counted from the one preferred.
     """
 
     gradients: dict[int, Variable]
@@ -53,6 +54,7 @@ class End:
     numbers: dict[int, Any] = field(default_factory=dict)
     histories: dict[int, str] = field(default_factory=dict)
     used: int = 0
+    runners: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +89,6 @@ class Node:
         segment: What runs when Python waits here.
         outputs: Values that the segment must return.
         end: The path that ends here.
-        live: Whether a path that is ready leads through here.
         made: Variables that it makes as placeholders, with their specs.
         host: Its operations that run in Python's thread.
     """
@@ -105,9 +106,12 @@ class Node:
     segment: Any = None
     outputs: set[int] = field(default_factory=set)
     end: End | None = None
-    live: bool = False
     made: tuple[tuple[int, TensorSpec], ...] = ()
     host: tuple[Operation, ...] = ()
+
+    def allows(self, numbers: Any) -> bool:
+        """Return whether numbers of earlier calls, by index, have the values that the call requires."""
+        return all(Constant(numbers[index]) == Constant(value) for index, value in self.required.items())
 
 
 class PathTree:
@@ -144,20 +148,45 @@ class PathTree:
                     nodes[-1].choices.remove(node)
 
     def merge(self, calls: Sequence[Call], end: End) -> list[Node]:
-        """Merge the calls of an iteration, and return the nodes of its path.
+        """Merge the calls of an iteration, and return the nodes of its path without the root.
 
         A path that differs from a known one in numbers only, in a way that shows where the numbers go, is the
-        known path with numbers as inputs.
+        known path with numbers as inputs. Segments that hold such a number are gone afterwards, those of all
+        paths.
         """
-        similar = (path for path in self._similar(calls) if path[-1].end is not None and _freed(path, calls))
+        similar = (
+            path for path in self._similar(calls) if path[-1].end is not None and self._freed(path, calls)
+        )
         nodes = next(similar, None) or self._inserted(calls, end.specs)
         if nodes[-1].end is None:
             nodes[-1].end = end
-            end.numbers = {index: value for call in calls for index, value in call.numbers.items()}
+            end.numbers = _numbers(calls)
             self.paths.append((nodes[1:], end))
         else:
             nodes[-1].end.escaping |= end.escaping
-        return nodes
+        return nodes[1:]
+
+    def _freed(self, nodes: list[Node], calls: Sequence[Call]) -> bool:
+        """Make numbers that differ from those of a path inputs of it; return False if they decide something else."""
+        changes = _changes(nodes, calls)
+        if changes is None:
+            return False
+        end = nodes[-1].end
+        assert end is not None
+        new = _numbers(calls)
+        free = {index for index, value in end.numbers.items() if Constant(value) != Constant(new[index])}
+        _require_on_other_paths(nodes, free)
+        for node in nodes[1:]:
+            node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
+            node.required = {index: value for index, value in node.required.items() if index not in free}
+            node.follow = None
+        for node, place, fitting in changes:
+            node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
+            _set_constant(node.call, place, Number(fitting[0]))
+        if free:
+            for path in ((nodes[1:], end), *self.sharing(nodes[1], end)):
+                clear(*path)
+        return True
 
     def _similar(self, calls: Sequence[Call]) -> list[list[Node]]:
         """Return the paths that differ from calls in numbers only, those with equal numbers first."""
@@ -179,11 +208,8 @@ class PathTree:
                 if (
                     each.call.same_but_numbers(call)
                     and _same_numbers(each, call)
-                    and all(
-                        Constant(inputs.get(index)) == Constant(value)
-                        for index, value in each.required.items()
-                    )
-                    and _same_constants(each.call, call)
+                    and each.allows(inputs)
+                    and _same_constants(each.call, call, inputs | call.numbers)
                 ):
                     nodes.append(each)
                     inputs |= _inputs(each, call)
@@ -203,9 +229,25 @@ class PathTree:
     def enliven(self, nodes: Sequence[Node]) -> None:
         """Note that a path is ready."""
         for before, node in itertools.pairwise([self.root, *nodes]):
-            node.live = True
             if node not in before.choices:
                 before.choices.insert(0, node)
+
+    def abandon(self, nodes: Sequence[Node], end: End) -> None:
+        """Note that a path can only run as in eager mode."""
+        end.ready = False
+        for before, node in reversed(list(itertools.pairwise([self.root, *nodes]))):
+            if node.choices or (node.end is not None and node.end.ready):
+                return
+            if node in before.choices:
+                before.choices.remove(node)
+
+    def sharing(self, node: Node, end: End) -> list[tuple[list[Node], End]]:
+        """Return the other paths that are ready and begin with a call."""
+        return [
+            (nodes, other)
+            for nodes, other in self.paths
+            if other is not end and other.ready and nodes[0] is node
+        ]
 
     def nodes(self) -> Iterator[Node]:
         """Return all nodes below the root."""
@@ -215,6 +257,14 @@ class PathTree:
             pending += node.following
             if node is not self.root:
                 yield node
+
+
+def clear(nodes: Sequence[Node], end: End) -> None:
+    """Remove the segments of a path."""
+    for node in nodes:
+        node.segment = None
+        node.follow = None  # it holds whether there is a segment
+    end.segment = None
 
 
 def _inputs(node: Node, call: Call) -> dict[int, Any]:
@@ -239,68 +289,60 @@ def _constants(call: Call) -> Iterator[Any]:
         yield from flat((operation.args, tuple(value for _, value in operation.kwargs)))
 
 
-def _same_constants(one: Call, two: Call) -> bool:
+def _same_constants(one: Call, two: Call, numbers: dict[int, Any]) -> bool:
     return all(
-        left == right or isinstance(left, Number)
+        Constant(numbers.get(left.index)) == right if isinstance(left, Number) else left == right
         for left, right in zip(_constants(one), _constants(two), strict=False)
     )
 
 
-def _freed(nodes: list[Node], calls: Sequence[Call]) -> bool:  # noqa: C901
-    """Make numbers that differ from those of a path inputs of it; return False if they decide something else.
+def _changes(nodes: list[Node], calls: Sequence[Call]) -> list[tuple[Node, int, list[int]]] | None:
+    """Return the constants of a path that are numbers, with all numbers that equal each both times.
 
-    A constant of an operation that differs must equal a number that a call passed on, both times.
+    Return None if a number decides something else: a constant of an operation that differs must equal a
+    number that a call passed on, both times.
     """
     end = nodes[-1].end
     assert end is not None
-    old = end.numbers
-    new = {index: value for call in calls for index, value in call.numbers.items()}
+    old, new = end.numbers, _numbers(calls)
     changes = []
     for node, call in zip(nodes[1:], calls, strict=True):
         known = node.call
         if len(list(_constants(known))) != len(list(_constants(call))):
-            return False
+            return None
         for place, (left, right) in enumerate(zip(_constants(known), _constants(call), strict=True)):
             if left == right:
                 continue
             if isinstance(left, Number):
                 if Constant(new[left.index]) != right:
-                    return False
+                    return None
                 continue
             if not (isinstance(left, Constant) and isinstance(right, Constant)):
-                return False
+                return None
             fitting = [
                 index for index in old if Constant(old[index]) == left and Constant(new[index]) == right
             ]
             fitting.sort(key=lambda index: index not in call.numbers)
             if not fitting:
-                return False
+                return None
             changes.append((node, place, fitting))
-    free = {index for index in old if Constant(old[index]) != Constant(new[index])}
-    _require_on_other_paths(nodes, free)
-    for node in nodes[1:]:
-        node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
-        node.required = {index: value for index, value in node.required.items() if index not in free}
-        node.follow = None
-    for node, place, fitting in changes:
-        node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
-        _set_constant(node.call, place, Number(fitting[0]))
-    if free and changes:
-        for node in nodes:
-            node.segment = None
-    return True
+    return changes
+
+
+def _numbers(calls: Iterable[Call]) -> dict[int, Any]:
+    return {index: value for call in calls for index, value in call.numbers.items()}
 
 
 def _require_on_other_paths(nodes: list[Node], free: set[int]) -> None:
     """Keep numbers that become inputs of a path fixed on the paths that leave it afterwards."""
     freed: dict[int, Any] = {}
-    for before, node in itertools.pairwise(nodes):
-        for other in before.following:
-            if other is not node and freed:
-                other.required = {**freed, **other.required}
-                other.follow = None
+    for node, after in itertools.zip_longest(nodes, nodes[1:]):
         if node.call.kind is not Kind.OPTIMIZER:
             freed |= {index: value for index, value in node.fixed.items() if index in free}
+        for other in node.following:
+            if other is not after and freed:
+                other.required = {**freed, **other.required}
+                other.follow = None
 
 
 def _set_constant(call: Call, place: int, number: Number) -> None:
