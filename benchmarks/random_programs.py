@@ -20,6 +20,8 @@ from benchmarks.programs import Make
 __all__ = ["random_source", "source_program"]
 
 WIDTH = 4
+DEPTH = 2
+"""Number of compound statements in one another."""
 
 PREAMBLE = f"""\
 import copy
@@ -495,7 +497,8 @@ class _Writer:
 
     def statement(self, depth: int) -> None:
         """Write a statement."""
-        kind = self.chance.choices(("assign", "line", "block"), (5, 5, 2 if depth < 2 else 0))[0]
+        kinds = {"assign": 5, "line": 5} | ({"block": 2} if depth < DEPTH else {})
+        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "assign":
             self.assign(depth)
         elif kind == "block":

@@ -20,7 +20,10 @@ pytest.importorskip("torch", reason="torch is not installed: install tunebench[t
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.coexecution import TOLERANCE, differences, run_program
@@ -836,3 +839,93 @@ def test_a_number_that_changes_reaches_the_backward_pass_of_every_branch() -> No
 
     with forced():
         assert all(map(torch.equal, gradients(coexecute), gradients(lambda step: step)))
+
+
+def test_a_number_that_became_an_input_of_one_path_is_not_stale_on_paths_that_leave_it() -> None:
+    def results(wrap: Callable[[Any], Any]) -> tuple[list[float], Any]:
+        torch.manual_seed(1)
+        layer, scale, found = nn.Linear(4, 4), 1.0, []
+
+        def step(x: Tensor, kind: str) -> float:
+            result = layer(x) * scale
+            if kind == "plain":
+                return result.sum().item()
+            noise = torch.rand(4)
+            if kind == "noise":
+                return (result + noise).sum().item()
+            return (result + noise.amax()).sum().item()
+
+        step = wrap(step)
+        for kind in ("noise", "amax", "plain", "noise", "plain", "noise", "amax", "noise", "plain", "amax"):
+            scale *= 0.9
+            found.append(step(torch.ones(2, 4), kind))
+        for kind in ("noise", "amax", "plain"):
+            for _ in range(3):
+                found.append(step(torch.ones(2, 4), kind))
+        return found, step
+
+    with forced():
+        found, step = results(coexecute)
+        assert found == results(lambda step: step)[0]
+    assert coexecute.report(step).coexecuted >= 4
+
+
+class _Seen(TorchDispatchMode):
+    """A mode that notes the operations that it sees."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+def _saving(seen: list[Any]) -> Any:
+    return saved_tensors_hooks(
+        lambda tensor: (seen.append(tuple(tensor.shape)), tensor)[1], lambda tensor: tensor
+    )
+
+
+_MODES: dict[str, Callable[[Tensor, nn.Module, list[Any], Any], object]] = {
+    "inference": lambda x, layer, seen, mode: mode(torch.inference_mode),
+    "dispatch mode": lambda x, layer, seen, mode: mode(lambda: _Seen(seen)),
+    "saved-tensor hooks": lambda x, layer, seen, mode: mode(lambda: _saving(seen)),
+    "checkpoint": lambda x, layer, seen, mode: checkpoint(layer, x, use_reentrant=False).sum().item(),
+    "vmap": lambda x, layer, seen, mode: torch.func.vmap(lambda row: row.sum())(x).tolist(),
+    "grad": lambda x, layer, seen, mode: torch.func.grad(lambda y: (x * y).sum())(x).tolist(),
+    "jvp": lambda x, layer, seen, mode: torch.func.jvp(torch.sin, (x,), (x,))[1].tolist(),
+}
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new calls", "known calls"])
+@pytest.mark.parametrize("name", _MODES)
+def test_a_mode_of_torch_is_entered_in_the_middle_of_a_known_path(name: str, is_known: bool) -> None:
+    def make(seed: int) -> tuple[Step, State]:
+        torch.manual_seed(seed)
+        network, other = _network(), nn.Linear(4, 2)
+        state = _state(network=network, other=other)
+        turns = itertools.count()
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            hidden = functional.dropout(network(x), 0.2)
+            seen: list[Any] = []
+            chosen = next(turns) in (2, 3, 6)
+
+            def within(mode: Callable[[], Any]) -> None:
+                with mode():
+                    state.effects.append((x * (1 if is_known else 2)).is_inference())
+
+            if chosen:
+                state.effects.append(_MODES[name](x, other, seen, within))
+            elif is_known:
+                state.effects.append((x * 1).is_inference())
+            state.effects.append(seen)
+            return _updated(state, functional.cross_entropy(hidden + other(x), y))
+
+        return step, state
+
+    report = _check(make)
+    assert report.coexecuted >= 2
+    assert any("active" in each.reason for each in report.fallbacks)

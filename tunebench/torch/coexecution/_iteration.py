@@ -25,7 +25,7 @@ from tunebench.torch.coexecution._function import (
 from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
 from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder, spent
-from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state
+from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state, without_modes
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
@@ -103,7 +103,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def begin(self) -> None:
         """Begin the iteration."""
         if self.choices is None:
-            self._record()
+            self._record(Recorder())
         self._exits.enter_context(self)
 
     def end(self, error: BaseException | None) -> None:
@@ -117,14 +117,13 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._graph.end()
             self.run = Run(0)
 
-    def _record(self) -> Recorder:
-        recorder = Recorder()
+    def _record(self, recorder: Recorder) -> None:
+        """Record the operations of the rest of the iteration."""
         self.outcome.recorder = recorder
         if torch.utils._python_dispatch._len_torch_dispatch_stack() == 0:
             self._exits.enter_context(recorder.mode)
         else:
             recorder.refuse("another dispatch mode is active")
-        return recorder
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -371,32 +370,44 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _leave(self, reason: str) -> Recorder:
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
-        run, nodes = self.run, self.nodes
+        nodes = self.nodes
         self._graph.stop()
         site = call_site(sys._getframe(1))
         reason = FORCED if len(nodes) == self.diverge_at else reason
         self.outcome.divergence = (site[-1] if site else "?", reason)
         self.choices = None
+        recorder = self.outcome.recorder = Recorder()
+        state = thread_state()
+        with without_modes():
+            self._take_back()
+            self._repeat(recorder)
+        _enter(state)
+        self._record(recorder)
+        return recorder
+
+    def _repeat(self, recorder: Recorder) -> None:
+        """Run the calls so far as in eager mode."""
+        self.run.promised = {index for node in self.nodes for index, _ in node.made}
+        random = torch.default_generator.get_state()
+        with recorder.mode:
+            for position, node in enumerate(self.nodes):
+                if position in self._random:
+                    torch.default_generator.set_state(self._random[position])
+                _enter(node.call.state)
+                recorder.replaying = node.call.stack
+                _replay(node, self.run, recorder, self._fetched.get(position))
+        recorder.replaying = None
+        torch.default_generator.set_state(random)
+
+    def _take_back(self) -> None:
+        """Undo what segments wrote to given tensors and gradients."""
         for storage, saved, tensors in self._undo.values():
             storage.copy_(saved)
             for tensor, version in reversed(tensors):
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         self._undo.clear()
         for leaf, gradient in self._gradients.items():
-            run.objects[leaf].grad = gradient
-        run.promised = {index for node in nodes for index, _ in node.made}
-        recorder = self._record()
-        random, state = torch.default_generator.get_state(), thread_state()
-        for position, node in enumerate(nodes):
-            if position in self._random:
-                torch.default_generator.set_state(self._random[position])
-            _enter(node.call.state)
-            recorder.replaying = node.call.stack
-            _replay(node, run, recorder, self._fetched.get(position))
-        recorder.replaying = None
-        torch.default_generator.set_state(random)
-        _enter(state)
-        return recorder
+            self.run.objects[leaf].grad = gradient
 
     # -- end -------------------------------------------------------------------------------------------------
 

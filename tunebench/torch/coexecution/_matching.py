@@ -72,6 +72,9 @@ class _Writer:
             "MISS": MISS, "node": node, "isnan": math.isnan, "copysign": math.copysign,
             "grad_enabled": torch.is_grad_enabled, "any_autocast": torch._C._is_any_autocast_enabled,
             "saved_hooks": torch._C._autograd._top_saved_tensors_default_hooks, "thread_state": thread_state,
+            "dispatch_modes": torch._C._len_torch_dispatch_stack,
+            "inference_mode": torch.is_inference_mode_enabled,
+            "transforms": torch._C._functorch.peek_interpreter_stack,
             "placeholder": placeholder, "holds_tensor": holds_tensor, "choices": node.choices,
         }  # fmt: skip
         self._node = node
@@ -83,8 +86,10 @@ class _Writer:
         """Check the modes of the thread."""
         state = self._call.state
         name = self.constant(state)
+        self.check("dispatch_modes() == 0")
         if state[1] is None:
             self.check(f"grad_enabled() is {state[0]} and saved_hooks(False) is None")
+            self.check("not inference_mode() and transforms() is None")
             self.check(f"not any_autocast() or thread_state() == {name}")
         else:
             self.check(f"thread_state() == {name}")

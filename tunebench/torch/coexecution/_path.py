@@ -167,7 +167,7 @@ class PathTree:
         return nodes[1:]
 
     def _freed(self, nodes: list[Node], calls: Sequence[Call]) -> bool:
-        """Make numbers that differ from those of a path inputs of it; return False if they decide something else."""
+        """Make numbers that differ from those of a path its inputs; return False if they decide something."""
         changes = _changes(nodes, calls)
         if changes is None:
             return False
@@ -181,7 +181,9 @@ class PathTree:
             node.required = {index: value for index, value in node.required.items() if index not in free}
             node.follow = None
         for node, place, fitting in changes:
-            node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
+            node.equal |= {
+                (fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers
+            }
             _set_constant(node.call, place, Number(fitting[0]))
         if free:
             for path in ((nodes[1:], end), *self.sharing(nodes[1], end)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _len_torch_dispatch_stack
 
 from tunebench.torch.coexecution._call import (
     Bound,
@@ -40,7 +43,7 @@ from tunebench.torch.coexecution._operator import (
 )
 from tunebench.torch.coexecution.trace_graph import TracedOperation
 
-__all__ = ["NotUnderstoodError", "Recorder", "call_site", "thread_state"]
+__all__ = ["NotUnderstoodError", "Recorder", "call_site", "thread_state", "without_modes"]
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose frames are no call sites."""
@@ -59,13 +62,36 @@ class NotUnderstoodError(Exception):
 
 
 def thread_state() -> tuple[Any, ...]:
-    """Return the modes of this thread that decide what a call does."""
+    """Return the modes of this thread that decide what a call does.
+
+    These are whether gradients are enabled, the type of autocast or None, and a mode in which no call of a
+    path runs, or None.
+    """
     autocast = torch.is_autocast_enabled("cpu")
-    return (
-        torch.is_grad_enabled(),
-        torch.get_autocast_dtype("cpu") if autocast else None,
-        torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
-    )
+    other = None
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        other = "saved-tensor hooks are active"
+    elif torch.is_inference_mode_enabled():
+        other = "inference mode is active"
+    elif torch._C._functorch.peek_interpreter_stack() is not None:
+        other = "a transform of functions is active"
+    return torch.is_grad_enabled(), torch.get_autocast_dtype("cpu") if autocast else None, other
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Leave the modes of this thread in which no call of a path runs, and enter them again."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks
+    hooks = []
+    with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.inference_mode(False):
+        while (pair := top(True)) is not None:
+            hooks.append(pair)
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            yield
+        finally:
+            for pair in reversed(hooks):
+                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def call_site(frame: FrameType | None) -> tuple[str, ...]:
@@ -176,8 +202,10 @@ class Recorder:
         try:
             if found is Kind.UNKNOWN:
                 raise NotUnderstoodError(f"{_name(function)} is not understood")
-            if state[2] or torch._C._functorch.peek_interpreter_stack() is not None:
-                raise NotUnderstoodError("saved-tensor hooks or function transforms are active")
+            if state[2]:
+                raise NotUnderstoodError(state[2])
+            if _len_torch_dispatch_stack() > 1:
+                raise NotUnderstoodError("another dispatch mode is active")
             if found is Kind.COMPUTE and not _has_tensor((args, kwargs)):
                 call.kind = Kind.CREATE
                 return call
