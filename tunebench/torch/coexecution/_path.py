@@ -154,10 +154,8 @@ class PathTree:
         known path with numbers as inputs. Segments that hold such a number are gone afterwards, those of all
         paths.
         """
-        similar = (
-            path for path in self._similar(calls) if path[-1].end is not None and self._freed(path, calls)
-        )
-        nodes = next(similar, None) or self._inserted(calls, end.specs)
+        freed = (self._freed(path, calls) for path in self._similar(calls) if path[-1].end is not None)
+        nodes = next(filter(None, freed), None) or self._inserted(calls, end.specs)
         if nodes[-1].end is None:
             nodes[-1].end = end
             end.numbers = _numbers(calls)
@@ -166,29 +164,68 @@ class PathTree:
             nodes[-1].end.escaping |= end.escaping
         return nodes[1:]
 
-    def _freed(self, nodes: list[Node], calls: Sequence[Call]) -> bool:
-        """Make numbers that differ from those of a path its inputs; return False if they decide something."""
+    def _freed(self, nodes: list[Node], calls: Sequence[Call]) -> list[Node] | None:
+        """Make numbers that differ from those of a path its inputs; return None if they decide something."""
         changes = _changes(nodes, calls)
         if changes is None:
-            return False
+            return None
         end = nodes[-1].end
         assert end is not None
         new = _numbers(calls)
         free = {index for index, value in end.numbers.items() if Constant(value) != Constant(new[index])}
+        if not free:
+            return nodes
         _require_on_other_paths(nodes, free)
         for node in nodes[1:]:
             node.fixed = {index: value for index, value in node.fixed.items() if index not in free}
             node.required = {index: value for index, value in node.required.items() if index not in free}
             node.follow = None
         for node, place, fitting in changes:
-            node.equal |= {
-                (fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers
-            }
+            node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
             _set_constant(node.call, place, Number(fitting[0]))
-        if free:
-            for path in ((nodes[1:], end), *self.sharing(nodes[1], end)):
-                clear(*path)
-        return True
+            node.host = tuple(host_operations(node.call))
+        self._join(end)
+        found = next(path for path, each in self.paths if each is end)
+        for path in ((found, end), *self.sharing(found[0], end)):
+            clear(*path)
+        return [self.root, *found]
+
+    def _join(self, kept: End) -> None:
+        """Join calls that differ in numbers only, one of which takes these numbers as inputs.
+
+        Of two paths that are one afterwards, keep the one with an end.
+        """
+        replaced_by: dict[Node, Node] = {}
+        pending = [self.root]
+        while pending:
+            node = pending.pop()
+            joined: list[Node] = []
+            for each in list(node.following):
+                for position, known in enumerate(joined):
+                    if _is_general(known, each):
+                        _absorb(known, each, kept)
+                        replaced_by[each] = known
+                        break
+                    if _is_general(each, known):
+                        _absorb(each, known, kept)
+                        replaced_by[known] = joined[position] = each
+                        break
+                else:
+                    joined.append(each)
+            node.following[:] = joined
+            pending += joined
+        if not replaced_by:
+            return
+        for nodes, _ in self.paths:
+            for position, node in enumerate(nodes):
+                while node in replaced_by:
+                    node = nodes[position] = replaced_by[node]
+        self.paths = [(nodes, end) for nodes, end in self.paths if nodes[-1].end is end]
+        for node in (self.root, *self.nodes()):
+            node.choices.clear()
+        for nodes, end in sorted(self.paths, key=lambda path: path[1].used):
+            if end.ready:
+                self.enliven(nodes)
 
     def _similar(self, calls: Sequence[Call]) -> list[list[Node]]:
         """Return the paths that differ from calls in numbers only, those with equal numbers first."""
@@ -259,6 +296,45 @@ class PathTree:
             pending += node.following
             if node is not self.root:
                 yield node
+
+
+def _is_general(one: Node, two: Node) -> bool:
+    """Return whether a call is another one with numbers as inputs that are fixed for the other."""
+    known = two.required | two.fixed
+    left, right = list(_constants(one.call)), list(_constants(two.call))
+    return (
+        one.call.same_but_numbers(two.call)
+        and one.equal == two.equal
+        and len(left) == len(right)
+        and all(type(value) is type(two.call.numbers[index]) for index, value in one.call.numbers.items())
+        and all(
+            index in mine_of_two and Constant(mine_of_two[index]) == Constant(value)
+            for mine, mine_of_two in ((one.fixed, two.fixed), (one.required, two.required))
+            for index, value in mine.items()
+        )
+        and all(
+            mine == other
+            or (isinstance(mine, Number) and mine.index in known and Constant(known[mine.index]) == other)
+            for mine, other in zip(left, right, strict=True)
+        )
+    )
+
+
+def _absorb(one: Node, two: Node, kept: End) -> None:
+    """Join a call with one for which numbers are fixed that are its inputs."""
+    fixed = {
+        index: value
+        for of_two, of_one in ((two.required, one.required), (two.fixed, one.fixed))
+        for index, value in of_two.items()
+        if index not in of_one
+    }
+    for node in two.following:
+        node.required = fixed | node.required
+        node.follow = None
+    one.following += two.following
+    if one.end is None or two.end is kept:
+        one.end = two.end
+    one.pool = None
 
 
 def clear(nodes: Sequence[Node], end: End) -> None:
