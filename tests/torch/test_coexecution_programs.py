@@ -929,3 +929,20 @@ def test_a_mode_of_torch_is_entered_in_the_middle_of_a_known_path(name: str, is_
     report = _check(make)
     assert report.coexecuted >= 2
     assert any("active" in each.reason for each in report.fallbacks)
+
+
+def test_parameters_that_are_not_initialized_run_as_in_eager_mode() -> None:
+    def make(seed: int) -> tuple[Step, State]:
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 2))
+        state = State(modules={"network": network}, optimizers={}, batch=_batch)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = functional.cross_entropy(network(x), y)
+            network.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        return step, state
+
+    assert _check(make).coexecuted > 3

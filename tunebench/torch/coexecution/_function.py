@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     CREATE = "makes a tensor from other Python values"
     COMPUTE = "operations on tensors"
     UNKNOWN = "not understood"
+    UNSEEN = "reads values that a dispatch mode does not see, and checks them only without one"
 
 
 def _getters(names: str) -> set[Any]:
@@ -61,6 +62,7 @@ _UNKNOWN = _getters("_version _base output_nr retains_grad grad_dtype") | _metho
     "_make_subclass _make_wrapper_subclass to_sparse is_pinned apply_ map_ map2_ module_load "
     "sparse_resize_ sparse_resize_and_clear_ register_backward_hook is_set_to"
 )
+_UNSEEN = _methods("cov quantile nanquantile tensor_split")
 _UNKNOWN |= {
     getattr(Tensor, name).__set__ for name in ("data", "requires_grad", "_backward_hooks", "real", "imag")
 }
@@ -79,6 +81,7 @@ ALWAYS: dict[Any, Kind] = {
     **dict.fromkeys(_METADATA, Kind.METADATA),
     **dict.fromkeys(_FETCH, Kind.FETCH),
     **dict.fromkeys(_UNKNOWN, Kind.UNKNOWN),
+    **dict.fromkeys(_UNSEEN, Kind.UNSEEN),
     torch.ops.profiler._record_function_enter_new: Kind.IGNORED,
     torch.ops.profiler._record_function_exit._RecordFunction: Kind.IGNORED,
     torch._C._set_grad_enabled: Kind.STATE,

@@ -181,7 +181,8 @@ class PathTree:
             node.required = {index: value for index, value in node.required.items() if index not in free}
             node.follow = None
         for node, place, fitting in changes:
-            node.equal |= {(fitting[0], other) for other in fitting[1:] if fitting[0] not in node.call.numbers}
+            if fitting[0] not in node.call.numbers:
+                node.equal |= {(fitting[0], other) for other in fitting[1:]}
             _set_constant(node.call, place, Number(fitting[0]))
             node.host = tuple(host_operations(node.call))
         self._join(end)
@@ -199,21 +200,8 @@ class PathTree:
         pending = [self.root]
         while pending:
             node = pending.pop()
-            joined: list[Node] = []
-            for each in list(node.following):
-                for position, known in enumerate(joined):
-                    if _is_general(known, each):
-                        _absorb(known, each, kept)
-                        replaced_by[each] = known
-                        break
-                    if _is_general(each, known):
-                        _absorb(each, known, kept)
-                        replaced_by[known] = joined[position] = each
-                        break
-                else:
-                    joined.append(each)
-            node.following[:] = joined
-            pending += joined
+            node.following[:] = _joined(node.following, kept, replaced_by)
+            pending += node.following
         if not replaced_by:
             return
         for nodes, _ in self.paths:
@@ -296,6 +284,21 @@ class PathTree:
             pending += node.following
             if node is not self.root:
                 yield node
+
+
+def _joined(following: Sequence[Node], kept: End, replaced_by: dict[Node, Node]) -> list[Node]:
+    """Return calls that follow a call, joined where they are one; note what replaces each that is gone."""
+    joined: list[Node] = []
+    for node in following:
+        for position, known in enumerate(joined):
+            general, other = (known, node) if _is_general(known, node) else (node, known)
+            if general is known or _is_general(node, known):
+                _absorb(general, other, kept)
+                replaced_by[other] = joined[position] = general
+                break
+        else:
+            joined.append(node)
+    return joined
 
 
 def _is_general(one: Node, two: Node) -> bool:

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -151,6 +151,10 @@ class Recorder:
         if found is Kind.METADATA or found is Kind.IGNORED:
             return function(*args, **kwargs)
         self._site = self.replaying if self.replaying is not None else call_site(sys._getframe(1))
+        if found is Kind.UNSEEN:
+            self.refuse(f"{_name(function)} {found.value}")
+            with _disable_current_modes() if _len_torch_dispatch_stack() == 1 else nullcontext():
+                return function(*args, **kwargs)
         if self.problem is not None:
             return function(*args, **kwargs)
         call = self._begin(function, args, kwargs, found)
@@ -743,8 +747,10 @@ def _mapped(tree: Any, change: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Tensor):
+    if type(value) in (Tensor, Parameter):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Tensor):
+        return type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(each) for each in value)}]"
     return type(value).__name__ if isinstance(value, torch.Generator) else repr(value)

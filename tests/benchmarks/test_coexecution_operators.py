@@ -1,0 +1,64 @@
+"""Every operator, module and optimizer of torch under eager and co-executed, on samples of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
+
+import torch
+from torch import Tensor
+
+from benchmarks.coexecution_operators import cases, examine
+from benchmarks.programs import State, Step
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # samples call what torch warns of, in eager mode too
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_quarter_of_operators_modules_and_optimizers_equals_eager() -> None:
+    records = [examine(case) for case in list(cases(1))[::4]]
+    assert len(records) > 300
+    assert [each for each in records if each["beyond tolerance"]] == []
+    operators = [each for each in records if each["kind"] == "operator"]
+    assert sum(each["coexecuted"] > 0 for each in operators) > 0.9 * len(operators)
+
+
+@pytest.mark.parametrize("name", ["cov", "quantile", "nanquantile", "tensor_split"])
+def test_operators_that_read_values_unseen_run_as_in_eager_mode(name: str) -> None:
+    for case in cases(20, (name,)):
+        record = examine(case)
+        assert record["beyond tolerance"] == []
+        assert record["coexecuted"] == 0 or case.kind == "operator that raises"
+
+
+def test_a_difference_is_found() -> None:
+    case = next(cases(2, ("add",)))
+    programs = itertools.count()
+
+    def make(seed: int) -> tuple[Step, State]:
+        step, state = case.make(seed)
+        if next(programs) == 0:
+            return step, state
+
+        def scaled(*leaves: object) -> Tensor:
+            result = step(*leaves)
+            for each in state.tensors.values():
+                each.mul_(1.001)
+            return result
+
+        return scaled, state
+
+    assert examine(case)["beyond tolerance"] == []
+    assert examine(dataclasses.replace(case, make=make))["beyond tolerance"]
