@@ -158,8 +158,11 @@ class _Seen:
         """Add a value, unless it is None."""
         if isinstance(value, Tensor):
             self.tensors[name] = value.detach().clone()
-            self.other[f"type of {name}"] = (type(value).__name__, value.requires_grad, value.stride())
-            self.versions[name] = value._version
+            self.other[f"type of {name}"] = (
+                type(value).__name__, value.requires_grad, value.stride(), value.is_inference()
+            )  # fmt: skip
+            if not value.is_inference():  # they have no version
+                self.versions[name] = value._version
         elif value is not None:
             self.other[name] = copy.deepcopy(value)
 

@@ -120,6 +120,15 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         <rows>.unbind(1)[0][:, None] + <rows>
         <rows>.detach()
         torch.roll(<rows>, 1, 0)
+        torch.func.vmap(torch.sin)(<rows>)
+        torch.func.grad(lambda value: (value * <rows>).sum())(<rows>)
+        functional.scaled_dot_product_attention(<rows>, <rows>, <rows>)
+        torch.fft.fft(<rows>).abs()
+        functional.dropout(<rows>, abs(<float>) % 1)
+        <rows>.topk(2).indices.float().mean(-1, keepdim=True) + <rows>
+        torch.linalg.solve(<square> + torch.eye(D), <rows>.T).T
+        (lambda value: value + value)(<rows>)
+        next(filter(torch.is_tensor, [None, <rows>]))
         """
     ),
     "own": _lines(
@@ -146,6 +155,9 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         network.mean
         network.mean.clone()
         torch.bernoulli(torch.full((D,), 0.5))
+        torch.quantile(<rows>, <float>, 0)
+        torch.einsum('nd,n->d', <rows>, <rows>[:, 0])
+        functional.embedding_bag(<index>, network.words.weight, torch.tensor([0]))[0]
         """
     ),
     "square": _lines(
@@ -179,6 +191,10 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         whole.mean()
         <rows>[<index>, <index>].mean()
         torch.autograd.grad(network.a(<rows>).sum(), network.a.weight)[0].sum()
+        torch.linalg.det(<square>)
+        torch.logsumexp(<cols>, 0)
+        sum(<cols>)
+        max(<cols>)
         """
     ),
     "index": _lines(
@@ -266,6 +282,10 @@ STATEMENTS = _lines(
     <own>.index_add_(0, torch.tensor([0, 1]), <own>[:2].clone())
     torch.add(<own>, 1, out=<own>)
     <own>.numpy()[0] += 1
+    <own>.scatter_(1, <index>[:, None], <float>)
+    <own>.index_fill_(0, <index>[:1], 0.5)
+    <own>[<index>] = <own>[<index>] * 2
+    <own>.requires_grad_().sum().backward()
     <rows>.mul_(2)
     <own>.normal_(generator=chance)
     <own>.masked_fill_(<mask>, 1.0)
@@ -340,6 +360,10 @@ BLOCKS = _lines(
     with torch.no_grad():
     with torch.autocast('cpu', dtype=torch.bfloat16):
     with torch.enable_grad():
+    with torch.inference_mode():
+    with torch.set_grad_enabled(<condition>):
+    with torch.autograd.graph.save_on_cpu():
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value.clone(), lambda value: value):
     try:|except (ValueError, RuntimeError, IndexError) as error:
     try:|except Exception as error:
     try:|finally:
