@@ -85,6 +85,7 @@ class _Builder:
         self._scripts = scripts
         self._foreach = foreach
         self._values = [spec.value for spec in end.specs]
+        self._given_values = {spec.value for spec in end.specs if spec.given}
         self._number_types: dict[int, type] = {}
         for node in nodes:
             self._number_types |= {index: type(value) for index, value in node.call.numbers.items()}
@@ -195,6 +196,9 @@ class _Builder:
         if node is None:
             self._end.segment = self._segment(stop, outputs)
             return
+        node.kept |= needed
+        last = _read(stop.items).union(_defined(stop.items), node.drops)
+        node.drops = tuple(sorted(last - node.kept - self._given_values))
         outputs |= node.outputs
         if node.segment is None or outputs != node.outputs:
             node.outputs = outputs
@@ -203,21 +207,26 @@ class _Builder:
     def _segment(self, stop: _Stop, outputs: set[int]) -> Segment:
         groups = self._groups(stop)
         parts: list[Piece | UpdatePiece] = []
+        made: set[int] = set()
         for position, (items, beside) in enumerate(groups):
+            needed = set(outputs)
+            for later, _ in groups[position + 1 :]:
+                needed |= _read([later] if isinstance(later, Update) else later)
+            group = [items] if isinstance(items, Update) else items
+            made |= _defined(group)
+            drops = tuple(sorted((_read(group) & made) - needed))
             if isinstance(items, Update):
                 writes = {index for operation in items.call.operations for index in operation.writes}
                 foreach = self._foreach and _chooses_foreach(items.call)
                 operations = items.call.operations
                 decided = self._scripts and not any(map(_reads_number, operations))
                 piece = self._piece(operations, set(), beside=False) if decided else None
+                written = self._given(writes)
                 parts.append(
-                    UpdatePiece(update=items, foreach=foreach, writes=self._given(writes), operations=piece)
+                    UpdatePiece(update=items, foreach=foreach, writes=written, operations=piece, drops=drops)
                 )
                 continue
-            needed = set(outputs)
-            for later, _ in groups[position + 1 :]:
-                needed |= _read([later] if isinstance(later, Update) else later)
-            parts.append(self._piece(items, needed, beside=beside))
+            parts.append(dataclasses.replace(self._piece(items, needed, beside=beside), drops=drops))
         count = sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items)
         return Segment(
             parts=tuple(parts),

@@ -229,6 +229,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._run(node.segment)
         if call.waits:
             self._check_sizes(call)
+        if node.drops:
+            self._graph.drop(run.values, node.drops)
         if call.kind is Kind.BACKWARD:
             self._promise(node)
             for leaf, gradient in call.gradients:
@@ -273,6 +275,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch.no_grad():
             result = call.function(*given, **named)
         self._fetched[len(self.nodes)] = result
+        if node.drops:
+            self._graph.drop(run.values, node.drops)
         return result
 
     def _state(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -333,12 +337,14 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                         self._graph.take(values)
                     elif part.beside and self.threaded:
                         self._graph.start(part, values, numbers)
+                        self._graph.drop(values, part.drops)
                         continue
                     else:
                         self._graph.take(values, part.inputs, part.touches, part.changes)
                     began = time.perf_counter()
                     part.run(values, numbers)
                     self.outcome.graph_s += time.perf_counter() - began
+                    self._graph.drop(values, part.drops)
                 if segment.waits:
                     needs = segment.needs
                     self._graph.take(values, segment.reads, needs, needs if segment.shares else frozenset())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Callable
+
 from tunebench.torch.coexecution._building import build
 from tunebench.torch.coexecution._call import Variable
 from tunebench.torch.coexecution._function import Kind
@@ -9,7 +13,7 @@ from tunebench.torch.coexecution._path import End, Node, PathTree, clear
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
 
-__all__ = ["learn"]
+__all__ = ["learn", "return_memory"]
 
 _PATHS = 64
 """Number of paths that are kept, those that were taken last."""
@@ -44,9 +48,8 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
         end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
     sharing = tree.sharing(nodes[0], end)
-    if end.refused is None:
-        end.refused = _prepared(recorder, nodes, end, max((other.runners for _, other in sharing), default=0))
-    if end.refused is not None:
+    reason = end.refused or _differing(recorder, nodes, end, sharing)
+    if reason is not None:
         tree.abandon(nodes, end)
         for path in ((nodes, end), *sharing):
             clear(*path)
@@ -55,31 +58,54 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
             build(others, other, **_RUNNERS[other.runners])
     if end.refused is not None:
         return end.refused, recorder.calls[-1].site
-    end.ready = True
-    tree.enliven(nodes)
+    if reason is None:
+        end.ready = True
+        tree.enliven(nodes)
     return None
 
 
-def _prepared(recorder: Recorder, nodes: list[Node], end: End, first: int) -> str | None:
-    """Build the segments of a path with the first runners that give the results of eager mode.
+def _differing(
+    recorder: Recorder, nodes: list[Node], end: End, sharing: list[tuple[list[Node], End]]
+) -> str | None:
+    """Build the segments of a path; return how their results differ from those of eager mode, or None.
+
+    The next record of the path tries the next runners, because a record can be checked once.
 
     Args:
         recorder: The record.
         nodes: The nodes of its path.
         end: Its end.
-        first: The runners to begin with: those that paths need with which it shares calls.
+        sharing: Paths with which it shares calls, and so their runners.
     """
-    reason = None
-    for end.runners in range(first, len(_RUNNERS)):
-        clear(nodes, end)
-        try:
-            build(nodes, end, **_RUNNERS[end.runners])
-            reason = difference(recorder, nodes, end)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        if reason is None:
-            return None
-    return f"its graph gives other results: {reason}"
+    end.runners = max([end.runners, *(other.runners for _, other in sharing)])
+    clear(nodes, end)
+    try:
+        build(nodes, end, **_RUNNERS[end.runners])
+        return_memory()
+        reason = difference(recorder, nodes, end)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    if reason is not None:
+        end.runners += 1
+        if end.runners == len(_RUNNERS):
+            end.refused = f"its graph gives other results: {reason}"
+    return reason
+
+
+def return_memory() -> None:
+    """Return freed memory to the system: a record leaves small objects between large tensors that are gone."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Return the function of glibc, or None in another C library."""
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):
+        return None
 
 
 def _escaping(recorder: Recorder) -> set[int]:

@@ -88,6 +88,8 @@ class Node:
         equal: Pairs of numbers that must be equal.
         segment: What runs when Python waits here.
         outputs: Values that the segment must return.
+        kept: Values that something on a path needs after the segment.
+        drops: Values that nothing needs after the segment.
         end: The path that ends here.
         made: Variables that it makes as placeholders, with their specs.
         host: Its operations that run in Python's thread.
@@ -105,6 +107,8 @@ class Node:
     equal: set[tuple[int, int]] = field(default_factory=set)
     segment: Any = None
     outputs: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    drops: tuple[int, ...] = ()
     end: End | None = None
     made: tuple[tuple[int, TensorSpec], ...] = ()
     host: tuple[Operation, ...] = ()

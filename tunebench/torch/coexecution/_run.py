@@ -183,7 +183,10 @@ def _unsliced(pattern: Any, leaf: Any) -> Any:
 
 
 def difference(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
-    """Run the segments of a path on a recorded iteration; return how results differ, or None."""
+    """Run the segments of a path on a recorded iteration; return how results differ, or None.
+
+    This can be done once: the segments write what the record saved.
+    """
     state = torch.default_generator.get_state()
     try:
         return _Shadow(recorder).difference(nodes, end)
@@ -192,12 +195,12 @@ def difference(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
 
 
 class _Shadow:
-    """A second run of a recorded iteration on copies of what it wrote."""
+    """A second run of a recorded iteration on what was saved of it, which it writes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._run = Run(recorder.size)
-        self._copies = {key: copy.clone() for key, (_, copy) in recorder.saved.items()}
+        self._copies = {key: copy for key, (_, copy) in recorder.saved.items()}
         self._written: dict[int, Tensor] = {}
 
     def difference(self, nodes: list[Node], end: End) -> str | None:
@@ -214,6 +217,8 @@ class _Shadow:
                 node.segment.run(run.values, run.numbers)
             if call.kind is Kind.FETCH and call.result is not None and not self._same_fetch(call):
                 return f"{call.site} fetches another value"
+            for index in node.drops:
+                run.values[index] = None
         if end.segment is not None:
             end.segment.run(run.values, run.numbers)
         return self._differing_state(end)

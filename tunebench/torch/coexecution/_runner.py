@@ -22,6 +22,10 @@ _POLLS = 4_000
 """How often to ask for a result before this thread sleeps: waking it takes longer than most pieces."""
 
 
+_HELD = 2
+"""Number of finished pieces whose inputs and results are held, because a thread may not have let them go."""
+
+
 @dataclass(slots=True)
 class _Plan:
     """How a piece is started after others.
@@ -47,7 +51,7 @@ class _Flight:
         piece: The piece.
         future: The future of its results.
         held: References to its inputs: without them and the future, the other thread would need Python's
-            lock to let its own go, until the end of the iteration.
+            lock to let its own go, until later pieces have run.
     """
 
     piece: Piece
@@ -66,6 +70,7 @@ class GraphRunner:
         self.seconds = 0.0
         self._flights: list[_Flight] = []
         self._taken: list[_Flight] = []
+        self._dropped: set[int] = set()
 
     def start(self, piece: Piece, values: list[Any], numbers: list[Any]) -> None:
         """Start a piece after those that were started before."""
@@ -117,7 +122,16 @@ class GraphRunner:
             self.seconds += (stop - start) * 1e-9
             self._taken.append(flight)
             for index, result in zip(flight.piece.outputs, results, strict=True):
-                values[index] = result
+                if index not in self._dropped:
+                    values[index] = result
+        del self._taken[:-_HELD]
+
+    def drop(self, values: list[Any], indices: Collection[int]) -> None:
+        """Let go of values that nothing reads any more, also of those that are not here yet."""
+        for index in indices:
+            values[index] = None
+        if self._flights:
+            self._dropped.update(indices)
 
     def end(self) -> None:
         """Forget the results, except the last ones, which the other thread may not have let go yet."""

@@ -48,6 +48,7 @@ class Piece:
         changes: First values of each memory that it makes or writes.
         touches: First values of each memory that it makes, writes or reads.
         beside: Whether another thread may run it while Python, or what does not need it, goes on.
+        drops: Values that nothing needs after it.
         plan: How it was started last in another thread; see `_runner`.
     """
 
@@ -61,6 +62,7 @@ class Piece:
     changes: frozenset[int]
     touches: frozenset[int]
     beside: bool
+    drops: tuple[int, ...] = ()
     plan: Any = None
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
@@ -84,12 +86,14 @@ class UpdatePiece:
         writes: First given variables of each memory that it writes.
         operations: Its operations with the numbers that it had when it was recorded; None if something else
             decides them.
+        drops: Values that nothing needs after it.
     """
 
     update: Update
     foreach: bool
     writes: tuple[int, ...]
     operations: Piece | None
+    drops: tuple[int, ...] = ()
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
@@ -141,3 +145,5 @@ class Segment:
         with running():
             for part in self.parts:
                 part.run(values, numbers)
+                for index in part.drops:
+                    values[index] = None

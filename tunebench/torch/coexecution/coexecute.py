@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from tunebench.errors import InputError
 from tunebench.torch.coexecution import _testing
 from tunebench.torch.coexecution._iteration import Iteration
-from tunebench.torch.coexecution._learning import learn
+from tunebench.torch.coexecution._learning import learn, return_memory
 from tunebench.torch.coexecution._patching import THREAD, patch, unpatch
 from tunebench.torch.coexecution._path import PathTree
 from tunebench.torch.coexecution._policy import Policy
@@ -133,6 +133,7 @@ class Coexecution:
             if reason is not None:
                 self._fallbacks[reason[1], reason[0]] += 1
             recorder.release()
+            return_memory()
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
