@@ -93,7 +93,7 @@ def _differing(
 
 
 def return_memory() -> None:
-    """Return freed memory to the system: a record leaves small objects between large tensors that are gone."""
+    """Return freed memory to the system: a record leaves small objects between tensors that are gone."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
