@@ -205,6 +205,31 @@ def test_results_of_eager_torch_are_reached_to_rounding(network: Network) -> Non
     assert equal(found, expected)
 
 
+@pytest.mark.parametrize("budget", ["65%", "80%", "100%"])
+def test_running_statistics_that_are_computed_are_kept_for_their_use(budget: str) -> None:
+    torch.manual_seed(0)
+    block = [nn.Conv2d(4, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)]
+    body = nn.Sequential(*(copy.deepcopy(one) for one in (*block, nn.Tanh()) * 6))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).square().mean()
+
+    model = Loss()
+    plain = copy.deepcopy(model)
+    data = (torch.randn(2, 4, 24, 24),)
+    fitted = fit(model, budget, effort=EFFORT)
+    for _ in range(2):
+        found, expected = trained(fitted, model, data), trained(plain, plain, data)
+        assert all(
+            torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+        )
+
+
 def test_autocast_is_kept(network: Network) -> None:
     def run(budget: str) -> list[Tensor]:
         model = copy.deepcopy(network)
@@ -278,6 +303,30 @@ def test_model_that_torch_cannot_trace_is_refused() -> None:
 
     with pytest.raises(InputError, match="cannot trace the model as a whole"):
         fit(broken, "50%")(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize(("kind", "budget"), [(nn.RNN, "75%"), (nn.GRU, "75%"), (nn.LSTM, "85%")])
+def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
+    torch.manual_seed(0)
+    layer = kind(8, 16, num_layers=2, batch_first=True)
+    plain = copy.deepcopy(layer)
+    data = (torch.randn(4, 12, 8),)
+
+    def loss(run: nn.Module) -> Callable[..., Tensor]:
+        return lambda x: run(x)[0].square().mean()
+
+    found = trained(fit(loss(layer), budget, effort=EFFORT), layer, data)
+    expected = trained(loss(plain), plain, data)
+    assert all(
+        torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+    )
+
+
+def test_model_that_decides_by_a_value_is_refused() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None)  # its average divides by the number of batches
+
+    with pytest.raises(InputError, match="cannot trace the model as a whole"):
+        fit(lambda x: norm(x).square().sum(), "100%")(torch.randn(3, 4, requires_grad=True))
 
 
 @pytest.mark.parametrize("budget", ["", "0GB", "-1GB", "ten GB", 0, -5, True])

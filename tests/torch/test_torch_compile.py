@@ -306,6 +306,16 @@ def test_extraction_for_a_gpu_has_the_attention_that_runs_there(
     assert not {"aten.bmm", "aten._softmax", "aten.native_dropout"} & set(targets)
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("training", [False, True])
+def test_recurrent_layers_are_extracted_as_the_operations_of_their_steps(kind: Any, training: bool) -> None:
+    graphs = extract(lambda: kind(8, 16), [InputSpec.parse("5x2x8")], training=training, device=H100)
+    assert len(graphs) == 1 + training
+    targets = Counter(node.target for node in graphs[0].nodes)
+    products = sum(targets[name] for name in ("aten.mm", "aten.addmm", "aten.linear"))
+    assert products >= 5  # one per time step at least
+
+
 def test_extraction_for_a_gpu_pads_heads_of_flash_attention() -> None:
     (found,) = extract(lambda: Attends(heads=16), [InputSpec.parse("2x8x32:f16")], device=H100)
     (attention,) = [text for text in texts(found) if text.startswith("attention")]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.nadam import nadam
 
 from tunebench.torch.coexecution._call import Call, Constant, Number, Operation, Variable, flat
 from tunebench.torch.coexecution._function import SHARING, Kind
@@ -32,6 +33,8 @@ _BESIDE_US = 200
 def _chooses_foreach(call: Call) -> bool:
     """Return whether the program leaves it to torch whether an update uses functions on lists."""
     given = dict(call.kwargs)
+    if call.function is nadam:  # its function on lists rounds the schedule of momentum in another way
+        return False
     return _has_foreach(call.function) and all(
         given.get(name, Constant(None)) == Constant(None) for name in ("foreach", "fused")
     )

@@ -32,6 +32,8 @@ __all__ = [
     "differentiable_results",
     "first_reason",
     "in_training_mode",
+    "onednn",
+    "recurrent_layers_traced",
     "results_without_data",
     "tracing_backend",
     "without_data",
@@ -119,6 +121,7 @@ def _graphs(
         without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as given,
         in_training_mode(model, training=training),
         torch.set_grad_enabled(training),
+        recurrent_layers_traced(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -131,6 +134,24 @@ def _graphs(
         finally:
             torch._dynamo.reset()
     return tuple(found)
+
+
+@contextlib.contextmanager
+def recurrent_layers_traced() -> Iterator[None]:
+    """Trace RNN, GRU and LSTM as the operations of all their time steps; torch refuses them by default."""
+    with torch._dynamo.config.patch(allow_rnn=True), onednn(enabled=False):
+        yield
+
+
+@contextlib.contextmanager
+def onednn(*, enabled: bool) -> Iterator[None]:
+    """Choose whether torch may use oneDNN, whose operator for an LSTM has no gradient once it was traced."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported, UserError
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.graph import _BoxedCodeGen
@@ -27,7 +27,7 @@ from tunebench.plan.memory.planner import MemoryPlan, PlanEffort, plan_memory
 from tunebench.plan.memory.schedule import unplanned
 from tunebench.plan.memory.simulation import simulate
 from tunebench.plan.memory.step import HostLink, TrainingStep
-from tunebench.torch.compiler.capture import OWN_LIMIT
+from tunebench.torch.compiler.capture import OWN_LIMIT, onednn
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 from tunebench.torch.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.torch.fitting.joint_step import JointStep, joint_step
@@ -81,6 +81,7 @@ class Fitter:
         self._link, self._effort = link, effort
         self._options = (budget, plan, other_bytes, swap_folder, link, effort, rewrite)
         self._rewrite = rewrite
+        self._onednn = True
         self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
         self.steps: list[FittedStep] = []
 
@@ -97,10 +98,12 @@ class Fitter:
             partition_fn=self._partition,
             decompositions=None if self._rewrite is None else dict(DECOMPOSITIONS),
         )
+        self._onednn = torch._C._get_mkldnn_enabled()
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
         try:
-            compiled: Callable[..., Any] = backend(module, inputs)
+            with onednn(enabled=False):
+                compiled: Callable[..., Any] = backend(module, inputs)
         finally:
             sys.setrecursionlimit(limit)
         return compiled
@@ -114,7 +117,7 @@ class Fitter:
         remove_redundant_copies(module.graph)
         mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
         assert mode is not None
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), onednn(enabled=self._onednn):
             device = _device(module)
             store, link = self._host(device)
             joint = joint_step(
@@ -244,12 +247,13 @@ def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
 
 
 def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that raises this package's errors without those of torch around them."""
+    """Return a call that traces recurrent layers, and raises the errors of this package alone."""
 
     @functools.wraps(call)
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            return call(*args, **kwargs)
+            with torch._dynamo.config.patch(allow_rnn=True):
+                return call(*args, **kwargs)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, InputError):
                 raise error.inner_exception from None
@@ -260,7 +264,7 @@ def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
                 f"torch traces a model for at most {limit} kinds of input: pad inputs to fewer shapes, or "
                 "raise torch._dynamo.config.recompile_limit"
             ) from error
-        except Unsupported as error:
+        except (Unsupported, UserError) as error:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"torch cannot trace the model as a whole: {reason}") from error
 

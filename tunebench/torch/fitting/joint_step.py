@@ -178,7 +178,7 @@ class _Reader:
 
     def _operation(self, node: fx.Node, time_us: float, resident: set[int]) -> StepOperation:
         first, last = RUNNING_STATISTICS.get(node.target, (0, 0))
-        ignored = set(node.args[first:last])
+        ignored = {one for one in node.args[first:last] if self._tensor_of.get(one) in resident}
         reads = dict.fromkeys(
             self._tensor_of[one]
             for one in node.all_input_nodes

@@ -20,6 +20,9 @@ __all__ = ["Times", "measured_times", "predicted_times"]
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
 
+_OPAQUE = ("aten::_cudnn_rnn_backward", "aten::mkldnn_rnn_layer_backward")
+"""Operators that read the private state of another operator: made up, it crashes the process."""
+
 REPEATS = 3
 """Runs of an operation of which the shortest counts."""
 
@@ -50,8 +53,8 @@ def predicted_times(module: fx.GraphModule, device: Device) -> Times:
 def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     """Return the times of operations that are measured alone; equal ones are measured once.
 
-    An operation that cannot run alone, because its kernel expects other types than torch traced, counts by
-    its bytes at the mean rate of the others.
+    An operation that cannot run alone, because its kernel expects other types than torch traced or the state
+    of another operation, counts by its bytes at the mean rate of the others.
 
     Args:
         nodes: Calls of a graph, on tensors of a device in this machine.
@@ -73,6 +76,8 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
 
 def _measured_us(node: fx.Node) -> float | None:
     """Return the shortest time of a few runs of a call; none if it cannot run."""
+    if getattr(node.target, "_schema", None) is not None and node.target._schema.name in _OPAQUE:
+        return None
     args, kwargs = tree_map(_ones, (node.args, node.kwargs), is_leaf=_is_traced)
     leaves = tree_leaves((args, kwargs))
     on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)

@@ -17,6 +17,7 @@ from tunebench.plan.memory.step import HostLink
 from tunebench.torch.compiler.capture import (
     first_reason,
     in_training_mode,
+    recurrent_layers_traced,
     results_without_data,
     without_data,
     without_log,
@@ -79,6 +80,7 @@ def profile_step(
             without_log(),
             without_data(model, args, kwargs or {}) as given,
             in_training_mode(model, training=True),
+            recurrent_layers_traced(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
