@@ -23,9 +23,10 @@ from tunebench.torch.coexecution._function import (
     optimizer_functions,
 )
 from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
+from tunebench.torch.coexecution._modes import enter, thread_state, without_modes
 from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder, spent
-from tunebench.torch.coexecution._recorder import Recorder, call_site, thread_state, without_modes
+from tunebench.torch.coexecution._recorder import Recorder, call_site
 from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
@@ -387,7 +388,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with without_modes():
             self._take_back()
             self._repeat(recorder)
-        _enter(state)
+        enter(state)
         self._record(recorder)
         return recorder
 
@@ -399,7 +400,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             for position, node in enumerate(self.nodes):
                 if position in self._random:
                     torch.default_generator.set_state(self._random[position])
-                _enter(node.call.state)
+                enter(node.call.state)
                 recorder.replaying = node.call.stack
                 _replay(node, self.run, recorder, self._fetched.get(position))
         recorder.replaying = None
@@ -538,18 +539,6 @@ def _pooled(node: Node, run: Run) -> tuple[Any, ...] | None:
         if sys.getrefcount(each) > 3 or each.__dict__ or weakref.getweakrefcount(each):
             return None
     return tuple(made) or None
-
-
-def _enter(state: tuple[Any, ...]) -> None:
-    """Set the modes of this thread that decide what a call does."""
-    enabled, autocast, _ = state
-    torch._C._set_grad_enabled(enabled)
-    if (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None) is not autocast:
-        if not torch._C._is_any_autocast_enabled() or autocast is None:
-            torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cpu", autocast is not None)
-        if autocast is not None:
-            torch.set_autocast_dtype("cpu", autocast)
 
 
 def _no_tensor() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tunebench.torch.coexecution._building import build
 from tunebench.torch.coexecution._call import Variable
 from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._merging import merge
 from tunebench.torch.coexecution._path import End, Node, PathTree, clear
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
@@ -40,7 +41,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         bases=recorder.bases(),
     )
     tree.size = max(tree.size, recorder.size)
-    nodes = tree.merge(recorder.calls, end)
+    nodes = merge(tree, recorder.calls, end)
     end = nodes[-1].end or end
     tree.use(end)
     tree.forget(_PATHS)

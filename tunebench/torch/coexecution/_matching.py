@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tunebench.torch.coexecution._call import Constant, Number, Structure, Variable
 from tunebench.torch.coexecution._function import Kind
+from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._path import Node
 from tunebench.torch.coexecution._placeholder import placeholder
-from tunebench.torch.coexecution._recorder import thread_state
 
 __all__ = ["MISS", "follower", "holds_tensor"]
 

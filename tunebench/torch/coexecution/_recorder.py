@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _len_torch_dispatch_stack
@@ -31,6 +29,7 @@ from tunebench.torch.coexecution._call import (
     Variable,
 )
 from tunebench.torch.coexecution._function import REPRESENTING, SHARING, Kind, kind
+from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._operator import (
     allocates,
     cost_us,
@@ -43,7 +42,7 @@ from tunebench.torch.coexecution._operator import (
 )
 from tunebench.torch.coexecution.trace_graph import TracedOperation
 
-__all__ = ["NotUnderstoodError", "Recorder", "call_site", "thread_state", "without_modes"]
+__all__ = ["NotUnderstoodError", "Recorder", "call_site"]
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose frames are no call sites."""
@@ -59,39 +58,6 @@ _CONSTANTS = (
 
 class NotUnderstoodError(Exception):
     """A call that can only run as in eager mode."""
-
-
-def thread_state() -> tuple[Any, ...]:
-    """Return the modes of this thread that decide what a call does.
-
-    These are whether gradients are enabled, the type of autocast or None, and a mode in which no call of a
-    path runs, or None.
-    """
-    autocast = torch.is_autocast_enabled("cpu")
-    other = None
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        other = "saved-tensor hooks are active"
-    elif torch.is_inference_mode_enabled():
-        other = "inference mode is active"
-    elif torch._C._functorch.peek_interpreter_stack() is not None:
-        other = "a transform of functions is active"
-    return torch.is_grad_enabled(), torch.get_autocast_dtype("cpu") if autocast else None, other
-
-
-@contextmanager
-def without_modes() -> Iterator[None]:
-    """Leave the modes of this thread in which no call of a path runs, and enter them again."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks
-    hooks = []
-    with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.inference_mode(False):
-        while (pair := top(True)) is not None:
-            hooks.append(pair)
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-        try:
-            yield
-        finally:
-            for pair in reversed(hooks):
-                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def call_site(frame: FrameType | None) -> tuple[str, ...]:
