@@ -140,12 +140,16 @@ class IndexMap:
 
     @functools.lru_cache(MOST_KNOWN)  # noqa: B019 - bounded
     def offsets(self) -> tuple[int, int]:
-        """Return limits of the offsets that are read: at most the smallest one, and at least the largest."""
+        """Return limits of the offsets that are read: at most the smallest one, and at least the largest.
+
+        If guards exclude one another, nothing is read, and the limits are 0.
+        """
+        if any(first > last for first, last in map(self._permitted, self.guards)):
+            return 0, 0
         low = high = self.start
         free = set(range(len(self.shape)))
         for guard, axes, step in self._guarded_dimensions():
-            first, last = guard.span(self.shape)
-            ends = [step * (max(0, first) - guard.start), step * (min(last, guard.extent - 1) - guard.start)]
+            ends = [step * end for end in self._permitted(guard)]
             low, high = low + min(ends), high + max(ends)
             free -= axes
         rest = sorted(free)
@@ -154,6 +158,14 @@ class IndexMap:
         below += sum(end for end in gathered if end < 0)
         above += sum(end for end in gathered if end > 0)
         return low + below, high + above
+
+    def _permitted(self, guard: Guard) -> tuple[int, int]:
+        """Return the smallest and largest ``sum(i * coefficients)`` that all guards of this sum permit."""
+        low, high = _span(self.shape, guard.coefficients)
+        for one in self.guards:
+            if one.coefficients == guard.coefficients:
+                low, high = max(low, -one.start), min(high, one.extent - 1 - one.start)
+        return low, high
 
     def _guarded_dimensions(self) -> Iterator[tuple[Guard, frozenset[int], int]]:
         """Yield guards that limit the index along a dimension of the operand: guard, axes, step in memory."""

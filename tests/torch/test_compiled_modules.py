@@ -836,6 +836,19 @@ def test_activations_of_extreme_numbers_are_those_of_torch(function: Callable[[T
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-30)
 
 
+def test_part_of_a_rolled_tensor_that_is_outside_of_a_gradient_is_not_read() -> None:
+    def function(x: Tensor) -> Tensor:
+        rolled = x.roll(-1, 0)
+        half = rolled.chunk(2, 0)[1]
+        return rolled.sum() + (x * x).sum() + (half * half).sum()
+
+    given = R(16)
+    x, y = (given.clone()[::2].detach().requires_grad_() for _ in range(2))
+    with served.prefer("tunebench"):
+        gradient = torch.autograd.grad(served.compile(function)(x), x)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(function(y), y)[0])
+
+
 def test_generated_modules_agree_with_float64(request: pytest.FixtureRequest) -> None:
     count = 2000 if request.config.getoption("--every-sample") else 40
 

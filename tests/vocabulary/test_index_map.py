@@ -113,6 +113,14 @@ def test_counts_and_limits_of_offsets_are_those_of_all_elements(found: IndexMap)
     assert found.touched() == len(read)
 
 
+def test_guards_that_exclude_one_another_read_nothing() -> None:
+    never = Guard((1,), 7, 4)
+    first, later = Guard((1,), 0, 1), Guard((1,), -3, 4)
+    assert IndexMap((8,), (1,), 7, (never, first)).offsets() == (0, 0)
+    assert IndexMap((8,), (1,), -3, (first, later)).offsets() == (0, 0)
+    assert IndexMap((8,), (1,), -3, (later, Guard((1,), 0, 5))).offsets() == (0, 1)
+
+
 def test_guards_of_several_axes_limit_the_offsets_of_windows() -> None:
     windows = IndexMap((4, 3), (2, 1), -1, (Guard((2, 1), -1, 8),))
     assert windows.offsets() == (0, 7)
