@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,6 @@ from tunebench.torch.coexecution._call import (
     Call,
     Constant,
     Number,
-    Operation,
     TensorSpec,
     flat,
     replaced,
@@ -191,23 +191,14 @@ def _set_constant(call: Call, place: int, number: Number) -> None:
     def change(leaf: Any) -> Any:
         return number if next(counter) == place else leaf
 
-    operations = []
-    for each in call.operations:
-        args = replaced(each.args, change)
-        kwargs = tuple((key, replaced(value, change)) for key, value in each.kwargs)
-        operations.append(
-            Operation(
-                operator=each.operator,
-                args=args,
-                kwargs=kwargs,
-                outputs=each.outputs,
-                is_list=each.is_list,
-                writes=each.writes,
-                is_random=each.is_random,
-                cost_us=each.cost_us,
-            )
+    call.operations = [
+        dataclasses.replace(
+            each,
+            args=replaced(each.args, change),
+            kwargs=tuple((key, replaced(value, change)) for key, value in each.kwargs),
         )
-    call.operations = operations
+        for each in call.operations
+    ]
 
 
 # -- joining -------------------------------------------------------------------------------------------------
