@@ -82,7 +82,7 @@ def _differing(
     clear(nodes, end)
     try:
         build(nodes, end, **_RUNNERS[end.runners])
-        return_memory()
+        return_memory(recorder)
         reason = difference(recorder, nodes, end)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
@@ -93,9 +93,13 @@ def _differing(
     return reason
 
 
-def return_memory() -> None:
+_RETURNED_BYTES = 1 << 25
+"""Bytes of results of a recorded iteration from which on freed memory is returned: it takes milliseconds."""
+
+
+def return_memory(recorder: Recorder) -> None:
     """Return freed memory to the system: a record leaves small objects between tensors that are gone."""
-    trim = _malloc_trim()
+    trim = _malloc_trim() if recorder.made_bytes >= _RETURNED_BYTES else None
     if trim is not None:
         trim(0)
 

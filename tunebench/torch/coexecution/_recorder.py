@@ -84,6 +84,7 @@ class Recorder:
         tensors: The tensor objects by variable, as far as they are alive.
         saved: Contents of given storages before the iteration wrote them.
         spent: Histories, by variable, through which another backward pass raises an error at once.
+        made_bytes: Bytes of the results of all operations.
     """
 
     def __init__(self) -> None:
@@ -106,6 +107,7 @@ class Recorder:
         self.replaying: tuple[str, ...] | None = None
         self._numbers = 0
         self.spent: dict[int, Any] = {}
+        self.made_bytes = 0
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -557,6 +559,7 @@ class Recorder:
         if state is not None and random:
             call.random_states.append(state)
         results = result if isinstance(result, (tuple, list)) else (result,)
+        self.made_bytes += sum(each.nbytes for each in results if isinstance(each, Tensor))
         outputs = tuple(
             self._value_of(each, new=True) if isinstance(each, Tensor) else None for each in results
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -20,10 +21,6 @@ __all__ = ["GraphRunner", "forget", "is_usable"]
 
 _POLLS = 4_000
 """How often to ask for a result before this thread sleeps: waking it takes longer than most pieces."""
-
-
-_HELD = 2
-"""Number of finished pieces whose inputs and results are held, because a thread may not have let them go."""
 
 
 @dataclass(slots=True)
@@ -51,7 +48,7 @@ class _Flight:
         piece: The piece.
         future: The future of its results.
         held: References to its inputs: without them and the future, the other thread would need Python's
-            lock to let its own go, until later pieces have run.
+            lock to let its own go, until the end of the iteration.
     """
 
     piece: Piece
@@ -70,7 +67,6 @@ class GraphRunner:
         self.seconds = 0.0
         self._flights: list[_Flight] = []
         self._taken: list[_Flight] = []
-        self._dropped: set[int] = set()
 
     def start(self, piece: Piece, values: list[Any], numbers: list[Any]) -> None:
         """Start a piece after those that were started before."""
@@ -122,16 +118,13 @@ class GraphRunner:
             self.seconds += (stop - start) * 1e-9
             self._taken.append(flight)
             for index, result in zip(flight.piece.outputs, results, strict=True):
-                if index not in self._dropped:
-                    values[index] = result
-        del self._taken[:-_HELD]
+                values[index] = result
 
     def drop(self, values: list[Any], indices: Collection[int]) -> None:
-        """Let go of values that nothing reads any more, also of those that are not here yet."""
-        for index in indices:
-            values[index] = None
-        if self._flights:
-            self._dropped.update(indices)
+        """Let go of values that nothing reads any more, unless another thread may have references to them."""
+        if not self._flights and not self._taken:
+            for index in indices:
+                values[index] = None
 
     def end(self) -> None:
         """Forget the results, except the last ones, which the other thread may not have let go yet."""
@@ -174,6 +167,17 @@ def forget() -> None:
     """Let the results of the last piece go."""
     _LAST.clear()
 
+
+@atexit.register
+def _let_threads_finish() -> None:
+    """Give Python's lock to threads that let their last references go: at the exit they could not take it."""
+    forget()
+    if _READY:
+        time.sleep(_EXIT_S)
+
+
+_EXIT_S = 0.05
+"""Time at the exit in which a thread of torch's can take Python's lock; else the process aborts."""
 
 _WAIT_S = 2.0
 """Time in which all of torch's threads must come to be counted on; they do in less than a millisecond."""

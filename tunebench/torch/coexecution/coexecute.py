@@ -133,7 +133,7 @@ class Coexecution:
             if reason is not None:
                 self._fallbacks[reason[1], reason[0]] += 1
             recorder.release()
-            return_memory()
+            return_memory(recorder)
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
