@@ -168,14 +168,6 @@ def forget() -> None:
     _LAST.clear()
 
 
-@atexit.register
-def _let_threads_finish() -> None:
-    """Give Python's lock to threads that let their last references go: at the exit they could not take it."""
-    forget()
-    if _READY:
-        time.sleep(_EXIT_S)
-
-
 _EXIT_S = 0.05
 """Time at the exit in which a thread of torch's can take Python's lock; else the process aborts."""
 
@@ -183,8 +175,36 @@ _WAIT_S = 2.0
 """Time in which all of torch's threads must come to be counted on; they do in less than a millisecond."""
 
 _MEETING: list[threading.Barrier] = []
-_READY: dict[int, int] = {}
-"""By process: the number of threads for operators that torch's inter-operator threads have; 0 if unknown."""
+
+
+@dataclass(slots=True)
+class _Threads:
+    """What is known about torch's inter-operator threads.
+
+    Attributes:
+        count: The number of threads for operators that each of them has; 0 if they are not used; None at first.
+    """
+
+    count: int | None = None
+
+
+_THREADS = _Threads()
+
+
+@atexit.register
+def _let_threads_finish() -> None:
+    """Give Python's lock to threads that let their last references go: at the exit they could not take it."""
+    forget()
+    if _THREADS.count:
+        time.sleep(_EXIT_S)
+
+
+def _stop_using() -> None:
+    """Use no threads: a forked process has none, and to ask for one can wait forever for a lock of theirs."""
+    _THREADS.count = 0
+
+
+os.register_at_fork(after_in_child=_stop_using)
 
 
 def _set_threads(count: int) -> int:
@@ -218,15 +238,13 @@ def is_usable() -> bool:
 
     The number of threads for operators decides the order of sums, and each inter-operator thread keeps the
     number that torch had when it ran its first operator. So each gets the number of this thread, again
-    whenever this has another one. A forked process has no threads of its parent.
+    whenever this has another one. A forked process uses none.
     """
-    count, process = torch.get_num_threads(), os.getpid()
-    if _READY.get(process) == count:
-        return True
-    if _READY and (process not in _READY or not _READY[process]):
-        return False
-    _READY[process] = count if _set_all(count) else 0
-    return bool(_READY[process])
+    count: int = torch.get_num_threads()
+    if _THREADS.count in (0, count):
+        return bool(_THREADS.count)
+    _THREADS.count = count if _set_all(count) else 0
+    return bool(_THREADS.count)
 
 
 def _set_all(count: int) -> bool:
@@ -235,7 +253,7 @@ def _set_all(count: int) -> bool:
     futures = [_setter()(count) for _ in range(threads)]
     deadline = time.monotonic() + 2 * _WAIT_S
     while not all(future.done() for future in futures):
-        if time.monotonic() > deadline:  # none runs, as in a process forked after others used them
+        if time.monotonic() > deadline:  # other tasks block them
             return False
         time.sleep(1e-4)
     came: int = sum(future.wait() for future in futures)
