@@ -182,7 +182,7 @@ class _Threads:
     """What is known about torch's inter-operator threads.
 
     Attributes:
-        count: The number of threads for operators that each of them has; 0 if they are not used; None at first.
+        count: The number of threads for operators of each; 0 if they are not used; None at first.
     """
 
     count: int | None = None
