@@ -209,27 +209,20 @@ class _Builder:
 
     def _segment(self, stop: _Stop, outputs: set[int]) -> Segment:
         groups = self._groups(stop)
-        parts: list[Piece | UpdatePiece] = []
+        needed = set(outputs)
+        after: list[set[int]] = []
+        for items, _ in reversed(groups):
+            after.append(set(needed))
+            needed |= _read(_listed(items))
         made: set[int] = set()
-        for position, (items, beside) in enumerate(groups):
-            needed = set(outputs)
-            for later, _ in groups[position + 1 :]:
-                needed |= _read([later] if isinstance(later, Update) else later)
-            group = [items] if isinstance(items, Update) else items
-            made |= _defined(group)
-            drops = tuple(sorted((_read(group) & made) - needed))
+        parts: list[Piece | UpdatePiece] = []
+        for (items, beside), needed in zip(groups, reversed(after), strict=True):
+            made |= _defined(_listed(items))
+            drops = tuple(sorted((_read(_listed(items)) & made) - needed))
             if isinstance(items, Update):
-                writes = {index for operation in items.call.operations for index in operation.writes}
-                foreach = self._foreach and _chooses_foreach(items.call)
-                operations = items.call.operations
-                decided = self._scripts and not any(map(_reads_number, operations))
-                piece = self._piece(operations, set(), beside=False) if decided else None
-                written = self._given(writes)
-                parts.append(
-                    UpdatePiece(update=items, foreach=foreach, writes=written, operations=piece, drops=drops)
-                )
-                continue
-            parts.append(dataclasses.replace(self._piece(items, needed, beside=beside), drops=drops))
+                parts.append(self._update(items, drops))
+            else:
+                parts.append(self._piece(items, needed, drops, beside=beside))
         count = sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items)
         return Segment(
             parts=tuple(parts),
@@ -240,6 +233,17 @@ class _Builder:
             operations=count,
             runner="TorchScript" if self._scripts else "Python",
             site=stop.node.call.site if stop.node is not None else "the end of the iteration",
+        )
+
+    def _update(self, update: Update, drops: tuple[int, ...]) -> UpdatePiece:
+        call = update.call
+        decided = self._scripts and not any(map(_reads_number, call.operations))
+        return UpdatePiece(
+            update=update,
+            foreach=self._foreach and _chooses_foreach(call),
+            writes=self._given({index for operation in call.operations for index in operation.writes}),
+            operations=self._piece(call.operations, set(), (), beside=False) if decided else None,
+            drops=drops,
         )
 
     def _given(self, values: set[int]) -> tuple[int, ...]:
@@ -286,7 +290,9 @@ class _Builder:
         finish()
         return groups
 
-    def _piece(self, operations: list[Operation], needed: set[int], *, beside: bool) -> Piece:
+    def _piece(
+        self, operations: list[Operation], needed: set[int], drops: tuple[int, ...], *, beside: bool
+    ) -> Piece:
         defined: set[int] = set()
         inputs: dict[int, None] = {}
         numbers: dict[int, type] = {}
@@ -314,6 +320,7 @@ class _Builder:
             changes=frozenset().union(*map(self._changed, operations)),
             touches=frozenset().union(*map(self._touched, operations)),
             beside=beside and self._scripts,
+            drops=drops,
         )
 
 
@@ -399,6 +406,10 @@ def _variables(call: Any) -> set[int]:
         for leaf in flat((call.args, tuple(value for _, value in call.kwargs)))
         if isinstance(leaf, Variable)
     }
+
+
+def _listed(items: list[Operation] | Update) -> Sequence[Operation | Update]:
+    return [items] if isinstance(items, Update) else items
 
 
 def _defined(parts: Sequence[Operation | Update]) -> set[int]:

@@ -62,10 +62,11 @@ _UNKNOWN = _getters("_version _base output_nr retains_grad grad_dtype") | _metho
     "_make_subclass _make_wrapper_subclass to_sparse is_pinned apply_ map_ map2_ module_load "
     "sparse_resize_ sparse_resize_and_clear_ register_backward_hook is_set_to"
 )
-_UNSEEN = _methods("cov quantile nanquantile tensor_split")
 _UNKNOWN |= {
     getattr(Tensor, name).__set__ for name in ("data", "requires_grad", "_backward_hooks", "real", "imag")
 }
+
+_UNSEEN = _methods("cov quantile nanquantile tensor_split")
 
 
 def clear_gradients(*leaves: Tensor) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tunebench.torch.coexecution._call import Call, Constant, Structure, Variable, replaced
+from tunebench.torch.coexecution._call import Call, Variable
 from tunebench.torch.coexecution._function import (
     ALWAYS,
     NATIVE,
@@ -27,7 +26,8 @@ from tunebench.torch.coexecution._modes import enter, thread_state, without_mode
 from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder, spent
 from tunebench.torch.coexecution._recorder import Recorder, call_site
-from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt
+from tunebench.torch.coexecution._repeating import repeat
+from tunebench.torch.coexecution._run import Run, real_arguments, unseen
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
 from tunebench.torch.coexecution._testing import FORCED
@@ -205,6 +205,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             return MISS
         except Diverged as reason:
             return self._diverge(str(reason), call.function, args, kwargs or {})
+        if node.drops:
+            self._graph.drop(self.run.values, node.drops)
         if self.choices is not None and call.kind is not Kind.CREATE:
             self.reached(node)
         return result
@@ -230,15 +232,12 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._run(node.segment)
         if call.waits:
             self._check_sizes(call)
-        if node.drops:
-            self._graph.drop(run.values, node.drops)
+        self._promise(node)
         if call.kind is Kind.BACKWARD:
-            self._promise(node)
             for leaf, gradient in call.gradients:
                 self._set(leaf, run.objects[gradient])
             return None
-        self._promise(node)
-        return _result(call.outputs, run)
+        return run.result(call.outputs)
 
     def _promise(self, node: Node) -> None:
         """Make the placeholders of a call."""
@@ -260,7 +259,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if (
                 other.state == call.state
                 and sibling.allows(run.numbers)
-                and _bound(other.outputs, result, other, run)
+                and run.bind_new(other, other.outputs, result)
             ):
                 self.reached(sibling)
                 return result
@@ -276,8 +275,6 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch.no_grad():
             result = call.function(*given, **named)
         self._fetched[len(self.nodes)] = result
-        if node.drops:
-            self._graph.drop(run.values, node.drops)
         return result
 
     def _state(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -313,7 +310,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             if run.indices.get(id(gradient)) == expected.index:
                 continue
             spec = call.specs.get(expected.index)
-            if spec is None or not run.bind(expected.index, spec, gradient, [_no_tensor, 0]):
+            if spec is None or not run.bind(expected.index, spec, gradient, unseen()):
                 raise Differs
 
     def _check_sizes(self, call: Call) -> None:
@@ -338,7 +335,6 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                         self._graph.take(values)
                     elif part.beside and self.threaded:
                         self._graph.start(part, values, numbers)
-                        self._graph.drop(values, part.drops)
                         continue
                     else:
                         self._graph.take(values, part.inputs, part.touches, part.changes)
@@ -387,24 +383,10 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         state = thread_state()
         with without_modes():
             self._take_back()
-            self._repeat(recorder)
+            repeat(self.nodes, self.run, recorder, self._random, self._fetched)
         enter(state)
         self._record(recorder)
         return recorder
-
-    def _repeat(self, recorder: Recorder) -> None:
-        """Run the calls so far as in eager mode."""
-        self.run.promised = {index for node in self.nodes for index, _ in node.made}
-        random = torch.default_generator.get_state()
-        with recorder.mode:
-            for position, node in enumerate(self.nodes):
-                if position in self._random:
-                    torch.default_generator.set_state(self._random[position])
-                enter(node.call.state)
-                recorder.replaying = node.call.stack
-                _replay(node, self.run, recorder, self._fetched.get(position))
-        recorder.replaying = None
-        torch.default_generator.set_state(random)
 
     def _take_back(self) -> None:
         """Undo what segments wrote to given tensors and gradients."""
@@ -438,7 +420,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch.no_grad():
             self._hand_over(escaping, end)
         for node in self.nodes:
-            node.pool = _pooled(node, run)
+            node.pool = run.pooled(node)
 
     def _hand_over(self, escaping: list[int], end: End) -> None:
         """Turn placeholders into tensors, and write gradients."""
@@ -457,92 +439,6 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 run.redeem(index, spent(real, end.histories[index]) if index in end.histories else real)
         for tensor, index in promised:
             tensor.grad = run.objects[index] if index in escaping else run.values[specs[index].value].detach()
-
-
-def _replay(node: Node, run: Run, recorder: Recorder, fetched: Any) -> None:
-    """Run a call as in eager mode, and turn the placeholders it gave to Python into its results."""
-    call = node.call
-    args, kwargs = rebuilt(call, run)
-    if call.kind is Kind.CREATE:
-        result = _result(call.outputs, run)
-        recorder.adopt(call.function, args, kwargs, result, Kind.CREATE)
-        return
-    if call.kind is Kind.FETCH:
-        recorder.adopt(call.function, args, kwargs, fetched, Kind.FETCH)
-        return
-    result = recorder.call(
-        call.function, args, kwargs, Kind.OPTIMIZER if call.kind is Kind.OPTIMIZER else None
-    )
-    for leaf, variable in call.gradients:
-        if variable in run.promised:
-            tensor, promised = run.objects[leaf], run.objects[variable]
-            result = tensor.grad
-            index = recorder.index_of(result)
-            with torch.no_grad():
-                tensor.grad = None
-                run.redeem(variable, result)
-                tensor.grad = promised
-            if index is not None:
-                recorder.rename(promised, index)
-    _adopt(call.outputs, result, run, recorder)
-
-
-def _adopt(pattern: Any, result: Any, run: Run, recorder: Recorder) -> None:
-    if isinstance(pattern, Variable):
-        if pattern.index in run.promised:
-            index = recorder.index_of(result)
-            run.redeem(pattern.index, result)
-            if index is not None:
-                recorder.rename(run.objects[pattern.index], index)
-    elif isinstance(pattern, Structure):
-        for each, value in zip(pattern.parts, result, strict=True):
-            _adopt(each, value, run, recorder)
-    elif isinstance(pattern, (tuple, list)):
-        for each, value in zip(pattern, result, strict=True):
-            _adopt(each, value, run, recorder)
-
-
-def _result(pattern: Any, run: Run) -> Any:
-    """Return the result of a call to Python."""
-    if isinstance(pattern, Variable):
-        return run.objects[pattern.index]
-    return replaced(
-        pattern, lambda leaf: run.objects[leaf.index] if isinstance(leaf, Variable) else leaf.value
-    )
-
-
-def _bound(pattern: Any, result: Any, call: Call, run: Run) -> bool:
-    """Bind new tensors to their variables; return whether they are like them."""
-    if isinstance(pattern, Variable):
-        spec = call.specs.get(pattern.index)
-        return (
-            spec is not None
-            and isinstance(result, Tensor)
-            and run.bind(pattern.index, spec, result, [_no_tensor, 0])
-        )
-    if isinstance(pattern, Constant):
-        return Constant(result) == pattern
-    parts = pattern.parts if isinstance(pattern, Structure) else pattern
-    return (
-        isinstance(result, (tuple, list))
-        and len(parts) == len(result)
-        and all(_bound(each, value, call, run) for each, value in zip(parts, result, strict=True))
-    )
-
-
-def _pooled(node: Node, run: Run) -> tuple[Any, ...] | None:
-    """Return the placeholders of a call if nothing refers to them and nothing was added to them."""
-    made = [run.objects[index] for index, _ in node.made]
-    for index, _ in node.made:
-        run.objects[index] = None
-    for each in made:
-        if sys.getrefcount(each) > 3 or each.__dict__ or weakref.getweakrefcount(each):
-            return None
-    return tuple(made) or None
-
-
-def _no_tensor() -> None:
-    """Return None, like a weak reference to a tensor that is gone."""
 
 
 _UPDATES = {function for _, _, function in optimizer_functions()}

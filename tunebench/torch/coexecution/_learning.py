@@ -36,9 +36,9 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     end = End(
         gradients=_gradients(recorder),
         escaping=_escaping(recorder),
-        specs=recorder.specs,
-        roots=recorder.roots(),
-        bases=recorder.bases(),
+        specs=recorder.tensors.specs,
+        roots=recorder.tensors.roots(),
+        bases=recorder.tensors.bases(),
     )
     tree.size = max(tree.size, recorder.size)
     nodes = merge(tree, recorder.calls, end)
@@ -116,8 +116,8 @@ def _malloc_trim() -> Callable[[int], int] | None:
 def _escaping(recorder: Recorder) -> set[int]:
     return {
         index
-        for index, spec in enumerate(recorder.specs)
-        if not spec.given and recorder.tensors[index]() is not None
+        for index, spec in enumerate(recorder.tensors.specs)
+        if not spec.given and recorder.tensors.object(index) is not None
     }
 
 
@@ -125,7 +125,7 @@ def _histories(recorder: Recorder) -> dict[int, str]:
     """Return the names of histories that are spent, of tensors that outlived the iteration."""
     found = {}
     for index, history in recorder.spent.items():
-        tensor = recorder.tensors[index]()
+        tensor = recorder.tensors.object(index)
         if tensor is not None and tensor.grad_fn is history:
             found[index] = type(history).__name__
     return found
@@ -140,8 +140,10 @@ def _gradients(recorder: Recorder) -> dict[int, Variable]:
             changed.add(call.args[0].index)
     found: dict[int, Variable] = {}
     for leaf in changed:
-        tensor = recorder.tensors[leaf]()
-        index = recorder.index_of(tensor.grad) if tensor is not None and tensor.grad is not None else None
-        if index is not None and not recorder.specs[index].given:
+        tensor = recorder.tensors.object(leaf)
+        index = (
+            recorder.tensors.index_of(tensor.grad) if tensor is not None and tensor.grad is not None else None
+        )
+        if index is not None and not recorder.tensors.specs[index].given:
             found[leaf] = Variable(index)
     return found

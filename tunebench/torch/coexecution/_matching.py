@@ -15,6 +15,7 @@ from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._path import Node
 from tunebench.torch.coexecution._placeholder import placeholder
+from tunebench.torch.coexecution._run import unseen
 
 __all__ = ["MISS", "follower", "holds_tensor"]
 
@@ -192,7 +193,7 @@ class _Writer:
         spec = self._call.specs.get(index)
         if spec is not None and spec.given and index not in self._seen:
             self._seen.add(index)
-            cache = self.constant([_nothing, 0])
+            cache = self.constant(unseen())
             self.check(f"run.bind({index}, {self.constant(spec)}, {source}, {cache})")
         else:
             self.check(f"{source} is objects[{index}]")
@@ -219,7 +220,3 @@ class _Writer:
         else:
             name = self.constant(value)
             self.check(f"type({source}) is {self.constant(type(value))} and {source} == {name}")
-
-
-def _nothing() -> None:
-    """Return None, like a weak reference to a tensor that is gone."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tunebench.torch.coexecution._call import Operation
+from tunebench.torch.coexecution._call import Constant, Operation, Value
 
 __all__ = [
     "allocates",
+    "allocation",
     "cost_us",
     "depends_on_data",
+    "filling",
     "indices",
     "is_random",
     "may_raise",
@@ -158,3 +158,29 @@ def cost_us(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     count = flop_registry.get(operator.overloadpacket)
     flops: float = count(*args, **kwargs, out_val=result) if count is not None else 0
     return _CALL_US + float(max(size / _BYTES_PER_US, flops / _FLOPS_PER_US))
+
+
+def allocation(tensor: Tensor, outputs: tuple[int | None, ...]) -> Operation:
+    """Return the operation that allocates memory like that of a tensor."""
+    return Operation(
+        operator=torch.ops.aten.empty_strided.default,
+        args=([*map(Constant, tensor.shape)], [*map(Constant, tensor.stride())]),
+        kwargs=(("dtype", Constant(tensor.dtype)),), outputs=outputs, is_list=False,
+    )  # fmt: skip
+
+
+_FILLING = {
+    "aten::rand_like": torch.ops.aten.uniform_.default,
+    "aten::randn_like": torch.ops.aten.normal_.default,
+}
+
+
+def filling(operator: Any, outputs: tuple[int | None, ...]) -> Operation | None:
+    """Return the operation that fills allocated memory as an operator does; None if there is none."""
+    index, *others = outputs
+    if index is None or others or operator.name() not in _FILLING:
+        return None
+    return Operation(
+        operator=_FILLING[operator.name()], args=(Value(index),), kwargs=(), outputs=outputs, is_list=False,
+        writes=(index,), is_random=True,
+    )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _len_torch_dispatch_stack
 
+from tunebench.torch.coexecution._autograd import leaves_of, raises_again
 from tunebench.torch.coexecution._call import (
     Bound,
     Call,
@@ -24,25 +23,29 @@ from tunebench.torch.coexecution._call import (
     Number,
     Operation,
     Structure,
-    TensorSpec,
     Value,
     Variable,
+    flat,
+    replaced,
 )
 from tunebench.torch.coexecution._function import REPRESENTING, SHARING, Kind, kind
 from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._operator import (
     allocates,
+    allocation,
     cost_us,
     depends_on_data,
+    filling,
     indices,
     is_random,
     may_raise,
     scales,
     written,
 )
+from tunebench.torch.coexecution._tensors import NotUnderstoodError, Tensors
 from tunebench.torch.coexecution.trace_graph import TracedOperation
 
-__all__ = ["NotUnderstoodError", "Recorder", "call_site"]
+__all__ = ["Recorder", "call_site"]
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose frames are no call sites."""
@@ -54,10 +57,6 @@ _CONSTANTS = (
     int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
     type(Ellipsis), np.integer, np.floating, np.bool_,
 )  # fmt: skip
-
-
-class NotUnderstoodError(Exception):
-    """A call that can only run as in eager mode."""
 
 
 def call_site(frame: FrameType | None) -> tuple[str, ...]:
@@ -81,8 +80,7 @@ class Recorder:
         trace: All operations, in order.
         replaying: Call stack of a call that runs again after it ran as a known one; None for a new call.
         problem: Why the iteration can only run as in eager mode, and where; None if it is understood.
-        tensors: The tensor objects by variable, as far as they are alive.
-        saved: Contents of given storages before the iteration wrote them.
+        tensors: The tensors of the iteration.
         spent: Histories, by variable, through which another backward pass raises an error at once.
         made_bytes: Bytes of the results of all operations.
     """
@@ -91,23 +89,19 @@ class Recorder:
         self.calls: list[Call] = []
         self.trace: list[TracedOperation] = []
         self.problem: tuple[str, str] | None = None
-        self.specs: list[TensorSpec] = []
-        self.tensors: list[Any] = []
-        self.given: dict[int, Tensor] = {}
-        self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.tensors = Tensors()
         self.mode: TorchDispatchMode = _OperationMode(self)
-        self._variables: dict[int, int] = {}
-        self._values: dict[tuple[Any, ...], int] = {}
-        self._geometry: list[tuple[Any, ...]] = []
-        self._bases: dict[int, int] = {}
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._shared: set[int] = set()
         self._current: Call | None = None
         self._site: tuple[str, ...] = ()
         self.replaying: tuple[str, ...] | None = None
         self._numbers = 0
         self.spent: dict[int, Any] = {}
         self.made_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Return a number that all indices are smaller than."""
+        return max(self.tensors.size, self._numbers) + 1
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -150,8 +144,7 @@ class Recorder:
 
     def release(self) -> None:
         """Let go of tensors and of results that were only needed to check the path."""
-        self.given.clear()
-        self.saved.clear()
+        self.tensors.release()
         self.spent.clear()
         del self.mode  # which refers to the recorder
         for call in self.calls:
@@ -184,7 +177,7 @@ class Recorder:
             call.args = self._pattern(call, tuple(args))
             call.kwargs = tuple((key, self._pattern(call, value)) for key, value in kwargs.items())
             if found is Kind.OPTIMIZER:
-                call.kwargs = tuple((key, _mapped(value, functools.partial(self._number, call)))
+                call.kwargs = tuple((key, replaced(value, functools.partial(self._number, call)))
                                     for key, value in call.kwargs)  # fmt: skip
         except NotUnderstoodError as error:
             self.refuse(str(error))
@@ -212,12 +205,12 @@ class Recorder:
         self.calls.append(call)
 
     def _finish(self, call: Call) -> None:
+        tensors = self.tensors
         for operation in call.operations:
-            touched = {self._geometry[index][0] for index in (*operation.reads(), *operation.writes)}
-            call.waits |= bool(touched & self._shared)
+            call.waits |= any(map(tensors.is_shared, (*operation.reads(), *operation.writes)))
             if call.kind is Kind.COMPUTE:
-                dtypes = [self._geometry[index][4] for index in operation.outputs if index is not None]
-                reads = [self._geometry[index][4] for index in operation.reads()]
+                dtypes = [tensors.geometry[index].dtype for index in operation.outputs if index is not None]
+                reads = [tensors.geometry[index].dtype for index in operation.reads()]
                 bound = self._bound(operation)
                 if bound is not None:
                     call.bounds += (bound,)
@@ -227,7 +220,7 @@ class Recorder:
                     call.waits = True
                     for index in operation.outputs:
                         if index is not None:
-                            call.checked[index] = self._geometry[index][1:]
+                            call.checked[index] = tensors.geometry[index][1:]
             reads_number = "_local_scalar_dense" in operation.operator.name()
             if reads_number and call.kind not in (Kind.FETCH, Kind.OPTIMIZER):
                 raise NotUnderstoodError(f"{_name(call.function)} decides by a value of a tensor")
@@ -239,26 +232,26 @@ class Recorder:
         if found is None:
             return None
         held, chosen, ignored = found
-        storage = self._geometry[held][0]
-        root = self._storages[storage][1]
-        if root < 0 or storage in self.saved or storage in self._shared:
+        tensors = self.tensors
+        root = tensors.root(held)
+        if root < 0 or tensors.is_saved(held) or tensors.is_shared(held):
             return None  # the indices are a result, or are written
-        shape = self._geometry[chosen][1]
+        shape = tensors.geometry[chosen].shape
         axis = 1 if ignored is not None and len(shape) > 1 else 0
-        bound = Bound(self.specs[root].value, shape[axis], ignored)
+        bound = Bound(tensors.specs[root].value, shape[axis], ignored)
         with _disable_current_modes():
-            return bound if bound.holds(self.given[root]) else None
+            return bound if bound.holds(tensors.given[root]) else None
 
     def _fetched(self, call: Call, result: Any) -> None:
         if _has_tensor(result):
             raise NotUnderstoodError(f"{_name(call.function)} returned a tensor")
-        for leaf in _leaves((call.args, call.kwargs)):
+        for leaf in flat((call.args, call.kwargs)):
             if isinstance(leaf, Variable):
-                spec = self.specs[leaf.index]
+                spec = self.tensors.specs[leaf.index]
                 if call.function in REPRESENTING and spec.has_history:
                     raise NotUnderstoodError(f"{_name(call.function)} shows the history of a tensor")
                 if call.function in SHARING:
-                    self._shared.add(self._geometry[spec.value][0])
+                    self.tensors.share(spec.value)
         call.operations.clear()
         if isinstance(result, np.ndarray):
             result = result.copy()
@@ -271,7 +264,7 @@ class Recorder:
         core = [each for each in call.operations if each.operator.name() != "aten::detach"]
         if len(core) != 1 or not scales(core[0].operator):
             return
-        constants = [leaf.value for leaf in _leaves((core[0].args, tuple(v for _, v in core[0].kwargs)))
+        constants = [leaf.value for leaf in flat((core[0].args, tuple(v for _, v in core[0].kwargs)))
                      if isinstance(leaf, Constant)]  # fmt: skip
 
         def abstract(leaf: Any) -> Any:
@@ -281,8 +274,8 @@ class Recorder:
                 return leaf
             return self._number(call, leaf)
 
-        call.args = _mapped(call.args, abstract)
-        call.kwargs = tuple((key, _mapped(value, abstract)) for key, value in call.kwargs)
+        call.args = replaced(call.args, abstract)
+        call.kwargs = tuple((key, replaced(value, abstract)) for key, value in call.kwargs)
 
     def _number(self, call: Call, leaf: Any) -> Any:
         """Return a number of a call as an input of it."""
@@ -307,169 +300,47 @@ class Recorder:
             ):
                 raise NotUnderstoodError("anomaly detection or collectives are active")
             roots = args[0] if isinstance(args[0], (tuple, list)) else [args[0]]
-            leaves = self._leaves_of(roots)
+            leaves = leaves_of(roots)
             if not kwargs.get("retain_graph"):
                 self.spent |= {
                     index: root.grad_fn
                     for root in roots
-                    if (index := self._known(root)) is not None and _raises_again(root.grad_fn)
+                    if (index := self.tensors.index_of(root)) is not None and raises_again(root.grad_fn)
                 }
         except NotUnderstoodError as error:
             self.refuse(str(error))
             return {}
         before = {}
         for leaf in leaves:
-            index = self._known(leaf)
+            index = self.tensors.index_of(leaf)
             if index is None:
                 self.refuse("backward reaches a tensor that the iteration did not use")
                 return {}
             before[index] = leaf.grad
             if leaf.grad is not None:
                 try:
-                    call.accumulated += ((index, self._gradient(leaf.grad, call)),)
+                    gradient = self.tensors.variable(leaf.grad, call.specs, given=True)
+                    call.accumulated += ((index, gradient),)
                 except NotUnderstoodError as error:
                     self.refuse(str(error))
                     return {}
         return before
 
-    def _gradient(self, gradient: Tensor, call: Call) -> Variable:
-        """Return what the gradient of a leaf is before a backward pass."""
-        index = self._known(gradient)
-        return Variable(self._new(gradient, call, given=True) if index is None else index)
-
-    def _leaves_of(self, roots: Any) -> list[Tensor]:
-        """Return the leaves of graphs of autograd, which must hold no Python."""
-        leaves: list[Tensor] = []
-        pending, seen = [root.grad_fn for root in roots if root.grad_fn is not None], set()
-        if len(pending) < len(roots):
-            raise NotUnderstoodError("backward of a leaf")
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):
-                leaf = node.variable
-                if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
-                    raise NotUnderstoodError("a leaf has hooks")
-                leaves.append(leaf)
-            elif isinstance(node, torch.autograd.function.BackwardCFunction):
-                raise NotUnderstoodError(f"{type(node).__name__} is a Python function of autograd")
-            pending += [following for following, _ in node.next_functions if following is not None]
-        return leaves
-
     def _gradients_after(self, call: Call, before: dict[int, Tensor | None]) -> None:
         changed = []
         for index in before:
-            leaf = self.tensors[index]()
-            gradient = leaf.grad
+            leaf = self.tensors.object(index)
+            gradient = leaf.grad if leaf is not None else None
             if gradient is None or gradient is before[index]:
                 continue
-            known = self._known(gradient)
-            changed.append((index, self._new(gradient, call, given=False) if known is None else known))
+            changed.append((index, self.tensors.variable(gradient, call.specs, given=False).index))
         call.gradients = tuple(changed)
 
-    # -- tensors ---------------------------------------------------------------------------------------------
-
-    def _known(self, tensor: Tensor) -> int | None:
-        index = self._variables.get(id(tensor))
-        return index if index is not None and self.tensors[index]() is tensor else None
-
-    @property
-    def size(self) -> int:
-        """Return a number that all indices are smaller than."""
-        return max(len(self.specs), len(self._geometry), self._numbers) + 1
-
-    def roots(self) -> list[int]:
-        """Return for each value the first given variable with its memory, or -1."""
-        return [self._storages[key[0]][1] for key in self._geometry]
-
-    def bases(self) -> list[int]:
-        """Return for each value the first value with its memory."""
-        return [self._bases[key[0]] for key in self._geometry]
-
-    def rename(self, tensor: Tensor, index: int) -> None:
-        """Note that another object is a variable now."""
-        self._variables[id(tensor)] = index
-        self.tensors[index] = weakref.ref(tensor)
-
-    def index_of(self, tensor: Tensor) -> int | None:
-        """Return the variable that an object is."""
-        return self._known(tensor)
-
-    def _new(self, tensor: Tensor, call: Call, *, given: bool, made: bool = False) -> int:
-        _check(tensor)
-        if given and not made and tensor.grad_fn is not None:
-            raise NotUnderstoodError("a tensor has a history from before the iteration")
-        index = len(self.specs)
-        storage = tensor.untyped_storage()
-        if given:
-            known = self._storages.get(storage._cdata)
-            alias = known[1] if known is not None else -1
-            if known is not None and alias < 0:
-                raise NotUnderstoodError("a new tensor shares the memory of a result")
-            if known is None:
-                self._storages[storage._cdata] = (StorageWeakRef(storage), index)
-            if not storage.resizable():
-                self._shared.add(storage._cdata)
-            value = self._value_of(tensor, new=True)
-            self.given[index] = tensor
-        else:
-            alias, value = -1, self._value_of(tensor)
-        spec = TensorSpec(
-            value=value, shape=tensor.shape, stride=tensor.stride(), offset=tensor.storage_offset(),
-            dtype=tensor.dtype, requires_grad=tensor.requires_grad, is_leaf=tensor.is_leaf, given=given,
-            alias=alias, shared=given and not storage.resizable(),
-        )  # fmt: skip
-        self.specs.append(spec)
-        call.specs[index] = spec
-        self.tensors.append(weakref.ref(tensor))
-        self._variables[id(tensor)] = index
-        return index
-
-    def _key(self, tensor: Tensor) -> tuple[Any, ...]:
-        storage = tensor.untyped_storage()._cdata
-        return (storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-
-    def _value_of(self, tensor: Tensor, *, new: bool = False) -> int:
-        """Return the index of a tensor's value; a view of a known value becomes a value of its own."""
-        key = self._key(tensor)
-        index = self._values.get(key)
-        if index is not None:
-            return index
-        base = self._bases.get(key[0])
-        index = len(self._geometry)
-        self._geometry.append(key)
-        self._values[key] = index
-        if base is None:
-            if not new:
-                raise NotUnderstoodError("a tensor comes from elsewhere")
-            self._bases[key[0]] = index
-            if key[0] not in self._storages:
-                self._storages[key[0]] = (StorageWeakRef(tensor.untyped_storage()), -1)
-        elif not new:
-            if self._geometry[base][4] != tensor.dtype or self._current is None:
-                raise NotUnderstoodError("a tensor is a view of another with another type")
-            self._current.operations.append(
-                Operation(
-                    operator=torch.ops.aten.as_strided.default,
-                    args=(
-                        Value(base),
-                        [*map(Constant, key[1])],
-                        [*map(Constant, key[2])],
-                        Constant(key[3]),
-                    ),
-                    kwargs=(),
-                    outputs=(index,),
-                    is_list=False,
-                )
-            )
-        return index
+    # -- patterns --------------------------------------------------------------------------------------------
 
     def _pattern(self, call: Call, value: Any) -> Any:
         if isinstance(value, Tensor):
-            index = self._known(value)
-            return Variable(self._new(value, call, given=True) if index is None else index)
+            return self.tensors.variable(value, call.specs, given=True)
         if isinstance(value, tuple) and type(value) in (tuple, torch.Size):
             return tuple(self._pattern(call, each) for each in value)
         if type(value) is list:
@@ -484,15 +355,11 @@ class Recorder:
 
     def _output(self, call: Call, value: Any) -> Any:
         if isinstance(value, Tensor):
-            index = self._known(value)
-            if index is not None:
-                if self.specs[index] != self._current_spec(value, index):
-                    raise NotUnderstoodError(
-                        f"{_name(call.function)} changed the shape or history of a tensor"
-                    )
-                return Variable(index)
-            given = call.kind is Kind.CREATE and not self._is_result(value)
-            return Variable(self._new(value, call, given=given, made=True))
+            index = self.tensors.index_of(value)
+            if index is not None and not self.tensors.is_unchanged(value, index):
+                raise NotUnderstoodError("a tensor changed its shape or history in place")
+            given = call.kind is Kind.CREATE and not self.tensors.is_result(value)
+            return self.tensors.variable(value, call.specs, given=given, made=True)
         if value is None:
             return Constant(None)
         if type(value) in (tuple, list):
@@ -500,17 +367,6 @@ class Recorder:
         if isinstance(value, tuple) and type(value).__module__ == "torch.return_types":
             return Structure(type(value), tuple(self._output(call, each) for each in value))
         raise NotUnderstoodError(f"{_name(call.function)} returned a {type(value).__name__}")
-
-    def _is_result(self, tensor: Tensor) -> bool:
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        return known is not None and known[1] < 0
-
-    def _current_spec(self, tensor: Tensor, index: int) -> TensorSpec:
-        old = self.specs[index]
-        before = (old.shape, old.stride, old.offset, old.dtype, old.requires_grad, old.is_leaf)
-        if before == (*self._key(tensor)[1:], tensor.requires_grad, tensor.is_leaf):
-            return old
-        raise NotUnderstoodError("a tensor changed its shape or history in place")
 
     # -- operations ------------------------------------------------------------------------------------------
 
@@ -546,12 +402,12 @@ class Recorder:
         if operator.namespace != "aten":
             raise NotUnderstoodError(f"{operator.name()} is no operator of ATen")
         lifted = operator.name() == "aten::lift_fresh"
-        patterns = tuple(self._argument(each, lifted) for each in args)
-        named = tuple((key, self._argument(value, lifted)) for key, value in kwargs.items())
+        patterns = tuple(self._argument(call, each, lifted) for each in args)
+        named = tuple((key, self._argument(call, value, lifted)) for key, value in kwargs.items())
         changed = written(operator, args, kwargs)
         for tensor in changed:
-            self._save(tensor)
-        writes = tuple(self._value_of(tensor) for tensor in changed)
+            self.tensors.save(tensor)
+        writes = tuple(self.tensors.value_of(tensor, views=call.operations) for tensor in changed)
         state = torch.default_generator.get_state() if is_random(operator) else None
         result = operator(*args, **kwargs)
         done.append(result)
@@ -561,13 +417,13 @@ class Recorder:
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.made_bytes += sum(each.nbytes for each in results if isinstance(each, Tensor))
         outputs = tuple(
-            self._value_of(each, new=True) if isinstance(each, Tensor) else None for each in results
+            self.tensors.value_of(each, new=True) if isinstance(each, Tensor) else None for each in results
         )
         if allocates(operator):
-            call.operations.append(_allocation(result, outputs))
+            call.operations.append(allocation(result, outputs))
             return
-        if random and (filling := _FILLING.get(operator.name())) is not None:
-            call.operations += [_allocation(result, outputs), _filled(filling, outputs)]
+        if random and (fill := filling(operator, outputs)) is not None:
+            call.operations += [allocation(result, outputs), fill]
             return
         if random:
             self._check_random(call, patterns)
@@ -587,53 +443,21 @@ class Recorder:
     def _check_random(self, call: Call, patterns: tuple[Any, ...]) -> None:
         """Refuse random numbers that depend on values."""
         made = {each.outputs[0] for each in call.operations if allocates(each.operator)}
-        if any(leaf.index not in made for leaf in _leaves(patterns) if isinstance(leaf, Value)):
+        if any(leaf.index not in made for leaf in flat(patterns) if isinstance(leaf, Value)):
             raise NotUnderstoodError(f"{_name(call.function)} draws random numbers that depend on values")
 
-    def _argument(self, value: Any, lifted: bool) -> Any:
+    def _argument(self, call: Call, value: Any, lifted: bool) -> Any:
         if isinstance(value, Tensor):
-            if lifted and self._values.get(self._key(value)) is None:
+            if lifted and not self.tensors.has_value(value):
                 return Constant(_Held(value.clone()))
-            return Value(self._value_of(value))
+            return Value(self.tensors.value_of(value, views=call.operations))
         if isinstance(value, (tuple, list)):
-            return [self._argument(each, lifted) for each in value]
+            return [self._argument(call, each, lifted) for each in value]
         if isinstance(value, torch.Generator):
             raise NotUnderstoodError("an operation uses a random number generator of its own")
         if isinstance(value, _CONSTANTS):
             return Constant(value)
         raise NotUnderstoodError(f"an operation has an argument of type {type(value).__name__}")
-
-    def _save(self, tensor: Tensor) -> None:
-        """Save the contents of a given storage before the iteration writes it."""
-        storage = tensor.untyped_storage()
-        known = self._storages.get(storage._cdata)
-        if known is not None and known[1] >= 0 and storage._cdata not in self.saved:
-            self.saved[storage._cdata] = (storage, storage.clone())
-
-
-_FILLING = {
-    "aten::rand_like": torch.ops.aten.uniform_.default,
-    "aten::randn_like": torch.ops.aten.normal_.default,
-}
-
-
-def _allocation(tensor: Tensor, outputs: tuple[int | None, ...]) -> Operation:
-    """Return the operation that allocates memory like that of a tensor."""
-    return Operation(
-        operator=torch.ops.aten.empty_strided.default,
-        args=([*map(Constant, tensor.shape)], [*map(Constant, tensor.stride())]),
-        kwargs=(("dtype", Constant(tensor.dtype)),), outputs=outputs, is_list=False,
-    )  # fmt: skip
-
-
-def _filled(operator: Any, outputs: tuple[int | None, ...]) -> Operation:
-    """Return the operation that fills new memory with random numbers."""
-    (index,) = outputs
-    assert index is not None
-    return Operation(
-        operator=operator, args=(Value(index),), kwargs=(), outputs=outputs, is_list=False, writes=(index,),
-        is_random=True,
-    )  # fmt: skip
 
 
 class _Held:
@@ -666,26 +490,6 @@ class _OperationMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not
         return self._recorder.operation(func, args, kwargs or {})
 
 
-def _raises_again(node: Any) -> bool:
-    """Return whether a second backward pass from a node of autograd raises before it changes anything."""
-    while True:
-        if any(name.startswith("_raw_saved_") for name in dir(node)):
-            return True
-        following = [each for each, _ in node.next_functions if each is not None]
-        if len(following) != 1:
-            return False
-        (node,) = following
-
-
-def _check(tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, Parameter):
-        raise NotUnderstoodError(f"a tensor is a {type(tensor).__name__}")
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise NotUnderstoodError(f"a tensor has layout {tensor.layout} on {tensor.device}")
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._backward_hooks:
-        raise NotUnderstoodError("a tensor is quantized, a lazy conjugate, or has hooks")
-
-
 def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or getattr(function, "__name__", function)).replace(
         "getset_descriptor", getattr(getattr(function, "__self__", None), "__name__", "attribute")
@@ -693,26 +497,7 @@ def _name(function: Any) -> str:
 
 
 def _has_tensor(tree: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in _leaves(tree))
-
-
-def _leaves(tree: Any) -> Any:
-    if isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from _leaves(each)
-    elif isinstance(tree, dict):
-        for each in tree.values():
-            yield from _leaves(each)
-    else:
-        yield tree
-
-
-def _mapped(tree: Any, change: Any) -> Any:
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(_mapped(each, change) for each in tree)
-    if isinstance(tree, dict):
-        return {key: _mapped(each, change) for key, each in tree.items()}
-    return change(tree)
+    return any(isinstance(leaf, Tensor) for leaf in flat(tree))
 
 
 def _text(value: Any) -> str:

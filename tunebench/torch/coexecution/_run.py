@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tunebench.torch.coexecution._call import Call, Number, TensorSpec, Variable, replaced
+from tunebench.torch.coexecution._call import (
+    Call,
+    Constant,
+    Number,
+    Structure,
+    TensorSpec,
+    Variable,
+    replaced,
+)
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._operator import allocates
 from tunebench.torch.coexecution._path import End, Node
@@ -109,6 +118,57 @@ class Run:
             return self.objects[pattern.index] if spec.given else self.values[spec.value]
         return self.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
 
+    def result(self, pattern: Any) -> Any:
+        """Return the result of a call to Python."""
+        if isinstance(pattern, Variable):
+            return self.objects[pattern.index]
+        return replaced(
+            pattern, lambda leaf: self.objects[leaf.index] if isinstance(leaf, Variable) else leaf.value
+        )
+
+    def bind_new(self, call: Call, pattern: Any, result: Any) -> bool:
+        """Note that new tensors are variables of a call; return False if they are not like them.
+
+        Args:
+            call: The call.
+            pattern: Its result, or a part of it.
+            result: The same with tensors.
+        """
+        if isinstance(pattern, Variable):
+            spec = call.specs.get(pattern.index)
+            return (
+                spec is not None
+                and isinstance(result, Tensor)
+                and self.bind(pattern.index, spec, result, unseen())
+            )
+        if isinstance(pattern, Constant):
+            return Constant(result) == pattern
+        parts = pattern.parts if isinstance(pattern, Structure) else pattern
+        return (
+            isinstance(result, (tuple, list))
+            and len(parts) == len(result)
+            and all(self.bind_new(call, each, value) for each, value in zip(parts, result, strict=True))
+        )
+
+    def pooled(self, node: Node) -> tuple[Any, ...] | None:
+        """Return the placeholders of a call if nothing refers to them and nothing was added to them."""
+        made = [self.objects[index] for index, _ in node.made]
+        for index, _ in node.made:
+            self.objects[index] = None
+        for each in made:
+            if sys.getrefcount(each) > 3 or each.__dict__ or weakref.getweakrefcount(each):
+                return None
+        return tuple(made) or None
+
+
+def unseen() -> list[Any]:
+    """Return the cache of `Run.bind` for a variable whose object was not checked yet."""
+    return [_nothing, 0]
+
+
+def _nothing() -> None:
+    """Return None, like a weak reference to a tensor that is gone."""
+
 
 def _still_fits(tensor: Tensor, spec: TensorSpec) -> bool:
     """Return whether a tensor that was like its spec is so still, as far as the same object can change."""
@@ -200,15 +260,16 @@ class _Shadow:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._run = Run(recorder.size)
-        self._copies = {key: copy for key, (_, copy) in recorder.saved.items()}
-        self._written: dict[int, Tensor] = {}
+        self._copies = {key: copy for key, (_, copy) in recorder.tensors.saved.items()}
 
     def difference(self, nodes: list[Node], end: End) -> str | None:
         run = self._run
         for node, call in zip(nodes, self._recorder.calls, strict=True):
             for index, spec in call.specs.items():
                 if spec.given:
-                    run.objects[index] = run.values[spec.value] = self._copy(self._recorder.given[index])
+                    run.objects[index] = run.values[spec.value] = self._copy(
+                        self._recorder.tensors.given[index]
+                    )
             for index, value in call.numbers.items():
                 run.numbers[index] = value
             if call.random_states:
@@ -244,19 +305,19 @@ class _Shadow:
 
     def _same_fetch(self, call: Call) -> bool:
         with torch.no_grad():
-            args, kwargs = real_arguments(call, self._run, self._recorder.specs)
+            args, kwargs = real_arguments(call, self._run, self._recorder.tensors.specs)
             return _same_result(call.function(*args, **kwargs), call.result)
 
     def _differing_state(self, end: End) -> str | None:
-        for key, (storage, _) in self._recorder.saved.items():
+        for key, (storage, _) in self._recorder.tensors.saved.items():
             if not _same_storage(storage, self._copies[key]):
                 return "a tensor has other contents after the iteration"
         for index, found in end.gradients.items():
-            leaf = self._recorder.tensors[index]()
+            leaf = self._recorder.tensors.object(index)
             if leaf is not None and not same(leaf.grad, self._run.values[end.specs[found.index].value]):
                 return "a gradient differs"
         for index in end.escaping:
-            tensor = self._recorder.tensors[index]()
+            tensor = self._recorder.tensors.object(index)
             if tensor is not None and not same(tensor, self._run.values[end.specs[index].value]):
                 return "a result differs"
         return None

@@ -62,7 +62,7 @@ class Piece:
     changes: frozenset[int]
     touches: frozenset[int]
     beside: bool
-    drops: tuple[int, ...] = ()
+    drops: tuple[int, ...]
     plan: Any = None
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
@@ -93,7 +93,7 @@ class UpdatePiece:
     foreach: bool
     writes: tuple[int, ...]
     operations: Piece | None
-    drops: tuple[int, ...] = ()
+    drops: tuple[int, ...]
 
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
