@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from benchmarks.coexecution import TOLERANCE, Record, differences, engine_revision, load, run_program, save
 from benchmarks.programs import Make, State, Step
@@ -134,22 +134,21 @@ def _call_case(kind: str, name: str, function: Callable[..., Any], samples: list
 
     def make(seed: int) -> tuple[Step, State]:
         _seed(seed)
-        turns = itertools.count()
 
         def batch(iteration: int) -> tuple[Any, ...]:
             turn, position = divmod(iteration, len(flat))
             torch.manual_seed(turn // 3)
-            return tuple(_varied(_copied(each), turn) for each in flat[position][0])
+            leaves, structure = flat[position]
+            return structure, *(_varied(_copied(each), turn) for each in leaves)
 
         state = State(modules={}, optimizers={}, batch=batch)
 
-        def step(*leaves: Any) -> None:
-            turn = next(turns)
-            value, args, kwargs = tree_unflatten(list(leaves), flat[turn % len(flat)][1])
+        def step(structure: TreeSpec, *leaves: Any) -> None:
+            value, args, kwargs = tree_unflatten(list(leaves), structure)
             _train(state, function(value, *args, **kwargs))
-            for position, leaf in enumerate(leaves):
+            for leaf in leaves:
                 if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf:
-                    _keep(state, f"gradient {turn}.{position}", leaf.grad)
+                    _keep(state, f"gradient {len(state.tensors)}", leaf.grad)
 
         return step, state
 
