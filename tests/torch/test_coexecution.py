@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +257,33 @@ def test_a_step_that_gains_nothing_returns_to_eager_mode() -> None:
         else:
             faster.add(1e-3, known=True, threaded=False)
     assert faster.reason is None
+
+
+def test_a_step_that_returned_to_eager_mode_holds_no_paths_and_reports_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @coexecute
+    def step(x: torch.Tensor) -> float:
+        return float((x * 2).sum().item())
+
+    for _ in range(4):
+        step(torch.ones(3))
+    follow = weakref.ref(step._tree.paths[0][0][0].follow)
+    before = coexecute.report(step)
+    monkeypatch.setattr(step._policy, "reason", "too slow")
+    monkeypatch.setattr(Policy, "runs_eagerly", lambda policy: False)  # one more iteration
+    gc.disable()
+    try:
+        step(torch.ones(3))
+        assert follow() is None
+    finally:
+        gc.enable()
+    assert not step._tree.paths
+    assert not step._tree.root.following
+    after = coexecute.report(step)
+    assert after.fetches == before.fetches != frozenset()
+    assert after.runners == before.runners != {}
+    assert step(torch.ones(3)) == 6.0
 
 
 def test_hooks_run_as_in_eager_mode() -> None:

@@ -13,8 +13,9 @@ from tunebench.torch.coexecution._merging import merge
 from tunebench.torch.coexecution._path import End, Node, PathTree, clear
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
+from tunebench.torch.coexecution._runner import forget
 
-__all__ = ["learn", "return_memory"]
+__all__ = ["learn", "release", "return_memory"]
 
 _PATHS = 64
 """Number of paths that are kept, those that were taken last."""
@@ -99,7 +100,19 @@ _RETURNED_BYTES = 1 << 25
 
 def return_memory(recorder: Recorder) -> None:
     """Return freed memory to the system: a record leaves small objects between tensors that are gone."""
-    trim = _malloc_trim() if recorder.made_bytes >= _RETURNED_BYTES else None
+    if recorder.made_bytes >= _RETURNED_BYTES:
+        _trim()
+
+
+def release(tree: PathTree) -> None:
+    """Forget all paths, and return their memory to the system."""
+    tree.forget(0)
+    forget()
+    _trim()
+
+
+def _trim() -> None:
+    trim = _malloc_trim()
     if trim is not None:
         trim(0)
 

@@ -60,7 +60,7 @@ def follower(node: Node) -> Callable[..., Any]:
     # This runs for every call of every iteration: generated code has no loops over patterns.
     source = "\n".join([*lines, *writer.lines])
     exec(compile(source, f"{__file__}: {call.site}", "exec"), scope)  # noqa: S102
-    found: Callable[..., Any] = scope["follow"]
+    found: Callable[..., Any] = scope.pop("follow")  # or it would refer to itself
     return found
 
 

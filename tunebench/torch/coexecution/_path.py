@@ -145,6 +145,7 @@ class PathTree:
             nodes[-1].end = None
             while len(nodes) > 1 and not nodes[-1].following and nodes[-1].end is None:
                 node = nodes.pop()
+                node.follow = None  # which refers to the node
                 nodes[-1].following.remove(node)
                 if node in nodes[-1].choices:
                     nodes[-1].choices.remove(node)

@@ -107,6 +107,7 @@ class _GraphWriter:
     def __init__(self, inputs: Sequence[int], numbers: dict[int, type], futures: Sequence[Any] = ()) -> None:
         self.graph = torch._C.Graph()
         self.futures = [self._input(kind) for kind in futures]
+        self._constants: dict[str, Any] = {}
         self.values = {index: self._input(_TENSOR) for index in inputs}
         self.numbers = {
             index: self._input(torch._C.FloatType.get() if number is float else _INT)
@@ -173,22 +174,29 @@ class _GraphWriter:
         return node.output()
 
     def _constant(self, value: Any, kind: Any) -> Any:
+        """Return a constant; equal ones are one node, because nodes take most of the memory of a path."""
         if isinstance(value, torch.memory_format):
             value = _MEMORY_FORMATS[value]
         held = getattr(value, "tensor", None)
         if isinstance(held, Tensor):
             return self.graph.insertConstant(held)
-        if isinstance(value, list) and not value:
-            node = self.graph.create("prim::ListConstruct", [], 1)
-            self.graph.appendNode(node)
-            element = torch._C.FloatType if "float" in str(kind) else torch._C.IntType
-            node.output().setType(torch._C.ListType(element.get()))
-            return node.output()
         text = str(kind)
         if "float" in text and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if "List[float]" in text and isinstance(value, list):
             value = [float(each) for each in value]
+        key = f"{type(value).__name__} {value!r}" + (f" {text}" if value == [] else "")
+        if key not in self._constants:
+            self._constants[key] = self._new_constant(value, text)
+        return self._constants[key]
+
+    def _new_constant(self, value: Any, kind: str) -> Any:
+        if isinstance(value, list) and not value:
+            node = self.graph.create("prim::ListConstruct", [], 1)
+            self.graph.appendNode(node)
+            element = torch._C.FloatType if "float" in kind else torch._C.IntType
+            node.output().setType(torch._C.ListType(element.get()))
+            return node.output()
         if isinstance(value, list) and isinstance(value[0], bool):
             return self._bools(value)
         return self.graph.insertConstant(value)

@@ -8,6 +8,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from tunebench.errors import InputError
 from tunebench.torch.coexecution import _testing
 from tunebench.torch.coexecution._iteration import Iteration
-from tunebench.torch.coexecution._learning import learn, return_memory
+from tunebench.torch.coexecution._learning import learn, release, return_memory
 from tunebench.torch.coexecution._patching import THREAD, patch, unpatch
 from tunebench.torch.coexecution._path import PathTree
 from tunebench.torch.coexecution._policy import Policy
@@ -25,6 +26,26 @@ from tunebench.torch.coexecution.report import CoexecutionReport, Divergence, Se
 from tunebench.torch.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sites:
+    """What the report says of call sites, ``file:line``.
+
+    Attributes:
+        runners: Who runs their operations.
+        fetches: Those at which Python reads values of tensors.
+        feeds: Those at which Python makes tensors of other values.
+    """
+
+    runners: dict[str, str] = field(default_factory=dict)
+    fetches: frozenset[str] = frozenset()
+    feeds: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tree: PathTree) -> _Sites:
+        """Return the sites of known paths."""
+        return cls(segment_runners(tree), fetch_sites(tree), feed_sites(tree))
 
 
 class Coexecution:
@@ -38,6 +59,7 @@ class Coexecution:
         self.graph = TraceGraph()
         self._step = step
         self._tree = PathTree()
+        self._sites = _Sites()
         self._policy = Policy()
         self._segments: dict[tuple[str, str, int], list[Any]] = {}
         self._counts = Counter[str]()
@@ -134,9 +156,13 @@ class Coexecution:
                 self._fallbacks[reason[1], reason[0]] += 1
             recorder.release()
             return_memory(recorder)
+        if self._policy.reason is not None and self._tree.paths and not _testing.is_forced():
+            self._sites = _Sites.of(self._tree)
+            release(self._tree)
 
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
+        sites = _Sites.of(self._tree) if self._tree.paths else self._sites
         return CoexecutionReport(
             iterations=self._counts.total(),
             traced=self._counts["traced"],
@@ -152,9 +178,9 @@ class Coexecution:
             coexecuted_s=self._times["coexecuted"],
             graph_s=self._times["graph"],
             graph=TraceGraph(set(self.graph.edges)),
-            runners=segment_runners(self._tree),
-            fetches=fetch_sites(self._tree),
-            feeds=feed_sites(self._tree),
+            runners=sites.runners,
+            fetches=sites.fetches,
+            feeds=sites.feeds,
             waiting_s=self._times["waiting"],
             segments=tuple(
                 SegmentRuns(site=site, runner=runner, operations=operations, runs=runs, seconds=seconds)
