@@ -335,6 +335,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                         self._graph.take(values)
                     elif part.beside and self.threaded:
                         self._graph.start(part, values, numbers)
+                        self._graph.drop(values, part.drops)
                         continue
                     else:
                         self._graph.take(values, part.inputs, part.touches, part.changes)

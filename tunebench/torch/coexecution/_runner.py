@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,12 +48,14 @@ class _Flight:
         piece: The piece.
         future: The future of its results.
         held: References to its inputs: without them and the future, the other thread would need Python's
-            lock to let its own go, until the end of the iteration.
+            lock to let its own go, until a later piece has run.
+        drops: Values to let go when a later piece has run.
     """
 
     piece: Piece
     future: Any
     held: Any
+    drops: list[int] = field(default_factory=list)
 
 
 class GraphRunner:
@@ -119,11 +121,20 @@ class GraphRunner:
             self._taken.append(flight)
             for index, result in zip(flight.piece.outputs, results, strict=True):
                 values[index] = result
+        for flight in self._taken[:-1]:
+            for index in flight.drops:
+                values[index] = None
+        del self._taken[:-1]
 
     def drop(self, values: list[Any], indices: Collection[int]) -> None:
-        """Let go of values that nothing reads any more, unless another thread may have references to them."""
-        if not self._flights and not self._taken:
-            for index in indices:
+        """Let go of values that nothing reads any more; later if another thread may refer to them."""
+        if self._flights:
+            self._flights[-1].drops += indices
+            return
+        for index in indices:
+            if self._taken and self._taken[-1].piece.uses(index):
+                self._taken[-1].drops.append(index)
+            else:
                 values[index] = None
 
     def end(self) -> None:

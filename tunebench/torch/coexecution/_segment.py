@@ -65,6 +65,10 @@ class Piece:
     drops: tuple[int, ...]
     plan: Any = None
 
+    def uses(self, index: int) -> bool:
+        """Return whether it reads or returns a value."""
+        return index in self.made or index in self.inputs
+
     def run(self, values: list[Any], numbers: list[Any]) -> None:
         """Run it on values and numbers by index."""
         with torch._C._AutoDispatchBelowAutograd():
