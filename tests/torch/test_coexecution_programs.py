@@ -30,6 +30,7 @@ from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
 from tunebench.torch import coexecute
 from tunebench.torch.coexecution import _learning, _runner
+from tunebench.torch.coexecution._iteration import Iteration
 from tunebench.torch.coexecution._policy import Policy
 from tunebench.torch.coexecution._runner import GraphRunner
 from tunebench.torch.coexecution._testing import forced
@@ -728,6 +729,39 @@ def test_paths_that_were_not_taken_for_long_are_forgotten(monkeypatch: pytest.Mo
             assert len(step._tree.paths) <= 2
     report = coexecute.report(step)
     assert (report.traced, report.diverged, report.coexecuted) == (1, 3, 4)
+
+
+def test_values_of_a_threaded_iteration_are_let_go_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    started: list[int] = []
+    hand_over, start = Iteration._hand_over, GraphRunner.start
+
+    def counted(iteration: Iteration, escaping: list[int], end: Any) -> None:
+        held.append(sum(each is not None and each.numel() > 1 for each in iteration.run.values))
+        hand_over(iteration, escaping, end)
+
+    def counting(self: GraphRunner, *args: Any) -> None:
+        started.append(len(held))
+        start(self, *args)
+
+    monkeypatch.setattr(Iteration, "_hand_over", counted)
+    monkeypatch.setattr(GraphRunner, "start", counting)
+    monkeypatch.setattr(Policy, "threaded", lambda self: True)
+    weight = torch.randn(256, 256) / 16
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x @ weight
+            if x[0, 0].item() > 1e9:
+                break
+        return x
+
+    with forced():
+        for _ in range(4):
+            step(torch.ones(256, 256))
+    assert len(started) > 5
+    assert max(held) < 12
 
 
 def test_a_loss_is_returned_with_its_spent_history() -> None:
