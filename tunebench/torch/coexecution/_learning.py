@@ -154,9 +154,8 @@ def _gradients(recorder: Recorder) -> dict[int, Variable]:
     found: dict[int, Variable] = {}
     for leaf in changed:
         tensor = recorder.tensors.object(leaf)
-        index = (
-            recorder.tensors.index_of(tensor.grad) if tensor is not None and tensor.grad is not None else None
-        )
+        gradient = tensor.grad if tensor is not None else None
+        index = recorder.tensors.index_of(gradient) if gradient is not None else None
         if index is not None and not recorder.tensors.specs[index].given:
             found[leaf] = Variable(index)
     return found

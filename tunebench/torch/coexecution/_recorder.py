@@ -355,11 +355,11 @@ class Recorder:
 
     def _output(self, call: Call, value: Any) -> Any:
         if isinstance(value, Tensor):
-            index = self.tensors.index_of(value)
-            if index is not None and not self.tensors.is_unchanged(value, index):
-                raise NotUnderstoodError("a tensor changed its shape or history in place")
             given = call.kind is Kind.CREATE and not self.tensors.is_result(value)
-            return self.tensors.variable(value, call.specs, given=given, made=True)
+            variable = self.tensors.variable(value, call.specs, given=given, made=True)
+            if not self.tensors.is_unchanged(value, variable.index):
+                raise NotUnderstoodError("a tensor changed its shape or history in place")
+            return variable
         if value is None:
             return Constant(None)
         if type(value) in (tuple, list):

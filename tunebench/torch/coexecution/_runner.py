@@ -131,9 +131,10 @@ class GraphRunner:
         if self._flights:
             self._flights[-1].drops += indices
             return
+        last = self._taken[-1] if self._taken else None
         for index in indices:
-            if self._taken and self._taken[-1].piece.uses(index):
-                self._taken[-1].drops.append(index)
+            if last is not None and last.piece.uses(index):
+                last.drops.append(index)
             else:
                 values[index] = None
 

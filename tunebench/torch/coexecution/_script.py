@@ -107,7 +107,7 @@ class _GraphWriter:
     def __init__(self, inputs: Sequence[int], numbers: dict[int, type], futures: Sequence[Any] = ()) -> None:
         self.graph = torch._C.Graph()
         self.futures = [self._input(kind) for kind in futures]
-        self._constants: dict[str, Any] = {}
+        self._constants: dict[tuple[type, str, str], Any] = {}
         self.values = {index: self._input(_TENSOR) for index in inputs}
         self.numbers = {
             index: self._input(torch._C.FloatType.get() if number is float else _INT)
@@ -185,7 +185,8 @@ class _GraphWriter:
             value = float(value)
         if "List[float]" in text and isinstance(value, list):
             value = [float(each) for each in value]
-        key = f"{type(value).__name__} {value!r}" + (f" {text}" if value == [] else "")
+        is_empty = isinstance(value, list) and not value
+        key = type(value), repr(value), text if is_empty else ""
         if key not in self._constants:
             self._constants[key] = self._new_constant(value, text)
         return self._constants[key]
