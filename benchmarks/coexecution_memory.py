@@ -77,8 +77,9 @@ def _tensors() -> int:
 def table(records: list[Record]) -> str:
     """Return the records as a Markdown table."""
     lines = [
-        "| program | size | peak eager, MiB | always co-executed, MiB | ratio | in use, MiB | ratio "
-        "| growth eager, MiB | always co-executed, MiB | in use, MiB | further tensors co-executed |",
+        "| program | size | peak eager, MiB | peak always co-executed, MiB | ratio | peak in use, MiB | ratio "
+        "| growth eager, MiB | growth always co-executed, MiB | growth in use, MiB "
+        "| further tensors, always co-executed |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     by_mode = {(each["program"], each["mode"]): each for each in records}

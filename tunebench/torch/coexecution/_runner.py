@@ -49,7 +49,7 @@ class _Flight:
         future: The future of its results.
         held: References to its inputs: without them and the future, the other thread would need Python's
             lock to let its own go, until a later piece has run.
-        drops: Values to let go when a later piece has run.
+        drops: Indices of values to free when a later piece has run.
     """
 
     piece: Piece
@@ -127,7 +127,7 @@ class GraphRunner:
         del self._taken[:-1]
 
     def drop(self, values: list[Any], indices: Collection[int]) -> None:
-        """Let go of values that nothing reads any more; later if another thread may refer to them."""
+        """Free values that nothing reads any more; later if another thread may refer to them."""
         if self._flights:
             self._flights[-1].drops += indices
             return
@@ -212,7 +212,7 @@ def _let_threads_finish() -> None:
 
 
 def _stop_using() -> None:
-    """Use no threads: a forked process has none, and to ask for one can wait forever for a lock of theirs."""
+    """Use no threads: a forked process has none, and a new task could wait forever for a lock of theirs."""
     _THREADS.count = 0
 
 
