@@ -77,8 +77,8 @@ def _tensors() -> int:
 def table(records: list[Record]) -> str:
     """Return the records as a Markdown table."""
     lines = [
-        "| program | size | peak eager, MiB | peak always co-executed, MiB | ratio | peak in use, MiB | ratio "
-        "| growth eager, MiB | growth always co-executed, MiB | growth in use, MiB "
+        "| program | size | peak eager, MiB | peak always co-executed, MiB | ratio "
+        "| peak in use, MiB | ratio | growth eager, MiB | growth always co-executed, MiB | growth in use, MiB "
         "| further tensors, always co-executed |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
