@@ -78,8 +78,8 @@ def table(records: list[Record]) -> str:
     """Return the records as a Markdown table."""
     lines = [
         "| program | size | peak eager, MiB | peak always co-executed, MiB | ratio "
-        "| peak in use, MiB | ratio | growth eager, MiB | growth always co-executed, MiB | growth in use, MiB "
-        "| further tensors, always co-executed |",
+        "| peak in use, MiB | ratio | growth eager, MiB | growth always co-executed, MiB "
+        "| growth in use, MiB | further tensors, always co-executed |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     by_mode = {(each["program"], each["mode"]): each for each in records}
