@@ -302,7 +302,7 @@ class _Builder:
                     inputs[index] = None
             for leaf in flat((operation.args, tuple(value for _, value in operation.kwargs))):
                 if isinstance(leaf, Number):
-                    numbers[leaf.index] = self._number_types[leaf.index]
+                    numbers[leaf.index] = self._number_types.get(leaf.index, int)
             defined.update(index for index in operation.outputs if index is not None)
         outputs = tuple(sorted(defined & needed))
         if self._scripts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A Python number that a call passes on to its operation, by its position in the iteration."""
+    """A Python number that a call passes on to its operation, by its position in the iteration.
+
+    A negative index is that of a size; see `_sizes`.
+    """
 
     index: int
 
@@ -80,6 +84,7 @@ class TensorSpec:
         given: Whether it is an input, a parameter or a new tensor of Python, not a result of operations.
         alias: Index of the earlier given variable with the same storage, or -1.
         shared: Whether other code may write its memory, such as a NumPy array.
+        sized: Whether sizes, strides or the offset hold sizes that change; see `_sizes`.
     """
 
     value: int
@@ -92,6 +97,7 @@ class TensorSpec:
     given: bool
     alias: int = -1
     shared: bool = False
+    sized: bool = False
 
     @property
     def has_history(self) -> bool:
@@ -122,6 +128,12 @@ class Operation:
     writes: tuple[int, ...] = ()
     is_random: bool = False
     cost_us: float = field(default=0.0, compare=False)
+
+    def same_but_constants(self, other: Operation) -> bool:
+        """Return whether another operation is the same, except for its arguments."""
+        return (self.operator, self.outputs, self.is_list, self.writes, self.is_random) == (
+            other.operator, other.outputs, other.is_list, other.writes, other.is_random
+        )  # fmt: skip
 
     def reads(self) -> Iterator[int]:
         """Return the indices of the values among its arguments."""
@@ -176,7 +188,7 @@ class Call:
         gradients: Leaves whose attribute ``grad`` it changed, with the variable that it is then.
         accumulated: Leaves that had a gradient before the call, and what it was.
         waits: Whether Python may go on only after its operations have run.
-        checked: Values whose sizes depend on data.
+        checked: Sizes, strides, offset and type of values whose sizes depend on data.
         bounds: Indices that must be in range, or an operation raises an error.
         result: For a fetch, what it returned.
         random_states: State of the random number generator before each random operation.
@@ -201,26 +213,32 @@ class Call:
     result: Any = None
     random_states: list[Tensor] = field(default_factory=list)
 
-    def same_but_numbers(self, other: Call) -> bool:
-        """Return whether another call is the same, except for numbers and constants of operations."""
+    def same_but_numbers(self, other: Call, same: Callable[[Any, Any], bool] = operator.eq) -> bool:
+        """Return whether another call is the same, except for numbers and constants of operations.
+
+        Args:
+            other: The other call.
+            same: Whether a pattern of this call is one of the other.
+        """
+        given, others = ([each for each in call.specs.values() if each.given] for call in (self, other))
         return (
             self.function == other.function
             and self.kind is other.kind
-            and self.args == other.args
-            and self.kwargs == other.kwargs
+            and same(given, others)
+            and same(self.args, other.args)
+            and same(self.kwargs, other.kwargs)
+            and same(self.checked, other.checked)
             and self.state == other.state
             and self.outputs == other.outputs
-            and self.specs == other.specs
+            and same(self.specs, other.specs)
             and self.gradients == other.gradients
             and self.accumulated == other.accumulated
             and self.waits == other.waits
-            and self.checked == other.checked
             and self.bounds == other.bounds
             and self.numbers.keys() == other.numbers.keys()
             and len(self.operations) == len(other.operations)
             and all(
-                (one.operator, one.outputs, one.is_list, one.writes, one.is_random)
-                == (two.operator, two.outputs, two.is_list, two.writes, two.is_random)
+                one.same_but_constants(two)
                 for one, two in zip(self.operations, other.operations, strict=True)
             )
         )

@@ -29,6 +29,7 @@ from tunebench.torch.coexecution._recorder import Recorder, call_site
 from tunebench.torch.coexecution._repeating import repeat
 from tunebench.torch.coexecution._run import Run, real_arguments, unseen
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
+from tunebench.torch.coexecution._sizes import at, is_instance
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
 from tunebench.torch.coexecution._testing import FORCED
 
@@ -84,7 +85,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     ) -> None:
         super().__init__()
         self.outcome = Outcome()
-        self.run = Run(tree.size if tree is not None else 0)
+        self.run = Run(tree.size, tree.sizes) if tree is not None else Run(0)
         self.choices = tree.root.choices if tree is not None and diverge_at != 0 else None
         self.nodes = self.outcome.path
         self._gradients: dict[int, Tensor | None] = {}
@@ -244,7 +245,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         run = self.run
         pool, node.pool = node.pool, None
         for position, (index, spec) in enumerate(node.made):
-            made = placeholder(spec) if pool is None else pool[position]
+            made = pool[position] if pool is not None else placeholder(at(spec, run.numbers))
             run.objects[index] = made
             run.indices[id(made)] = index
 
@@ -315,9 +316,10 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _check_sizes(self, call: Call) -> None:
         run = self.run
-        for index, (shape, stride, *_) in call.checked.items():
+        for index, known in call.checked.items():
             value = run.values[index]
-            if value.shape != shape or value.stride() != stride:
+            found = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
+            if not is_instance(known, found, run.numbers):
                 raise Diverged("sizes that depend on data")
 
     # -- segments --------------------------------------------------------------------------------------------

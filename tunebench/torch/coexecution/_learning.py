@@ -14,6 +14,7 @@ from tunebench.torch.coexecution._path import End, Node, PathTree, clear
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._run import difference
 from tunebench.torch.coexecution._runner import forget
+from tunebench.torch.coexecution._sizes import Size
 
 __all__ = ["learn", "release", "return_memory"]
 
@@ -42,15 +43,14 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         bases=recorder.tensors.bases(),
     )
     tree.size = max(tree.size, recorder.size)
-    nodes = merge(tree, recorder.calls, end)
-    end = nodes[-1].end or end
+    nodes, end = merge(tree, recorder.calls, end)
     tree.use(end)
     tree.forget(_PATHS)
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
         end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
     sharing = tree.sharing(nodes[0], end)
-    reason = end.refused or _differing(recorder, nodes, end, sharing)
+    reason = end.refused or _differing(recorder, nodes, end, sharing, tree.sizes)
     if reason is not None:
         tree.abandon(nodes, end)
         for path in ((nodes, end), *sharing):
@@ -67,7 +67,11 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
 
 
 def _differing(
-    recorder: Recorder, nodes: list[Node], end: End, sharing: list[tuple[list[Node], End]]
+    recorder: Recorder,
+    nodes: list[Node],
+    end: End,
+    sharing: list[tuple[list[Node], End]],
+    sizes: dict[int, Size],
 ) -> str | None:
     """Build the segments of a path; return how their results differ from those of eager mode, or None.
 
@@ -78,13 +82,14 @@ def _differing(
         nodes: The nodes of its path.
         end: Its end.
         sharing: Paths with which it shares calls, and so their runners.
+        sizes: The sizes of the step's paths, by index.
     """
     end.runners = max([end.runners, *(other.runners for _, other in sharing)])
     clear(nodes, end)
     try:
         build(nodes, end, **_RUNNERS[end.runners])
         return_memory(recorder)
-        reason = difference(recorder, nodes, end)
+        reason = difference(recorder, nodes, end, sizes)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if reason is not None:

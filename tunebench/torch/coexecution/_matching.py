@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunebench.torch.coexecution._call import Constant, Number, Structure, Variable
+from tunebench.torch.coexecution._call import Constant, Number, Structure, TensorSpec, Variable
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._path import Node
 from tunebench.torch.coexecution._placeholder import placeholder
 from tunebench.torch.coexecution._run import unseen
+from tunebench.torch.coexecution._sizes import at
 
 __all__ = ["MISS", "follower", "holds_tensor"]
 
@@ -76,12 +77,13 @@ class _Writer:
             "dispatch_modes": torch._C._len_torch_dispatch_stack,
             "inference_mode": torch.is_inference_mode_enabled,
             "transforms": torch._C._functorch.peek_interpreter_stack,
-            "placeholder": placeholder, "holds_tensor": holds_tensor, "choices": node.choices,
+            "placeholder": placeholder, "at": at, "holds_tensor": holds_tensor, "choices": node.choices,
         }  # fmt: skip
         self._node = node
         self._seen: set[int] = set()
         self._call = node.call
         self._count = itertools.count()
+        self._sizes: list[tuple[str, int]] = []  # those of tensors, which may decide them, are checked before
 
     def state(self) -> None:
         """Check the modes of the thread."""
@@ -108,6 +110,8 @@ class _Writer:
         for key, pattern in call.kwargs:
             self.check(f"{key!r} in kwargs")
             self._nested(f"kwargs[{key!r}]", pattern)
+        for source, index in self._sizes:
+            self.check(f"run.numbers.take({index}, {source})")
 
     def numbers(self) -> None:
         """Check the numbers of earlier calls."""
@@ -124,7 +128,7 @@ class _Writer:
             names = [f"p{index}" for index, _ in made]
             self.lines += ["    pool = node.pool", "    if pool is None:"]
             self.lines += [
-                f"        {name} = placeholder({self.constant(spec)})"
+                f"        {name} = placeholder({self._spec(spec)})"
                 for name, (_, spec) in zip(names, made, strict=True)
             ]
             self.lines += ["    else:", f"        {', '.join(names)}, = pool", "        node.pool = None"]
@@ -133,8 +137,14 @@ class _Writer:
         self._reach("    ")
         self.lines.append(f"    return {self._result(self._call.outputs)}")
 
+    def _spec(self, spec: TensorSpec) -> str:
+        name = self.constant(spec)
+        return f"at({name}, run.numbers)" if spec.sized else name
+
     def _reach(self, indent: str) -> None:
         """Go on to the call."""
+        if self._node.sized:
+            self.lines.append(f"{indent}run.numbers.keep()")
         self.lines += [
             f"{indent}if iteration.diverge_at is not None: iteration.reached(node)",
             f"{indent}else:",
@@ -199,6 +209,9 @@ class _Writer:
             self.check(f"{source} is objects[{index}]")
 
     def _number(self, source: str, index: int) -> None:
+        if index < 0:
+            self._sizes.append((source, index))
+            return
         if index in self._node.fixed:
             self._constant(source, self._node.fixed[index])
         else:

@@ -18,6 +18,7 @@ from tunebench.torch.coexecution._call import (
 )
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._operator import allocates
+from tunebench.torch.coexecution._sizes import Size
 
 __all__ = ["End", "Node", "PathTree", "Update", "clear", "host_operations", "outputs_of"]
 
@@ -35,7 +36,10 @@ class End:
         ready: Whether its segments were built and gave the results of eager mode.
         refused: Why it can only run as in eager mode.
         segment: What runs after the last point at which Python waits.
-        numbers: Values of the numbers of its calls when it was recorded, by index.
+        numbers: Values of the numbers of its calls and of the roots of its sizes when it was recorded, by
+            index.
+        skeleton: Number that is the same for paths whose calls and operations are; None for a path with
+            sizes that change.
         histories: Names of the nodes of autograd of variables through which no backward pass goes any more.
         used: Number of the iteration that took the path last, among those that took a known or a new path.
         runners: Which ways to run segments gave these results, counted from the one preferred.
@@ -53,6 +57,7 @@ class End:
     histories: dict[int, str] = field(default_factory=dict)
     used: int = 0
     runners: int = 0
+    skeleton: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +96,7 @@ class Node:
         end: The path that ends here.
         made: Variables that it makes as placeholders, with their specs.
         host: Its operations that run in Python's thread.
+        sized: Whether its call holds sizes that change; see `_sizes`.
     """
 
     call: Call
@@ -110,6 +116,7 @@ class Node:
     end: End | None = None
     made: tuple[tuple[int, TensorSpec], ...] = ()
     host: tuple[Operation, ...] = ()
+    sized: bool = False
 
     def allows(self, numbers: Any) -> bool:
         """Return whether numbers of earlier calls, by index, have the values that the call requires."""
@@ -123,11 +130,13 @@ class PathTree:
         root: The start of every iteration.
         size: A number that all indices of its calls are smaller than.
         paths: Nodes and end of every path.
+        sizes: Sizes that change, by their negative indices.
     """
 
     def __init__(self) -> None:
         self.root = Node(call=Call(function=None, kind=Kind.UNKNOWN, args=(), kwargs=(), site="", state=()))
         self.size = 0
+        self.sizes: dict[int, Size] = {}
         self.paths: list[tuple[list[Node], End]] = []
         self._uses = 0
 

@@ -220,7 +220,8 @@ class Recorder:
                     call.waits = True
                     for index in operation.outputs:
                         if index is not None:
-                            call.checked[index] = tensors.geometry[index][1:]
+                            _, shape, *others = tensors.geometry[index]
+                            call.checked[index] = (tuple(shape), *others)
             reads_number = "_local_scalar_dense" in operation.operator.name()
             if reads_number and call.kind not in (Kind.FETCH, Kind.OPTIMIZER):
                 raise NotUnderstoodError(f"{_name(call.function)} decides by a value of a tensor")

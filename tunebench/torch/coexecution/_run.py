@@ -28,12 +28,17 @@ from tunebench.torch.coexecution._path import End, Node
 from tunebench.torch.coexecution._placeholder import become
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._script import operation_result
+from tunebench.torch.coexecution._sizes import Numbers, Size, at, has_geometry
 
 __all__ = ["Run", "difference", "rebuilt"]
 
 
 class Run:
     """Objects, values and numbers of an iteration, by index.
+
+    Args:
+        size: A number that all indices are smaller than.
+        sizes: The sizes of the step's paths, by index.
 
     Attributes:
         objects: Tensor objects of the program, given or placeholders.
@@ -44,10 +49,10 @@ class Run:
         bound: What `keep` and `undo` are about.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, sizes: dict[int, Size] | None = None) -> None:
         self.objects: list[Any] = [None] * size
         self.values: list[Any] = [None] * size
-        self.numbers: list[Any] = [None] * size
+        self.numbers = Numbers(sizes or {})
         self.indices: dict[int, int] = {}
         self.promised: set[int] = set()
         self._storages: dict[int, int] = {}
@@ -62,6 +67,10 @@ class Run:
             tensor: The object.
             cache: A weak reference to the object that was checked last, and its storage; updated.
         """
+        if spec.sized:
+            if not has_geometry(tensor, spec, self.numbers):
+                return False
+            spec = at(spec, self.numbers)
         if cache[0]() is tensor and tensor is not None:
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -88,6 +97,7 @@ class Run:
     def keep(self) -> None:
         """Keep what was bound since the last call."""
         self.bound.clear()
+        self.numbers.keep()
 
     def undo(self) -> None:
         """Forget what was bound since the last call of `keep`."""
@@ -97,6 +107,7 @@ class Run:
                 del self._storages[key]
             self.objects[index] = None
         self.bound.clear()
+        self.numbers.undo()
 
     def redeem(self, index: int, real: Tensor) -> None:
         """Turn the placeholder of a variable into a tensor with values."""
@@ -151,7 +162,12 @@ class Run:
         )
 
     def pooled(self, node: Node) -> tuple[Any, ...] | None:
-        """Return the placeholders of a call if nothing refers to them and nothing was added to them."""
+        """Return the placeholders of a call if nothing refers to them and nothing was added to them.
+
+        Those of other sizes are of no use to another iteration.
+        """
+        if node.sized:
+            return None
         made = [self.objects[index] for index, _ in node.made]
         for index, _ in node.made:
             self.objects[index] = None
@@ -242,14 +258,14 @@ def _unsliced(pattern: Any, leaf: Any) -> Any:
 # -- check against eager mode --------------------------------------------------------------------------------
 
 
-def difference(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
+def difference(recorder: Recorder, nodes: list[Node], end: End, sizes: dict[int, Size]) -> str | None:
     """Run the segments of a path on a recorded iteration; return how results differ, or None.
 
     This can be done once: the segments write what the record saved.
     """
     state = torch.default_generator.get_state()
     try:
-        return _Shadow(recorder).difference(nodes, end)
+        return _Shadow(recorder, sizes).difference(nodes, end)
     finally:
         torch.default_generator.set_state(state)
 
@@ -257,13 +273,14 @@ def difference(recorder: Recorder, nodes: list[Node], end: End) -> str | None:
 class _Shadow:
     """A second run of a recorded iteration on what was saved of it, which it writes."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, sizes: dict[int, Size]) -> None:
         self._recorder = recorder
-        self._run = Run(recorder.size)
+        self._run = Run(recorder.size, sizes)
         self._copies = {key: copy for key, (_, copy) in recorder.tensors.saved.items()}
 
     def difference(self, nodes: list[Node], end: End) -> str | None:
         run = self._run
+        run.numbers |= {index: value for index, value in end.numbers.items() if index < 0}
         for node, call in zip(nodes, self._recorder.calls, strict=True):
             for index, spec in call.specs.items():
                 if spec.given:

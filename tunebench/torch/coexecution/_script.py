@@ -165,12 +165,19 @@ class _GraphWriter:
 
     def _list(self, values: list[Any], kind: Any) -> Any:
         text = str(kind)
-        if "Tensor" not in text:
+        if "Tensor" in text:
+            return self._new_list(values, _OPTIONALS if "Optional" in text.split("List", 1)[-1] else _TENSORS)
+        if not any(isinstance(each, Number) for each in values):
             return self._constant([each.value for each in values], kind)
-        tensors = _OPTIONALS if "Optional" in text.split("List", 1)[-1] else _TENSORS
+        key = list, repr(values), ""
+        if key not in self._constants:
+            self._constants[key] = self._new_list(values, torch._C.ListType(_INT))
+        return self._constants[key]
+
+    def _new_list(self, values: list[Any], kind: Any) -> Any:
         node = self.graph.create("prim::ListConstruct", [self._value(each, None) for each in values], 1)
         self.graph.appendNode(node)
-        node.output().setType(tensors)
+        node.output().setType(kind)
         return node.output()
 
     def _constant(self, value: Any, kind: Any) -> Any:
