@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -99,6 +99,16 @@ class TensorSpec:
     shared: bool = False
     sized: bool = False
 
+    def geometry(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        """Return sizes, strides and offset."""
+        return tuple(self.shape), self.stride, self.offset
+
+    def same_but_geometry(self, other: TensorSpec) -> bool:
+        """Return whether another tensor is the same, except for sizes, strides and offset."""
+        return len(self.shape) == len(other.shape) and self == replace(
+            other, shape=self.shape, stride=self.stride, offset=self.offset, sized=self.sized
+        )
+
     @property
     def has_history(self) -> bool:
         """Return whether autograd holds the operations that made it."""
@@ -192,6 +202,7 @@ class Call:
         bounds: Indices that must be in range, or an operation raises an error.
         result: For a fetch, what it returned.
         random_states: State of the random number generator before each random operation.
+        asks: Whether torch is asked for the sizes of its results; see `_sizes`.
     """
 
     function: Any
@@ -212,6 +223,7 @@ class Call:
     bounds: tuple[Bound, ...] = ()
     result: Any = None
     random_states: list[Tensor] = field(default_factory=list)
+    asks: bool = False
 
     def same_but_numbers(self, other: Call, same: Callable[[Any, Any], bool] = operator.eq) -> bool:
         """Return whether another call is the same, except for numbers and constants of operations.

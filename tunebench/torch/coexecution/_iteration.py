@@ -24,13 +24,13 @@ from tunebench.torch.coexecution._function import (
 from tunebench.torch.coexecution._matching import MISS, follower, holds_tensor
 from tunebench.torch.coexecution._modes import enter, thread_state, without_modes
 from tunebench.torch.coexecution._path import End, Node, PathTree
-from tunebench.torch.coexecution._placeholder import placeholder, spent
+from tunebench.torch.coexecution._placeholder import placeholder, spent, without_memory
 from tunebench.torch.coexecution._recorder import Recorder, call_site
 from tunebench.torch.coexecution._repeating import repeat
-from tunebench.torch.coexecution._run import Run, real_arguments, unseen
+from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt, unseen
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
-from tunebench.torch.coexecution._sizes import at, is_instance
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
+from tunebench.torch.coexecution._sizes import at, is_instance
 from tunebench.torch.coexecution._testing import FORCED
 
 __all__ = ["Iteration", "Outcome"]
@@ -233,6 +233,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self._run(node.segment)
         if call.waits:
             self._check_sizes(call)
+        if call.asks:
+            self._ask_sizes(call)
         self._promise(node)
         if call.kind is Kind.BACKWARD:
             for leaf, gradient in call.gradients:
@@ -321,6 +323,14 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             found = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
             if not is_instance(known, found, run.numbers):
                 raise Diverged("sizes that depend on data")
+
+    def _ask_sizes(self, call: Call) -> None:
+        """Find sizes of results by a run of the call on tensors without memory."""
+        args, kwargs = rebuilt(call, self.run, without_memory)
+        with torch.no_grad():
+            result = call.function(*args, **kwargs)
+        if not self.run.has_sizes(call, call.outputs, result):
+            raise Diverged("sizes that do not follow from others")
 
     # -- segments --------------------------------------------------------------------------------------------
 

@@ -14,9 +14,8 @@ from tunebench.torch.coexecution._call import Constant, Number, Structure, Tenso
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._modes import thread_state
 from tunebench.torch.coexecution._path import Node
-from tunebench.torch.coexecution._placeholder import placeholder
+from tunebench.torch.coexecution._placeholder import placeholder, placeholder_with
 from tunebench.torch.coexecution._run import unseen
-from tunebench.torch.coexecution._sizes import at
 
 __all__ = ["MISS", "follower", "holds_tensor"]
 
@@ -50,6 +49,7 @@ def follower(node: Node) -> Callable[..., Any]:
     if (
         node.host
         or call.bounds
+        or call.asks
         or node.segment is not None
         or call.kind not in (Kind.COMPUTE, Kind.OPTIMIZER)
     ):
@@ -77,7 +77,8 @@ class _Writer:
             "dispatch_modes": torch._C._len_torch_dispatch_stack,
             "inference_mode": torch.is_inference_mode_enabled,
             "transforms": torch._C._functorch.peek_interpreter_stack,
-            "placeholder": placeholder, "at": at, "holds_tensor": holds_tensor, "choices": node.choices,
+            "placeholder": placeholder, "placeholder_with": placeholder_with,
+            "holds_tensor": holds_tensor, "choices": node.choices,
         }  # fmt: skip
         self._node = node
         self._seen: set[int] = set()
@@ -128,7 +129,7 @@ class _Writer:
             names = [f"p{index}" for index, _ in made]
             self.lines += ["    pool = node.pool", "    if pool is None:"]
             self.lines += [
-                f"        {name} = placeholder({self._spec(spec)})"
+                f"        {name} = {self._placeholder(spec)}"
                 for name, (_, spec) in zip(names, made, strict=True)
             ]
             self.lines += ["    else:", f"        {', '.join(names)}, = pool", "        node.pool = None"]
@@ -137,9 +138,16 @@ class _Writer:
         self._reach("    ")
         self.lines.append(f"    return {self._result(self._call.outputs)}")
 
-    def _spec(self, spec: TensorSpec) -> str:
-        name = self.constant(spec)
-        return f"at({name}, run.numbers)" if spec.sized else name
+    def _placeholder(self, spec: TensorSpec) -> str:
+        if not spec.sized:
+            return f"placeholder({self.constant(spec)})"
+        shape, stride, offset = map(self._integers, spec.geometry())
+        return f"placeholder_with({shape}, {stride}, {offset}, {self.constant(spec.dtype)})"
+
+    def _integers(self, pattern: Any) -> str:
+        if isinstance(pattern, tuple):
+            return f"({''.join(self._integers(each) + ', ' for each in pattern)})"
+        return f"run.numbers[{pattern.index}]" if isinstance(pattern, Number) else str(pattern)
 
     def _reach(self, indent: str) -> None:
         """Go on to the call."""

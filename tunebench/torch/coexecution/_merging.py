@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tunebench.torch.coexecution._call import (
@@ -17,16 +17,11 @@ from tunebench.torch.coexecution._call import (
     replaced,
 )
 from tunebench.torch.coexecution._function import Kind
-from tunebench.torch.coexecution._path import End, Node, PathTree, clear, host_operations, outputs_of
-from tunebench.torch.coexecution._sizes import SAMPLES, Numbers, SizeFinder, is_instance, is_sized
+from tunebench.torch.coexecution._generalising import general_path
+from tunebench.torch.coexecution._path import End, Node, PathTree, clear, host_operations, node_of
+from tunebench.torch.coexecution._sizes import Numbers, is_instance
 
 __all__ = ["merge"]
-
-_MEMBERS = 7
-"""Number of paths, besides a new one, that show how sizes change."""
-
-_LEAST_SIZE = 2
-"""The smallest size of a tensor that may change: torch treats 0 and 1 in other ways, such as in broadcasts."""
 
 
 def merge(tree: PathTree, calls: Sequence[Call], end: End) -> tuple[list[Node], End]:
@@ -43,18 +38,19 @@ def merge(tree: PathTree, calls: Sequence[Call], end: End) -> tuple[list[Node], 
         if path[-1].end is not None and (found := _freed(tree, path, calls, roots)) is not None
     )
     nodes, roots = next(freed, None) or _inserted(tree, calls, end.specs)
-    found = nodes[-1].end
-    if found is not None:
-        found.escaping |= end.escaping
-        found.numbers |= roots
+    known = nodes[-1].end
+    if known is not None:
+        known.escaping |= end.escaping
+        known.numbers |= roots
         for index, value in roots.items():
             tree.sizes[index] = tree.sizes[index].widened(value)
-        return nodes[1:], found
+        return nodes[1:], known
     nodes[-1].end = end
     end.numbers = _numbers(calls) | roots
     end.skeleton = hash(tuple(map(_skeleton, calls)))
     tree.paths.append((nodes[1:], end))
-    return _generalised(tree, end) or (nodes[1:], end)
+    general = general_path(tree, end)
+    return (nodes[1:], end) if general is None else _attached(tree, *general)
 
 
 def _skeleton(call: Call) -> int:
@@ -79,7 +75,7 @@ def _similar(tree: PathTree, calls: Sequence[Call]) -> list[tuple[list[Node], di
 
 
 def _found(node: Node, call: Call, numbers: Numbers) -> Numbers | None:
-    """Return numbers with the sizes of a call; None if the call differs from a known one in more than numbers."""
+    """Return numbers with the sizes of a call; None if it differs from a known one in more than numbers."""
     if not node.sized:
         return numbers if node.call.same_but_numbers(call) else None
     found = numbers.copy()
@@ -109,23 +105,11 @@ def _inserted(
         else:
             if required is None:
                 required = inputs.independent()
-            node = _new_node(call, {} if call.kind is Kind.OPTIMIZER else dict(call.numbers), specs)
+            node = node_of(call, {} if call.kind is Kind.OPTIMIZER else dict(call.numbers), specs)
             node.required, required = required, required if call.kind is Kind.CREATE else {}
             nodes[-1].following.append(node)
             nodes.append(node)
     return nodes, inputs.roots()
-
-
-def _new_node(call: Call, fixed: dict[int, Any], specs: list[TensorSpec]) -> Node:
-    """Return a node whose path has tensors like specs."""
-    return Node(
-        call=call,
-        fixed=fixed,
-        specs=specs,
-        host=tuple(host_operations(call)),
-        made=tuple((index, call.specs[index]) for index in outputs_of(call) if not call.specs[index].given),
-        sized=is_sized((call.args, dict(call.kwargs), call.specs)),
-    )
 
 
 def _inputs(node: Node, call: Call) -> dict[int, Any]:
@@ -195,9 +179,7 @@ def _freed(
         _set_constant(node.call, place, Number(fitting[0]))
         node.host = tuple(host_operations(node.call))
     _join(tree, end)
-    found = next(path for path, each in tree.paths if each is end)
-    for path in ((found, end), *tree.sharing(found[0], end)):
-        clear(*path)
+    found, _ = _cleared(tree, end)
     return [tree.root, *found]
 
 
@@ -304,17 +286,17 @@ def _joined(
     """Return calls that follow a call, joined where they are one; note what replaces each that is gone."""
     joined: list[Node] = []
     for node in following:
-        for position, known in enumerate(joined):
-            for general, other in ((known, node), (node, known)):
-                numbers = _specialised(tree, general, other)
-                if numbers is not None:
-                    _absorb(general, other, numbers, kept)
-                    replaced_by[other] = joined[position] = general
-                    break
-            else:
-                continue
-            break
+        for known in joined:
+            if (numbers := _specialised(tree, known, node)) is not None:
+                _absorb(known, node, numbers, kept)
+                replaced_by[node] = known
+                break
         else:
+            for known in list(joined):
+                if (numbers := _specialised(tree, node, known)) is not None:
+                    _absorb(node, known, numbers, kept)
+                    replaced_by[known] = node
+                    joined.remove(known)
             joined.append(node)
     return joined
 
@@ -362,273 +344,17 @@ def _absorb(one: Node, two: Node, numbers: Numbers, kept: End) -> None:
     one.pool = None
 
 
-# -- sizes that change ---------------------------------------------------------------------------------------
-
-
-class _DifferentError(Exception):
-    """Paths differ in more than numbers and sizes."""
-
-
-def _generalised(tree: PathTree, end: End) -> tuple[list[Node], End] | None:
-    """Make a new path and those that differ from it in sizes only one path; return its nodes and its end.
-
-    Return None if too few are known, or if the sizes do not show how they follow from those of given tensors.
-    """
-    alike = [path for path in tree.paths if path[1].skeleton == end.skeleton and path[1] is not end]
-    if len(alike) < SAMPLES - 1:
-        return None
-    (last,) = (path for path in tree.paths if path[1] is end)
-    members = [
-        path
-        for path in sorted(alike, key=lambda path: path[1].used)[-_MEMBERS:]
-        if _is_alike(tree, path, last)
-    ]
-    if len(members) < SAMPLES - 1:
-        return None
-    try:
-        return _attached(tree, *_Generaliser(tree, [*members, last]).path())
-    except _DifferentError:
-        return None
-
-
-def _is_alike(tree: PathTree, one: tuple[list[Node], End], two: tuple[list[Node], End]) -> bool:
-    """Return whether two paths may differ in numbers and sizes only."""
-    try:
-        _Generaliser(tree, [one, two], finder=_AnySize()).path()
-    except _DifferentError:
-        return False
-    return True
-
-
-class _AnySize:
-    """Takes any integers for sizes."""
-
-    def size(self, values: Sequence[int], *, least: int | None) -> Number:
-        return Number(-1)
-
-    def add(self) -> None:
-        return None
-
-
-class _Generaliser:
-    """Makes one path of paths that differ in numbers and sizes only.
-
-    Args:
-        tree: The paths.
-        members: Nodes and ends of the paths.
-        finder: What finds sizes.
-
-    Raises:
-        _DifferentError: By its methods: the paths differ otherwise.
-    """
-
-    def __init__(
-        self,
-        tree: PathTree,
-        members: Sequence[tuple[list[Node], End]],
-        finder: SizeFinder | _AnySize | None = None,
-    ) -> None:
-        self._members = members
-        self._ends = [end for _, end in members]
-        self._numbers = [Numbers(tree.sizes, strict=False).copy(end.numbers) for end in self._ends]
-        known = set.intersection(*(set(numbers.roots()) for numbers in self._numbers))
-        self._finder = finder or SizeFinder(
-            tree.sizes, {root: tuple(numbers[root] for numbers in self._numbers) for root in known}
-        )
-        self._equal: set[tuple[int, int]] = set()
-
-    def path(self) -> tuple[list[Node], End, SizeFinder | _AnySize]:
-        """Return the nodes and the end of the path, and what found its sizes."""
-        first, last = self._ends[0], self._ends[-1]
-        if any((end.roots, end.bases) != (first.roots, first.bases) for end in self._ends):
-            raise _DifferentError
-        nodes = [self._node(each) for each in zip(*(nodes for nodes, _ in self._members), strict=True)]
-        end = End(
-            gradients=last.gradients,
-            escaping=set().union(*(each.escaping for each in self._ends)),
-            specs=last.specs,
-            roots=last.roots,
-            bases=last.bases,
-            runners=max(each.runners for each in self._ends),
-            numbers={index: value for index, value in last.numbers.items() if index >= 0},
-        )
-        if isinstance(self._finder, SizeFinder):
-            end.numbers |= {root: values[-1] for root, values in self._finder.values.items()}
-        nodes[-1].end = end
-        return nodes, end, self._finder
-
-    def _node(self, nodes: Sequence[Node]) -> Node:
-        last = nodes[-1]
-        if all(each is last for each in nodes):
-            node = _new_node(last.call, dict(last.fixed), last.specs)
-            node.equal |= last.equal
-        else:
-            self._equal = set().union(*(each.equal for each in nodes))
-            node = _new_node(self._call(nodes), _common([each.fixed for each in nodes]), last.specs)
-            node.equal |= self._equal
-        node.required = _common([each.required for each in nodes])
-        return node
-
-    def _call(self, nodes: Sequence[Node]) -> Call:
-        calls = [each.call for each in nodes]
-        *others, last = calls
-        if any(
-            not last.same_but_numbers(other, _any)
-            or last.checked.keys() != other.checked.keys()
-            or last.specs.keys() != other.specs.keys()
-            for other in others
-        ) or any(
-            type(value) is not type(other.numbers[index])
-            for other in others
-            for index, value in last.numbers.items()
-        ):
-            raise _DifferentError
-        given = {
-            index: self._spec([each.specs[index] for each in calls])
-            for index, spec in last.specs.items()
-            if spec.given
-        }
-        args, kwargs = (
-            self._pattern([getattr(each, name) for each in calls], self._argument)
-            for name in ("args", "kwargs")
-        )
-        checked = {
-            index: self._pattern(
-                [each.checked[index] for each in calls], lambda values: self._size(values, _LEAST_SIZE)
-            )
-            for index in last.checked
-        }
-        specs = {
-            index: given.get(index) or self._spec([each.specs[index] for each in calls])
-            for index in last.specs
-        }
-        operations = last.operations
-        if last.kind is not Kind.OPTIMIZER:
-            operations = [
-                dataclasses.replace(
-                    each[-1],
-                    **{
-                        name: self._pattern([getattr(operation, name) for operation in each], self._constant)
-                        for name in ("args", "kwargs")
-                    },
-                )
-                for each in zip(*(call.operations for call in calls), strict=True)
-            ]
-        return dataclasses.replace(
-            last,
-            args=args,
-            kwargs=kwargs,
-            checked=checked,
-            specs=specs,
-            operations=operations,
-            result=None,
-            random_states=[],
-        )
-
-    def _pattern(self, patterns: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return the pattern of which all are instances."""
-        first = patterns[0]
-        if all(each == first for each in patterns[1:]):
-            return first
-        if any(type(each) is not type(first) for each in patterns):
-            return leaf(patterns)
-        if isinstance(first, dict):
-            if any(each.keys() != first.keys() for each in patterns):
-                raise _DifferentError
-            return {key: self._pattern([each[key] for each in patterns], leaf) for key in first}
-        if isinstance(first, (tuple, list)):
-            if any(len(each) != len(first) for each in patterns):
-                raise _DifferentError
-            return type(first)(self._pattern(each, leaf) for each in zip(*patterns, strict=True))
-        return leaf(patterns)
-
-    def _spec(self, specs: Sequence[TensorSpec]) -> TensorSpec:
-        """Return what is known about a tensor of all paths."""
-        *others, last = specs
-        if all(each == last for each in others):
-            return last
-
-        def geometry(name: str, least: int) -> Any:
-            columns = [getattr(each, name) for each in specs]
-            return self._pattern(
-                [tuple(each) if isinstance(each, tuple) else each for each in columns],
-                lambda values: self._size(values, least if last.given else None),
-            )
-
-        if len({len(each.shape) for each in specs}) > 1:
-            raise _DifferentError
-        return dataclasses.replace(
-            last,
-            shape=geometry("shape", _LEAST_SIZE),
-            stride=geometry("stride", 0),
-            offset=geometry("offset", 0),
-            sized=True,
-        )
-
-    def _argument(self, leaves: Sequence[Any]) -> Any:
-        """Return an argument of a call that differs."""
-        return self._size(
-            [self._value(number, each) for number, each in zip(self._numbers, leaves, strict=True)], 0
-        )
-
-    def _constant(self, leaves: Sequence[Any]) -> Any:
-        """Return an argument of an operation that differs: a number of a call, or a size."""
-        values = [self._value(numbers, each) for numbers, each in zip(self._numbers, leaves, strict=True)]
-        fitting = [
-            index
-            for index in self._numbers[-1]
-            if index >= 0
-            and all(
-                Constant(numbers[index]) == Constant(value)
-                for numbers, value in zip(self._numbers, values, strict=True)
-            )
-        ]
-        if fitting:
-            self._equal |= {(fitting[0], other) for other in fitting[1:]}
-            return Number(fitting[0])
-        return self._size(values, None)
-
-    @staticmethod
-    def _value(numbers: Numbers, leaf: Any) -> Any:
-        if isinstance(leaf, Number):
-            return numbers[leaf.index]
-        if not isinstance(leaf, Constant):
-            raise _DifferentError
-        return leaf.value
-
-    def _size(self, values: Sequence[Any], least: int | None) -> Number:
-        if any(type(each) is not int for each in values):
-            raise _DifferentError
-        size = self._finder.size(values, least=least)
-        if size is None:
-            raise _DifferentError
-        return size
-
-
-def _any(one: Any, two: Any) -> bool:
-    """Return True: what differs is found later."""
-    return True
-
-
-def _common(numbers: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    """Return the numbers that have one value on all paths."""
-    first, *others = numbers
-    return {
-        index: value
-        for index, value in first.items()
-        if all(index in each and Constant(each[index]) == Constant(value) for each in others)
-    }
-
-
-def _attached(
-    tree: PathTree, nodes: list[Node], end: End, finder: SizeFinder | _AnySize
-) -> tuple[list[Node], End]:
-    """Add a path to the tree, and join those that it stands for."""
-    finder.add()
+def _attached(tree: PathTree, nodes: list[Node], end: End) -> tuple[list[Node], End]:
+    """Add a path to the tree, and join it with those that it stands for."""
     for before, node in itertools.pairwise([tree.root, *nodes]):
         before.following.append(node)
     tree.paths.append((nodes, end))
     _join(tree, end)
+    return _cleared(tree, end)
+
+
+def _cleared(tree: PathTree, end: End) -> tuple[list[Node], End]:
+    """Remove the segments of a path and of those that share calls with it, and return it."""
     (found,) = (path for path in tree.paths if path[1] is end)
     for path in (found, *tree.sharing(found[0][0], end)):
         clear(*path)

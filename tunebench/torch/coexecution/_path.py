@@ -18,9 +18,9 @@ from tunebench.torch.coexecution._call import (
 )
 from tunebench.torch.coexecution._function import Kind
 from tunebench.torch.coexecution._operator import allocates
-from tunebench.torch.coexecution._sizes import Size
+from tunebench.torch.coexecution._sizes import Size, is_sized
 
-__all__ = ["End", "Node", "PathTree", "Update", "clear", "host_operations", "outputs_of"]
+__all__ = ["End", "Node", "PathTree", "Update", "clear", "host_operations", "node_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,6 +200,24 @@ def clear(nodes: Sequence[Node], end: End) -> None:
     end.segment = None
 
 
+def node_of(call: Call, fixed: dict[int, Any], specs: list[TensorSpec]) -> Node:
+    """Return the node of a call.
+
+    Args:
+        call: The call.
+        fixed: Its numbers that must have one value, by index.
+        specs: What is known about the tensors of its path.
+    """
+    return Node(
+        call=call,
+        fixed=fixed,
+        specs=specs,
+        host=tuple(host_operations(call)),
+        made=tuple((index, call.specs[index]) for index in _outputs_of(call) if not call.specs[index].given),
+        sized=is_sized((call.args, dict(call.kwargs), call.checked, call.specs)),
+    )
+
+
 def host_operations(call: Call) -> Iterable[Operation]:
     """Return the operations that draw random numbers, with those that allocate their memory.
 
@@ -216,7 +234,7 @@ def host_operations(call: Call) -> Iterable[Operation]:
             yield operation
 
 
-def outputs_of(call: Call) -> list[int]:
+def _outputs_of(call: Call) -> list[int]:
     """Return the variables that a call made."""
     results = (leaf.index for leaf in flat(_parts(call.outputs)) if isinstance(leaf, Variable))
     return [index for index in (*results, *(index for _, index in call.gradients)) if index in call.specs]

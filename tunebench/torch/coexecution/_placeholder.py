@@ -8,6 +8,7 @@ Code that reaches the dispatcher or the memory otherwise, such as another thread
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tunebench.torch.coexecution._call import TensorSpec
 
-__all__ = ["become", "placeholder", "spent"]
+__all__ = ["become", "placeholder", "placeholder_with", "spent", "without_memory"]
 
 
 class _Placeholder(Tensor):  # type: ignore[misc]  # torch does not type it
@@ -36,11 +37,19 @@ _CPU = torch.device("cpu")
 
 def placeholder(spec: TensorSpec) -> Tensor:
     """Return a new placeholder with the shape, strides and type of a spec."""
-    made: Tensor = _MAKE(
-        _Placeholder, spec.shape, spec.stride, spec.offset, None, spec.dtype, torch.strided, _CPU
-    )
+    return placeholder_with(spec.shape, spec.stride, spec.offset, spec.dtype)
+
+
+def placeholder_with(shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> Tensor:
+    """Return a new placeholder with a shape, strides, an offset into its storage and a type."""
+    made: Tensor = _MAKE(_Placeholder, shape, stride, offset, None, dtype, torch.strided, _CPU)
     made.__class__ = Tensor
     return made
+
+
+def without_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor on the device of torch that computes sizes only, with the sizes of another tensor."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def become(promised: Tensor, real: Tensor) -> None:

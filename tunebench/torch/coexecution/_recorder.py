@@ -171,7 +171,7 @@ class Recorder:
                 raise NotUnderstoodError(state[2])
             if _len_torch_dispatch_stack() > 1:
                 raise NotUnderstoodError("another dispatch mode is active")
-            if found is Kind.COMPUTE and not _has_tensor((args, kwargs)):
+            if found is Kind.CREATE or (found is Kind.COMPUTE and not _has_tensor((args, kwargs))):
                 call.kind = Kind.CREATE
                 return call
             call.args = self._pattern(call, tuple(args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,24 @@ class Run:
             and all(self.bind_new(call, each, value) for each, value in zip(parts, result, strict=True))
         )
 
+    def has_sizes(self, call: Call, pattern: Any, result: Any) -> bool:
+        """Return whether tensors are like the results of a call; roots take their sizes.
+
+        Args:
+            call: The call.
+            pattern: Its result, or a part of it.
+            result: The same with tensors.
+        """
+        if isinstance(pattern, Variable):
+            spec = call.specs.get(pattern.index)
+            return spec is None or spec.given or has_geometry(result, spec, self.numbers)
+        if isinstance(pattern, Constant):
+            return True
+        parts = pattern.parts if isinstance(pattern, Structure) else pattern
+        return len(parts) == len(result) and all(
+            self.has_sizes(call, each, value) for each, value in zip(parts, result, strict=True)
+        )
+
     def pooled(self, node: Node) -> tuple[Any, ...] | None:
         """Return the placeholders of a call if nothing refers to them and nothing was added to them.
 
@@ -219,12 +237,21 @@ def fits(tensor: Any, spec: TensorSpec) -> bool:
     )
 
 
-def rebuilt(call: Call, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of a run."""
+def rebuilt(
+    call: Call, run: Run, tensor: Callable[[Tensor], Tensor] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of a run.
+
+    Args:
+        call: The call.
+        run: The run.
+        tensor: Function from a tensor among them to what takes its place; None to leave them.
+    """
 
     def leaf(pattern: Any) -> Any:
         if isinstance(pattern, Variable):
-            return run.objects[pattern.index]
+            found = run.objects[pattern.index]
+            return found if tensor is None else tensor(found)
         return run.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
 
     args = tuple(_unsliced(each, leaf) for each in call.args)

@@ -70,7 +70,7 @@ class GraphRunner:
         self._flights: list[_Flight] = []
         self._taken: list[_Flight] = []
 
-    def start(self, piece: Piece, values: list[Any], numbers: list[Any]) -> None:
+    def start(self, piece: Piece, values: list[Any], numbers: dict[int, Any]) -> None:
         """Start a piece after those that were started before."""
         flights = self._flights
         plan: _Plan | None = piece.plan

@@ -69,7 +69,7 @@ class Piece:
         """Return whether it reads or returns a value."""
         return index in self.made or index in self.inputs
 
-    def run(self, values: list[Any], numbers: list[Any]) -> None:
+    def run(self, values: list[Any], numbers: dict[int, Any]) -> None:
         """Run it on values and numbers by index."""
         with torch._C._AutoDispatchBelowAutograd():
             results = self.runner(
@@ -99,7 +99,7 @@ class UpdatePiece:
     operations: Piece | None
     drops: tuple[int, ...]
 
-    def run(self, values: list[Any], numbers: list[Any]) -> None:
+    def run(self, values: list[Any], numbers: dict[int, Any]) -> None:
         """Run it on values and numbers by index."""
         call = self.update.call
         if self.operations is not None and all(
@@ -144,7 +144,7 @@ class Segment:
     runner: str
     site: str
 
-    def run(self, values: list[Any], numbers: list[Any]) -> None:
+    def run(self, values: list[Any], numbers: dict[int, Any]) -> None:
         """Run it on values and numbers by index."""
         with running():
             for part in self.parts:

@@ -1,16 +1,16 @@
 """Sizes that change from iteration to iteration: integers of a path that follow from those of given tensors.
 
-A size is a `Number` with a negative index. A root is the size of a given tensor, or an integer that Python
-passed to a call; other sizes are sums of products of roots.
+A size is a `Number` with a negative index. A root is the size of a given tensor, an integer that Python
+passed to a call, or a size of a result that torch is asked for; other sizes are sums of products of roots.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from tunebench.torch.coexecution._call import Constant, Number, Structure, Tenso
 __all__ = ["SAMPLES", "Numbers", "Size", "SizeFinder", "at", "has_geometry", "is_instance", "is_sized"]
 
 _DEGREES = {1: 3, 2: 3, 3: 3}
-"""Number of sizes in a product by number of roots, else 2: strides of attention scores (N, H, L, L) have 3."""
+"""Number of sizes in a product, by number of roots, else 2: strides of scores (N, H, L, L) have 3."""
 
 SAMPLES = 3
 """Number of values of a root that must be known: two decide a formula of two coefficients, one checks it."""
@@ -32,35 +32,24 @@ class Size:
     """An integer of a path.
 
     Attributes:
-        terms: Products of roots, each with a coefficient; none for a root.
-        denominator: What their sum is divided by.
+        terms: Products of roots, each with a coefficient, whose sum it is; none for a root.
         least: For a root: the smallest value it may ever have.
         low: For a root: the smallest value that was recorded.
         high: For a root: the largest value that was recorded.
-        step: For a root: the number whose remainder decides which formulas are integers.
-        remainders: For a root: the remainders that were recorded.
     """
 
     terms: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    denominator: int = 1
     least: int = 0
     low: int = 0
     high: int = 0
-    step: int = 1
-    remainders: frozenset[int] = frozenset({0})
 
     def covers(self, value: int) -> bool:
         """Return whether a value of a root lies between those that were recorded."""
-        return self.low <= value <= self.high and value % self.step in self.remainders
+        return self.low <= value <= self.high
 
     def widened(self, value: int) -> Size:
         """Return the root after a value of it was recorded."""
-        return replace(
-            self,
-            low=min(self.low, value),
-            high=max(self.high, value),
-            remainders=self.remainders | {value % self.step},
-        )
+        return replace(self, low=min(self.low, value), high=max(self.high, value))
 
 
 class Numbers(dict[int, Any]):
@@ -78,24 +67,19 @@ class Numbers(dict[int, Any]):
         self._new: list[int] = []
 
     def __missing__(self, index: int) -> int | None:
-        """Compute a size; return None for a root without a value, or if the size is no integer."""
+        """Compute a size; return None for a root without a value, and what follows from it."""
         size = self._sizes.get(index)
         if size is None or not size.terms:
             return None
         total = 0
         for coefficient, roots in size.terms:
-            for root in roots:
-                value = self[root]
-                if value is None:
-                    return None
-                coefficient *= value
-            total += coefficient
-        value, rest = divmod(total, size.denominator)
-        if rest:
-            return None
-        self[index] = value
+            values: list[Any] = [self.get(root) for root in roots]
+            if None in values:
+                return None
+            total += coefficient * math.prod(values)
+        self[index] = total
         self._new.append(index)
-        return value
+        return total
 
     def take(self, index: int, value: Any) -> bool:
         """Return whether a size has a value; a root without one takes it, if it may have it."""
@@ -164,9 +148,7 @@ def is_instance(pattern: Any, value: Any, numbers: Numbers) -> bool:
     if isinstance(pattern, Number):
         return pattern.index < 0 and numbers.take(pattern.index, getattr(value, "value", value))
     if isinstance(pattern, TensorSpec):
-        return _same_but_geometry(pattern, value) and is_instance(
-            _geometry(pattern), _geometry(value), numbers
-        )
+        return value.same_but_geometry(pattern) and is_instance(pattern.geometry(), value.geometry(), numbers)
     if isinstance(pattern, dict):
         return (
             isinstance(value, dict)
@@ -182,22 +164,13 @@ def is_instance(pattern: Any, value: Any, numbers: Numbers) -> bool:
     return False
 
 
-def _geometry(spec: TensorSpec) -> tuple[Any, ...]:
-    return tuple(spec.shape), spec.stride, spec.offset
-
-
-def _same_but_geometry(one: TensorSpec, two: TensorSpec) -> bool:
-    geometry = {name: getattr(two, name) for name in ("shape", "stride", "offset", "sized")}
-    return replace(one, **geometry) == two
-
-
 def has_geometry(tensor: Any, spec: TensorSpec, numbers: Numbers) -> bool:
     """Return whether an object is a tensor with sizes, strides and offset of a spec; roots take its sizes."""
     return (
         isinstance(tensor, Tensor)
         and tensor.layout is torch.strided
         and is_instance(
-            _geometry(spec), (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()), numbers
+            spec.geometry(), (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()), numbers
         )
     )
 
@@ -233,101 +206,86 @@ class SizeFinder:
 
     Args:
         sizes: The sizes of a step's paths, by index; new ones are added by `add`.
-        known: Values of known roots in each of the iterations, by index.
+        roots: Values of known roots in each of the iterations, by index.
     """
 
-    def __init__(self, sizes: dict[int, Size], known: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, sizes: dict[int, Size], roots: dict[int, tuple[int, ...]]) -> None:
         self._sizes = sizes
-        self._next = min(sizes, default=0) - 1
-        self.new: dict[int, Size] = {}
-        self.values: dict[int, tuple[int, ...]] = dict(known)
-        self._found: dict[tuple[int, ...], int] = {values: index for index, values in known.items()}
+        self.roots = dict(roots)
+        self._found = {values: index for index, values in roots.items()}
+        self._new: dict[int, Size] = {}
 
-    def size(self, values: Sequence[int], *, least: int | None) -> Number | None:
+    def size(self, values: Sequence[int], *, least: int | None, bounded: bool = True) -> Number | None:
         """Return the size with these values in the iterations, or None if none is found.
 
         Args:
             values: Its values.
             least: The smallest value that it may have as a root; None if it is no root.
+            bounded: Whether as a root it takes only values between those that were recorded.
         """
         key = tuple(values)
-        index = self._found.get(key)
-        if index is None:
-            formula = next(self._formulas(key, may_be_root=least is not None), None)
-            if formula is not None:
-                index = self._added(key, formula)
-            elif least is not None and self._may_be_root(key, least):
-                index = self._added(key, Size(least=least, low=min(key), high=max(key)))
-                self.values[index] = key
-        return None if index is None else Number(index)
+        if key in self._found:
+            return Number(self._found[key])
+        terms = self._sum(key, may_be_root=least is not None)
+        if terms is not None:
+            return self._added(key, Size(terms=terms))
+        if (
+            least is None
+            or len(key) < SAMPLES + len(self.roots)
+            or len(set(key)) < SAMPLES
+            or min(key) < least
+        ):
+            return None
+        low, high = (min(key), max(key)) if bounded else (least, sys.maxsize)
+        root = self._added(key, Size(least=least, low=low, high=high))
+        self.roots[root.index] = key
+        return root
 
-    def _may_be_root(self, values: tuple[int, ...], least: int) -> bool:
-        return (
-            len(values) >= SAMPLES + len(self.values) and len(set(values)) >= SAMPLES and min(values) >= least
-        )
-
-    def _added(self, values: tuple[int, ...], size: Size) -> int:
-        index = self._next
-        self._next -= 1
-        self.new[index] = size
+    def _added(self, values: tuple[int, ...], size: Size) -> Number:
+        index = min(self._sizes | self._new, default=0) - 1
+        self._new[index] = size
         self._found[values] = index
-        return index
+        return Number(index)
 
-    def _formulas(self, values: tuple[int, ...], *, may_be_root: bool) -> Iterator[Size]:
-        """Return multiples of a product, then of a root and an integer, then sums of two products.
+    def _sum(
+        self, values: tuple[int, ...], *, may_be_root: bool
+    ) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+        """Return a multiple of a product, a multiple of one and an integer, or multiples of two products.
 
-        A root could be such a sum by chance.
+        A root could be a sum of two products by chance.
         """
         products = list(self._products())
         for roots, product in products:
-            if all(product):
-                first, *others = (Fraction(value, each) for value, each in zip(values, product, strict=True))
-                if all(each == first for each in others):
-                    yield from _sums([(first, roots)])
-        ones = (1,) * len(values)
-        for roots, product in products:
-            factors = _factors(product, ones, values)
-            if factors is not None:
-                yield from _sums([(factors[0], roots), (factors[1], ())])
-        if not may_be_root:
-            for (one, left), (two, right) in itertools.combinations(products, 2):
-                factors = _factors(left, right, values)
-                if factors is not None and all(factor.denominator == 1 for factor in factors):
-                    yield from _sums([(factors[0], one), (factors[1], two)])
+            factors = {
+                divmod(value, each) if each else (0, 1) for value, each in zip(values, product, strict=True)
+            }
+            (factor, rest), *others = factors
+            if not rest and not others:
+                return ((factor, roots),)
+        pairs = itertools.product(products, [((), (1,) * len(values))])
+        for (one, left), (two, right) in itertools.chain(
+            pairs, () if may_be_root else itertools.combinations(products, 2)
+        ):
+            coefficients = _coefficients(left, right, values)
+            if coefficients is not None:
+                return (coefficients[0], one), (coefficients[1], two)
+        return None
 
     def _products(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        for degree in range(1, _DEGREES.get(len(self.values), 2) + 1):
-            for roots in itertools.combinations_with_replacement(self.values, degree):
-                columns = [self.values[root] for root in roots]
+        for degree in range(1, _DEGREES.get(len(self.roots), 2) + 1):
+            for roots in itertools.combinations_with_replacement(self.roots, degree):
+                columns = [self.roots[root] for root in roots]
                 yield roots, tuple(math.prod(each) for each in zip(*columns, strict=True))
 
     def add(self) -> None:
         """Add the sizes that were found to those of the step's paths."""
-        for size in list(self.new.values()):
-            for _, roots in size.terms:
-                for root in roots:
-                    known = self.new.get(root) or self._sizes[root]
-                    step = math.lcm(known.step, size.denominator)
-                    if step != known.step or root in self.new:
-                        remainders = frozenset(value % step for value in self.values[root])
-                        self.new[root] = replace(known, step=step, remainders=remainders)
-        self._sizes.update(self.new)
+        self._sizes.update(self._new)
 
 
-def _sums(terms: list[tuple[Fraction, tuple[int, ...]]]) -> Iterator[Size]:
-    """Return the size that is a sum of products, if the remainder of one root decides that it is an integer."""
-    denominator = math.lcm(*(factor.denominator for factor, _ in terms))
-    if denominator == 1 or len({root for _, roots in terms for root in roots}) == 1:
-        yield Size(
-            terms=tuple((int(factor * denominator), roots) for factor, roots in terms),
-            denominator=denominator,
-        )
-
-
-def _factors(
+def _coefficients(
     lefts: Sequence[int], rights: Sequence[int], values: Sequence[int]
-) -> tuple[Fraction, Fraction] | None:
-    """Return two factors with which two columns add up to a third in at least three rows; None without."""
+) -> tuple[int, int] | None:
+    """Return the integers with which two columns add up to a third in at least three rows; None without."""
     rows = sorted(set(zip(lefts, rights, values, strict=True)))
     if len(rows) < SAMPLES:
         return None
@@ -335,5 +293,7 @@ def _factors(
     determinant = a * d - b * c
     if not determinant:
         return None
-    one, two = Fraction(v * d - b * w, determinant), Fraction(a * w - v * c, determinant)
-    return (one, two) if all(one * left + two * right == value for left, right, value in rows) else None
+    one, rest = divmod(v * d - b * w, determinant)
+    two, other = divmod(a * w - v * c, determinant)
+    fits = not rest and not other and all(one * left + two * right == value for left, right, value in rows)
+    return (one, two) if fits else None
