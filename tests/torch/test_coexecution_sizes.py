@@ -52,9 +52,9 @@ def _program(compute: Compute, batch: Callable[[int], tuple[Tensor, ...]]) -> Ma
         optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
         state = State(modules={"network": network}, optimizers={"adam": optimizer}, batch=batch)
 
-        def step(*inputs: Tensor) -> Tensor:
+        def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
-            loss = compute(network, *inputs, state)  # type: ignore[arg-type]
+            loss = compute(network, x, state)
             loss.backward()
             optimizer.step()
             return loss.detach()
@@ -173,7 +173,7 @@ def _run(make: Make, iterations: int = ITERATIONS) -> Any:
 
     def wrap(step: Step) -> Step:
         steps.append(coexecute(step))
-        return steps[0]  # type: ignore[no-any-return]
+        return steps[0]
 
     expected = run_program(make, lambda step: step, iterations)
     with _testing.forced():
@@ -235,7 +235,7 @@ def test_leaving_a_path_with_sizes_at_any_call_is_invisible(name: str) -> None:
             def run(*inputs: Tensor) -> Tensor:
                 with _testing.diverge_at(call if len(seen) == 7 else -1):
                     seen.append(call)
-                    return coexecuted(*inputs)  # type: ignore[no-any-return]
+                    return coexecuted(*inputs)
 
             seen: list[int] = []
             return run
