@@ -123,8 +123,16 @@ LONGEST = (
 """Files that take the longest, which start first, so that no process is left with a long file at the end."""
 
 
+CPU_CACHE_MB = "1"
+"""Cache that measurements flush before each sample: to flush that of a server takes 0.1 s."""
+
+
 def pytest_configure() -> None:
-    """Handle Ctrl-C also if a shell started the tests in the background, since tests send it to processes."""
+    """Set the size of the processor's cache, which tests of modules read on import.
+
+    Handle Ctrl-C also if a shell started the tests in the background, since tests send it to processes.
+    """
+    os.environ["TUNEBENCH_CPU_CACHE"] = CPU_CACHE_MB
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -18,6 +18,7 @@ __all__ = [
     "columns",
     "config",
     "config_folder",
+    "cpu_cache_mb",
     "cxx",
     "data_folder",
     "database",
@@ -33,6 +34,7 @@ VARIABLES = {
     "CXX": "host C++ compiler that emulates CUDA kernels where there is no GPU; default g++, then c++",
     "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels; closed to other users",
     "TUNEBENCH_CONFIG": "file of defaults to use instead of the nearest tunebench.toml; none for no file",
+    "TUNEBENCH_CPU_CACHE": "last-level cache of the processor in MB; default what the system reports",
     "TUNEBENCH_DB": "database, as a path, an SQLAlchemy URL or keywords of libpq; the option --db wins",
     "TUNEBENCH_DEBUG": "1: show the traceback of an error on the command line",
     "TUNEBENCH_WORKER_MEMORY": "memory limit of each worker in GB; default 75 % of the machine's memory",
@@ -189,7 +191,20 @@ def worker_memory_gb() -> float | None:
     Raises:
         InputError: if it is not a positive number.
     """
-    text = _text("TUNEBENCH_WORKER_MEMORY")
+    return _size("TUNEBENCH_WORKER_MEMORY", "GB")
+
+
+def cpu_cache_mb() -> float | None:
+    """Return the size of the processor's last-level cache, in MB; None if none is given.
+
+    Raises:
+        InputError: if it is not a positive number.
+    """
+    return _size("TUNEBENCH_CPU_CACHE", "MB")
+
+
+def _size(name: str, unit: str) -> float | None:
+    text = _text(name)
     if text is None:
         return None
     try:
@@ -197,5 +212,5 @@ def worker_memory_gb() -> float | None:
     except ValueError:
         given = 0.0
     if not 0 < given < float("inf"):
-        raise InputError(f"TUNEBENCH_WORKER_MEMORY must be a positive number of GB, such as 8; got {text!r}")
+        raise InputError(f"{name} must be a positive number of {unit}, such as 8; got {text!r}")
     return given

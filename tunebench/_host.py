@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tunebench import _environment
+
 __all__ = ["cores", "cpu", "gpus"]
 
 ASSUMED_CLOCK_MHZ = 5500.0
@@ -87,6 +89,9 @@ def _read_number(path: str) -> int | None:
 
 
 def _last_level_cache_bytes() -> int:
+    given = _environment.cpu_cache_mb()
+    if given is not None:
+        return max(1, round(given * (1 << 20)))
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="ascii").strip())
