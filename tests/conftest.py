@@ -123,16 +123,19 @@ LONGEST = (
 """Files that take the longest, which start first, so that no process is left with a long file at the end."""
 
 
-CPU_CACHE_MB = "1"
-"""Cache that measurements flush before each sample: to flush that of a server takes 0.1 s."""
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",  # spinning threads take processors from other tests, and launches 10 ms
+    "TUNEBENCH_CPU_CACHE": "1",  # flushed before each sample, which takes 0.1 s for the cache of a server
+}
+"""Variables of all tests and of the processes they start."""
 
 
 def pytest_configure() -> None:
-    """Set the size of the processor's cache, which tests of modules read on import.
+    """Set the environment before modules of tests are imported.
 
     Handle Ctrl-C also if a shell started the tests in the background, since tests send it to processes.
     """
-    os.environ["TUNEBENCH_CPU_CACHE"] = CPU_CACHE_MB
+    os.environ.update(ENVIRONMENT)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
