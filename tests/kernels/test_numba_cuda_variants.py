@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from tests.support import needs_numba_cuda, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import Device, find, representative
-from tunebench.emulate.numba_simulator import simulate
+from tunebench.emulate.numba_simulator import _run, simulate
 from tunebench.variant import NumbaCudaVariant
 from tunebench.workload import Workload
 
@@ -72,13 +76,41 @@ def test_every_variant_has_a_case() -> None:
     assert {case.values[0] for case in CASES} == set(VARIANTS)
 
 
-@pytest.mark.parametrize(("variant", "workload"), CASES)
-def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+TIMEOUT_S = 120.0
+Simulate = Callable[..., dict[str, Any]]
+
+
+def _enable_simulator() -> None:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[ProcessPoolExecutor]:
+    """A process that simulates all cases, since starting one takes longer than most of them."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_enable_simulator) as process:
+        yield process
+
+
+def _assert_simulates_right(variant: NumbaCudaVariant[Any], workload: Workload, simulate: Simulate) -> None:
     config = variant.default(workload, representative("sm_90"))
     small = variant.emulation_workload(workload, config)
     inputs = small.draw(np.random.default_rng(0))
     outputs = simulate(variant, small, config, inputs)
     checks.assert_right(small, inputs, outputs, f"{small} with {config}")
+
+
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_the_default_simulates_right(
+    variant: NumbaCudaVariant[Any], workload: Workload, simulator: ProcessPoolExecutor
+) -> None:
+    _assert_simulates_right(
+        variant, workload, lambda *job: simulator.submit(_run, *job).result(timeout=TIMEOUT_S)
+    )
+
+
+def test_the_default_simulates_right_in_a_process_of_its_own() -> None:
+    _assert_simulates_right(*CASES[0].values, simulate)
 
 
 @pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(CASES))
