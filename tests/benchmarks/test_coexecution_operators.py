@@ -1,4 +1,7 @@
-"""Every operator, module and optimizer of torch under eager and co-executed, on samples of torch."""
+"""Every operator, module and optimizer of torch under eager and co-executed, on samples of torch.
+
+Tests import the samples, which takes seconds, so that collection does not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ pytest.importorskip("torch", reason="torch is not installed: install tunebench[t
 import torch
 from torch import Tensor
 
-from benchmarks.coexecution_operators import cases, examine
 from benchmarks.programs import State, Step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # samples call what torch warns of, in eager mode too
@@ -28,6 +30,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def test_an_eighth_of_operators_modules_and_optimizers_equals_eager() -> None:
+    from benchmarks.coexecution_operators import cases, examine
+
     records = [examine(case) for case in list(cases(1))[::8]]
     assert len(records) > 150
     assert [each for each in records if each["beyond tolerance"]] == []
@@ -37,6 +41,8 @@ def test_an_eighth_of_operators_modules_and_optimizers_equals_eager() -> None:
 
 @pytest.mark.parametrize("name", ["cov", "quantile", "nanquantile", "tensor_split"])
 def test_operators_that_read_values_unseen_run_as_in_eager_mode(name: str) -> None:
+    from benchmarks.coexecution_operators import cases, examine
+
     for case in cases(20, (name,)):
         record = examine(case)
         assert record["beyond tolerance"] == []
@@ -44,6 +50,8 @@ def test_operators_that_read_values_unseen_run_as_in_eager_mode(name: str) -> No
 
 
 def test_a_difference_is_found() -> None:
+    from benchmarks.coexecution_operators import cases, examine
+
     case = next(cases(2, ("add",)))
     programs = itertools.count()
 
