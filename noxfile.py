@@ -64,6 +64,9 @@ PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", "--no-
 """Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once. Long files start
 first (see tests/conftest.py)."""
 
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Environment in which hundreds of processes that tests start compile the package once."""
+
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 
 
@@ -80,7 +83,7 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *TORCH, *FRAMEWORKS)
-    session.run("pytest", *PARALLEL, *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs, env=BYTECODE)
 
 
 @nox.session

@@ -9,7 +9,8 @@ The language of a fenced block decides how it is run:
 - ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
 - ``console norun``: not run, because it changes the machine; a comment before it gives the reason.
 
-The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels.
+The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels, that of
+all tests.
 """
 
 from __future__ import annotations
@@ -61,14 +62,12 @@ def commands(body: str) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def run(command: list[str], folder: Path, cache: Path) -> str:
+def run(command: list[str], folder: Path) -> str:
     scripts = Path(sys.executable).parent
     environment = {
         **os.environ,
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "TUNEBENCH_DB": str(folder / "tunebench.db"),
-        "TUNEBENCH_CACHE": str(cache),
-        "TUNEBENCH_CONFIG": "none",
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -103,18 +102,13 @@ RUN = {"console", "python", *(["python torch"] if HAS_TORCH else [])}
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_examples_of_page_run(page: Path, tmp_path: Path, cache: Path) -> None:
+def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.language == "console":
             for command, shown in commands(block.body):
-                printed = run(["bash", "-c", command], tmp_path, cache)
+                printed = run(["bash", "-c", command], tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
         elif block.language == "toml" or block.language in RUN:
             named = re.match(r"# file: (\S+)\n", block.body)
@@ -123,7 +117,7 @@ def test_examples_of_page_run(page: Path, tmp_path: Path, cache: Path) -> None:
             target = tmp_path / (named[1] if named else f"example_{block.line}.py")
             target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
             if not named:
-                run([sys.executable, str(target)], tmp_path, cache)
+                run([sys.executable, str(target)], tmp_path)
 
 
 def test_workflow_for_users_runs_known_commands() -> None:
