@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the stacks that torch records with each seed and sample, which take most of the time in pytest."""
+    monkeypatch.setattr(traceback, "format_stack", lambda *_: [])
+    monkeypatch.setattr("torch.testing._internal.common_utils.extract_test_fn", lambda: None)
 
 
 def test_an_eighth_of_operators_modules_and_optimizers_equals_eager() -> None:
