@@ -1,7 +1,7 @@
 """Contract of every Numba CPU variant: a valid default, costs that are floors, correct results on every path.
 
 Kernels are compiled without their parallel loop, which halves the time and changes no result; tests of the
-pipeline run them in parallel.
+pipeline run them in parallel. All but the first of each variant are compiled without optimisation.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core import config as numba_config
 
 from tests.kernels import kernel_checks as checks
 from tests.support import package_variants
@@ -131,12 +132,16 @@ def test_every_variant_has_a_path_and_every_path_a_variant() -> None:
 
 
 @pytest.mark.parametrize(("variant", "workload"), ON_PATHS)
-def test_results_are_right(variant: NumbaCpuVariant[Any], workload: Workload) -> None:
+def test_results_are_right(
+    variant: NumbaCpuVariant[Any], workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first path with the default, each other one with its own configuration, the same in every run."""
     table = variant.configs(workload, local_cpu())
     config = table.config(random.Random(str(workload)).randrange(len(table)))
     if workload == FIRST[variant].values[1]:
         config = variant.default(workload, local_cpu())
+    else:
+        monkeypatch.setattr(numba_config, "OPT", 0)
     inputs = workload.draw(np.random.default_rng(1))
     outputs = checks.run_on_cpu(variant, workload, config, inputs)
     checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
