@@ -172,8 +172,9 @@ def _run(make: Make, iterations: int = ITERATIONS) -> Any:
     steps: list[Any] = []
 
     def wrap(step: Step) -> Step:
-        steps.append(coexecute(step))
-        return steps[0]
+        coexecuted: Step = coexecute(step)
+        steps.append(coexecuted)
+        return coexecuted
 
     expected = run_program(make, lambda step: step, iterations)
     with _testing.forced():
