@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_random")
     parser.add_argument("--programs", type=int, default=1000, help="number of programs (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program (default 0)")
-    parser.add_argument("--steps", type=int, default=12, help="iterations per program (default 12)")
+    parser.add_argument("--steps", type=int, default=16, help="iterations per program (default 16)")
     parser.add_argument(
         "--timeout-s", type=float, default=60, help="time limit per program in seconds (default 60)"
     )

@@ -427,7 +427,14 @@ RETURNS = _lines(
     loss.detach() * 2
     """
 )
-COUNTS = ("4", "4", "2 + iteration % 3", "random.Random(iteration).randint(2, 6)")
+COUNTS = _lines(
+    """
+    4
+    2 + iteration % 3
+    random.Random(iteration).randint(2, 6)
+    random.Random(iteration).randint(2, 14)
+    """
+)
 OPTIMIZERS = _lines(
     """
     torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)

@@ -120,6 +120,18 @@ def _branches(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
     return hidden.square().mean()
 
 
+def _parity(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
+    hidden = network["project"](x)
+    if x.shape[1] % 2 == 0:
+        state.effects.append(torch.tensor(hidden.tolist()).sum().item())
+        hidden = hidden + torch.full((x.shape[1], WIDTH), 0.5)
+    else:
+        hidden = hidden + torch.randn_like(x) * 0.1
+    if len(state.effects) % 2:
+        hidden = hidden.sin()
+    return hidden.square().mean() + torch.ones(x.shape[1]).sum()
+
+
 def _counted(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
     rows = x.flatten(0, 1)
     chosen = rows[rows[:, 0] > 0]
@@ -150,6 +162,7 @@ COMPUTE: dict[str, Compute] = {
     "in place": _in_place,
     "clamped": _clamped,
     "branches": _branches,
+    "parity": _parity,
     "counted": _counted,
     "shifted": _shifted,
     "sized gradient": _sized_gradient,
@@ -274,7 +287,7 @@ def _formula(roots: dict[int, tuple[int, ...]], values: tuple[int, ...]) -> Call
     ],
 )
 def test_a_size_follows_from_a_root(function: Callable[[int], int], value: int) -> None:
-    lengths = (4, 10, 16)
+    lengths = (4, 10, 16, 17)
     found = _formula({-1: lengths}, tuple(map(function, lengths)))
     assert found is not None
     assert found(r1=20) == value
@@ -292,6 +305,7 @@ def test_a_size_follows_from_two_roots() -> None:
 def test_a_size_without_a_formula_is_not_found() -> None:
     assert _formula({-1: (4, 10, 16)}, (1, 7, 2)) is None
     assert _formula({-1: (4, 10, 16)}, (2, 5, 8)) is None  # rounding would be a guess
+    assert _formula({-1: (4, 10, 16)}, (20, 110, 272)) is None  # so few would show a square by chance
     assert _formula({-1: (4, 10)}, (1, 7)) is None  # two values do not show a formula of two coefficients
 
 

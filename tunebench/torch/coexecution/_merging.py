@@ -260,7 +260,7 @@ def _join(tree: PathTree, kept: End) -> None:
 
     Of two paths that are one afterwards, keep the one with an end.
     """
-    replaced_by: dict[Node, Node] = {}
+    replaced_by: dict[Node, tuple[Node, dict[int, int]]] = {}
     pending = [tree.root]
     while pending:
         node = pending.pop()
@@ -268,10 +268,12 @@ def _join(tree: PathTree, kept: End) -> None:
         pending += node.following
     if not replaced_by:
         return
-    for nodes, _ in tree.paths:
+    for nodes, end in tree.paths:
         for position, node in enumerate(nodes):
             while node in replaced_by:
-                node = nodes[position] = replaced_by[node]
+                node, roots = replaced_by[node]
+                nodes[position] = node
+                end.numbers |= roots
     tree.paths = [(nodes, end) for nodes, end in tree.paths if nodes[-1].end is end]
     for node in (tree.root, *tree.nodes()):
         node.choices.clear()
@@ -281,21 +283,27 @@ def _join(tree: PathTree, kept: End) -> None:
 
 
 def _joined(
-    tree: PathTree, following: Sequence[Node], kept: End, replaced_by: dict[Node, Node]
+    tree: PathTree,
+    following: Sequence[Node],
+    kept: End,
+    replaced_by: dict[Node, tuple[Node, dict[int, int]]],
 ) -> list[Node]:
-    """Return calls that follow a call, joined where they are one; note what replaces each that is gone."""
+    """Return calls that follow a call, joined where they are one.
+
+    Note what replaces each that is gone, with the values that the roots of sizes had.
+    """
     joined: list[Node] = []
     for node in following:
         for known in joined:
             if (numbers := _specialised(tree, known, node)) is not None:
                 _absorb(known, node, numbers, kept)
-                replaced_by[node] = known
+                replaced_by[node] = known, numbers.roots()
                 break
         else:
             for known in list(joined):
                 if (numbers := _specialised(tree, node, known)) is not None:
                     _absorb(node, known, numbers, kept)
-                    replaced_by[known] = node
+                    replaced_by[known] = node, numbers.roots()
                     joined.remove(known)
             joined.append(node)
     return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import weakref
@@ -28,7 +29,7 @@ from tunebench.torch.coexecution._path import End, Node
 from tunebench.torch.coexecution._placeholder import become
 from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._script import operation_result
-from tunebench.torch.coexecution._sizes import Numbers, Size, at, has_geometry
+from tunebench.torch.coexecution._sizes import Numbers, Size, at, has_geometry, is_instance
 
 __all__ = ["Run", "difference", "rebuilt"]
 
@@ -307,7 +308,7 @@ class _Shadow:
 
     def difference(self, nodes: list[Node], end: End) -> str | None:
         run = self._run
-        run.numbers |= {index: value for index, value in end.numbers.items() if index < 0}
+        is_instance_of = functools.partial(is_instance, numbers=run.numbers)
         for node, call in zip(nodes, self._recorder.calls, strict=True):
             for index, spec in call.specs.items():
                 if spec.given:
@@ -316,6 +317,8 @@ class _Shadow:
                     )
             for index, value in call.numbers.items():
                 run.numbers[index] = value
+            if node.sized and not node.call.same_but_numbers(call, is_instance_of):
+                return f"sizes at {call.site} do not follow from those before"
             if call.random_states:
                 self._draw(node, call)
             if node.segment is not None:

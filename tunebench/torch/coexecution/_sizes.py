@@ -252,7 +252,7 @@ class SizeFinder:
     ) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
         """Return a multiple of a product, a multiple of one and an integer, or multiples of two products.
 
-        A root could be a sum of two products by chance.
+        There are many sums of two products, so one more record must agree, and a root is none.
         """
         products = list(self._products())
         for roots, product in products:
@@ -262,10 +262,11 @@ class SizeFinder:
             (factor, rest), *others = factors
             if not rest and not others:
                 return ((factor, roots),)
-        pairs = itertools.product(products, [((), (1,) * len(values))])
-        for (one, left), (two, right) in itertools.chain(
-            pairs, () if may_be_root else itertools.combinations(products, 2)
-        ):
+        ones: tuple[tuple[int, ...], tuple[int, ...]] = ((), (1,) * len(values))
+        sums = [(each, ones) for each in products]
+        if len(values) > SAMPLES and not may_be_root:
+            sums += itertools.combinations(products, 2)
+        for (one, left), (two, right) in sums:
             coefficients = _coefficients(left, right, values)
             if coefficients is not None:
                 return (coefficients[0], one), (coefficients[1], two)
