@@ -127,6 +127,43 @@ def an_input_written_in_place() -> tuple[Step, State]:
 
 
 @_feature
+def numpy_writes_before_a_path_is_left() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        count = len(state.effects)
+        rows = x.clone()
+        rows.numpy()[0] += count >= 5  # nothing in the iterations that are recorded first
+        doubled = rows * 2
+        rows.numpy()[1] -= count >= 5
+        rows.mul_(0.5)
+        output = state.modules["network"](rows + doubled)
+        if count >= 6:
+            output = output.tanh()
+        state.effects.append(output.sum().item())
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
+def a_transform_of_functions_in_a_rare_branch() -> tuple[Step, State]:
+    state = _state(network=_network())
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        output = state.modules["network"](x)
+        state.effects.append(len(state.effects))
+        if len(state.effects) == 7:
+            output = torch.func.vmap(torch.sin)(output)
+            state.effects.append(
+                torch.func.grad(lambda value: (value * output.detach()).sum())(x[:, :2]).sum().item()
+            )
+        return _updated(state, functional.cross_entropy(output, y))
+
+    return step, state
+
+
+@_feature
 def no_grad() -> tuple[Step, State]:
     student, teacher = _network(), _network().requires_grad_(False)
     state = _state(student=student)

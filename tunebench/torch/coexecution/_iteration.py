@@ -17,6 +17,7 @@ from tunebench.torch.coexecution._call import Call, Variable
 from tunebench.torch.coexecution._function import (
     ALWAYS,
     NATIVE,
+    SHARING,
     Kind,
     clear_gradients,
     optimizer_functions,
@@ -27,7 +28,7 @@ from tunebench.torch.coexecution._path import End, Node, PathTree
 from tunebench.torch.coexecution._placeholder import placeholder, spent, without_memory
 from tunebench.torch.coexecution._recorder import Recorder, call_site
 from tunebench.torch.coexecution._repeating import repeat
-from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt, unseen
+from tunebench.torch.coexecution._run import Run, real_arguments, rebuilt, same_storage, unseen
 from tunebench.torch.coexecution._runner import GraphRunner, is_usable
 from tunebench.torch.coexecution._segment import Piece, Segment, UpdatePiece, running
 from tunebench.torch.coexecution._sizes import at, is_instance
@@ -94,6 +95,9 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         ] = {}
         self._random: dict[int, Tensor] = {}
         self._fetched: dict[int, Any] = {}
+        self._shared: dict[int, Tensor] = {}
+        self._contents: dict[int, torch.UntypedStorage] = {}
+        self._written: dict[int, list[tuple[int, torch.UntypedStorage]]] = {}
         self._start = torch.is_grad_enabled()
         self.diverge_at = diverge_at
         self.threaded = threaded and is_usable()
@@ -169,6 +173,12 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch._C.DisableTorchFunction():
             return self.__torch_function__(function, (), args, kwargs)
 
+    def enter_transform(self) -> None:
+        """Leave the known paths before a transform of functions wraps tensors, which must have values."""
+        if self.choices is not None:
+            with torch._C.DisableTorchFunction():
+                self._leave("a transform of functions")
+
     def _unexpected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call that is none of those that followed before."""
         try:
@@ -200,12 +210,16 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def take(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run a call of a known path."""
         call = node.call
+        if self._shared:
+            self._note_writes()
         try:
             result = node.taking(self, node, call, args, kwargs or {})
         except Differs:
             return MISS
         except Diverged as reason:
             return self._diverge(str(reason), call.function, args, kwargs or {})
+        if self._shared:
+            self._note_contents()
         if node.drops:
             self._graph.drop(self.run.values, node.drops)
         if self.choices is not None and call.kind is not Kind.CREATE:
@@ -278,7 +292,22 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch.no_grad():
             result = call.function(*given, **named)
         self._fetched[len(self.nodes)] = result
+        if call.function in SHARING and isinstance(call.args[0], Variable):
+            index = call.args[0].index
+            self._shared[index] = run.real(call.args[0], node.specs)
         return result
+
+    def _note_contents(self) -> None:
+        """Note the contents of memory that other code may write, such as NumPy."""
+        self._contents = {index: tensor.untyped_storage().clone() for index, tensor in self._shared.items()}
+
+    def _note_writes(self) -> None:
+        """Note what other code wrote to memory since the last call, to write it again if the path is left."""
+        for index, tensor in self._shared.items():
+            storage = tensor.untyped_storage()
+            if not same_storage(storage, self._contents[index]):
+                self._written.setdefault(len(self.nodes), []).append((index, storage.clone()))
+        self._note_contents()
 
     def _state(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)
@@ -388,6 +417,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         """Take back what the iteration's segments changed, and run its calls so far as in eager mode."""
         nodes = self.nodes
         self._graph.stop()
+        self._note_writes()
         site = call_site(sys._getframe(1))
         reason = FORCED if len(nodes) == self.diverge_at else reason
         self.outcome.divergence = (site[-1] if site else "?", reason)
@@ -396,7 +426,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         state = thread_state()
         with without_modes():
             self._take_back()
-            repeat(self.nodes, self.run, recorder, self._random, self._fetched)
+            repeat(self.nodes, self.run, recorder, self._random, self._fetched, self._written)
         enter(state)
         self._record(recorder)
         return recorder

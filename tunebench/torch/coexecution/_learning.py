@@ -55,8 +55,8 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
         tree.abandon(nodes, end)
         for path in ((nodes, end), *sharing):
             clear(*path)
-    for others, other in sharing:
-        if other.segment is None:
+    for others, other in tree.paths:
+        if other.ready and other is not end and other.segment is None:
             build(others, other, **_RUNNERS[other.runners])
     if end.refused is not None:
         return end.refused, recorder.calls[-1].site

@@ -268,6 +268,7 @@ def _join(tree: PathTree, kept: End) -> None:
         pending += node.following
     if not replaced_by:
         return
+    starts = {nodes[0] for nodes, _ in tree.paths if not replaced_by.keys().isdisjoint(nodes)}
     for nodes, end in tree.paths:
         for position, node in enumerate(nodes):
             while node in replaced_by:
@@ -275,6 +276,10 @@ def _join(tree: PathTree, kept: End) -> None:
                 nodes[position] = node
                 end.numbers |= roots
     tree.paths = [(nodes, end) for nodes, end in tree.paths if nodes[-1].end is end]
+    starts |= {replaced_by[node][0] for node in starts if node in replaced_by}
+    for nodes, end in tree.paths:
+        if nodes[0] in starts:
+            clear(nodes, end)
     for node in (tree.root, *tree.nodes()):
         node.choices.clear()
     for nodes, end in sorted(tree.paths, key=lambda path: path[1].used):

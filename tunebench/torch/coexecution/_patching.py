@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._functorch.eager_transforms
+import torch._functorch.vmap
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tunebench.torch.coexecution import _runner
@@ -22,6 +24,14 @@ THREAD = threading.local()
 
 _PATCHES: list[tuple[Any, str, Any, Any]] = []
 """Modules and classes of torch, names in them, the functions, and functions that iterations see."""
+
+_TRANSFORMS = {
+    torch._functorch.vmap: ("_vmap_increment_nesting",),
+    torch._functorch.eager_transforms: (
+        "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
+    ),
+}  # fmt: skip
+"""Functions that begin a transform of `torch.func`, by module. What it wraps must have values."""
 
 _LOCK = threading.RLock()  # a finalizer can run within
 _USERS = [0]
@@ -59,6 +69,9 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
             owner.step = torch.optim.Optimizer.profile_hook_step(owner.step)
             owner.step.hooked = True
         yield owner, "step", owner.step, _native(owner.step, makes_states=owner is not torch.optim.SGD)
+    for module, names in _TRANSFORMS.items():
+        for name in names:
+            yield module, name, getattr(module, name), _entered(getattr(module, name))
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 
@@ -91,6 +104,19 @@ def _visible(function: Any) -> Any:
         return iteration.update(function, args, kwargs)
 
     return update
+
+
+def _entered(begin: Any) -> Any:
+    """Return a function that begins a transform of functions, as iterations see it."""
+
+    @functools.wraps(begin)
+    def begun(*args: Any) -> Any:
+        iteration = _active()
+        if iteration is not None:
+            iteration.enter_transform()
+        return begin(*args)
+
+    return begun
 
 
 def _native(step: Any, *, makes_states: bool) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tunebench.torch.coexecution._call import Structure, Variable
 from tunebench.torch.coexecution._function import Kind
@@ -24,6 +25,7 @@ def repeat(
     recorder: Recorder,
     random_states: Mapping[int, Tensor],
     fetched: Mapping[int, Any],
+    written: Mapping[int, Sequence[tuple[int, torch.UntypedStorage]]],
 ) -> None:
     """Run calls as in eager mode, and turn the placeholders that they gave to Python into their results.
 
@@ -33,6 +35,7 @@ def repeat(
         recorder: What records the calls.
         random_states: State of the random number generator before calls, by position.
         fetched: What calls that read values returned, by position.
+        written: Variables whose memory other code wrote before calls, and its contents then, by position.
     """
     run.promised = {index for node in nodes for index, _ in node.made}
     state = torch.default_generator.get_state()
@@ -41,10 +44,18 @@ def repeat(
             if position in random_states:
                 torch.default_generator.set_state(random_states[position])
             enter(node.call.state)
+            _write(run, written.get(position, ()))
             recorder.replaying = node.call.stack
             _repeat(node, run, recorder, fetched.get(position))
+    _write(run, written.get(len(nodes), ()))
     recorder.replaying = None
     torch.default_generator.set_state(state)
+
+
+def _write(run: Run, written: Sequence[tuple[int, torch.UntypedStorage]]) -> None:
+    with _disable_current_modes():
+        for index, contents in written:
+            run.objects[index].untyped_storage().copy_(contents)
 
 
 def _repeat(node: Node, run: Run, recorder: Recorder, fetched: Any) -> None:

@@ -31,7 +31,7 @@ from tunebench.torch.coexecution._recorder import Recorder
 from tunebench.torch.coexecution._script import operation_result
 from tunebench.torch.coexecution._sizes import Numbers, Size, at, has_geometry, is_instance
 
-__all__ = ["Run", "difference", "rebuilt"]
+__all__ = ["Run", "difference", "real_arguments", "rebuilt", "same_storage", "unseen"]
 
 
 class Run:
@@ -357,7 +357,7 @@ class _Shadow:
 
     def _differing_state(self, end: End) -> str | None:
         for key, (storage, _) in self._recorder.tensors.saved.items():
-            if not _same_storage(storage, self._copies[key]):
+            if not same_storage(storage, self._copies[key]):
                 return "a tensor has other contents after the iteration"
         for index, found in end.gradients.items():
             leaf = self._recorder.tensors.object(index)
@@ -385,7 +385,8 @@ def same(one: Tensor | None, two: Tensor | None) -> bool:
         return bool(torch.equal(left, right))
 
 
-def _same_storage(one: torch.UntypedStorage, two: torch.UntypedStorage) -> bool:
+def same_storage(one: torch.UntypedStorage, two: torch.UntypedStorage) -> bool:
+    """Return whether two storages have the same bytes."""
     left, right = (torch.empty(0, dtype=torch.uint8).set_(each) for each in (one, two))
     return bool(torch.equal(left, right))
 
