@@ -273,11 +273,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             other = sibling.call
             if other.kind is not Kind.CREATE or other.function != call.function:
                 continue
-            if (
-                other.state == call.state
-                and sibling.allows(run.numbers)
-                and run.bind_new(other, other.outputs, result)
-            ):
+            if other.state == call.state and sibling.allows(run.numbers) and run.bind_new(other, result):
                 self.reached(sibling)
                 return result
             run.undo()
@@ -358,7 +354,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         args, kwargs = rebuilt(call, self.run, without_memory)
         with torch.no_grad():
             result = call.function(*args, **kwargs)
-        if not self.run.has_sizes(call, call.outputs, result):
+        if not self.run.has_sizes(call, result):
             raise Diverged("sizes that do not follow from others")
 
     # -- segments --------------------------------------------------------------------------------------------

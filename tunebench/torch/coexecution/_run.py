@@ -138,47 +138,23 @@ class Run:
             pattern, lambda leaf: self.objects[leaf.index] if isinstance(leaf, Variable) else leaf.value
         )
 
-    def bind_new(self, call: Call, pattern: Any, result: Any) -> bool:
-        """Note that new tensors are variables of a call; return False if they are not like them.
+    def bind_new(self, call: Call, result: Any) -> bool:
+        """Note that new tensors are the results of a call; return False if they are not like them."""
 
-        Args:
-            call: The call.
-            pattern: Its result, or a part of it.
-            result: The same with tensors.
-        """
-        if isinstance(pattern, Variable):
-            spec = call.specs.get(pattern.index)
-            return (
-                spec is not None
-                and isinstance(result, Tensor)
-                and self.bind(pattern.index, spec, result, unseen())
-            )
-        if isinstance(pattern, Constant):
-            return Constant(result) == pattern
-        parts = pattern.parts if isinstance(pattern, Structure) else pattern
-        return (
-            isinstance(result, (tuple, list))
-            and len(parts) == len(result)
-            and all(self.bind_new(call, each, value) for each, value in zip(parts, result, strict=True))
-        )
+        def binds(index: int, tensor: Any) -> bool:
+            spec = call.specs.get(index)
+            return spec is not None and self.bind(index, spec, tensor, unseen())
 
-    def has_sizes(self, call: Call, pattern: Any, result: Any) -> bool:
-        """Return whether tensors are like the results of a call; roots take their sizes.
+        return _all_match(call.outputs, result, binds)
 
-        Args:
-            call: The call.
-            pattern: Its result, or a part of it.
-            result: The same with tensors.
-        """
-        if isinstance(pattern, Variable):
-            spec = call.specs.get(pattern.index)
-            return spec is None or spec.given or has_geometry(result, spec, self.numbers)
-        if isinstance(pattern, Constant):
-            return True
-        parts = pattern.parts if isinstance(pattern, Structure) else pattern
-        return len(parts) == len(result) and all(
-            self.has_sizes(call, each, value) for each, value in zip(parts, result, strict=True)
-        )
+    def has_sizes(self, call: Call, result: Any) -> bool:
+        """Return whether tensors are like the results of a call; roots take their sizes."""
+
+        def matches(index: int, tensor: Any) -> bool:
+            spec = call.specs.get(index)
+            return spec is None or spec.given or has_geometry(tensor, spec, self.numbers)
+
+        return _all_match(call.outputs, result, matches)
 
     def pooled(self, node: Node) -> tuple[Any, ...] | None:
         """Return the placeholders of a call if nothing refers to them and nothing was added to them.
@@ -194,6 +170,20 @@ class Run:
             if sys.getrefcount(each) > 3 or each.__dict__ or weakref.getweakrefcount(each):
                 return None
         return tuple(made) or None
+
+
+def _all_match(pattern: Any, result: Any, matches: Callable[[int, Any], bool]) -> bool:
+    """Return whether the tensors of a result match the variables in its pattern."""
+    if isinstance(pattern, Variable):
+        return isinstance(result, Tensor) and matches(pattern.index, result)
+    if isinstance(pattern, Constant):
+        return Constant(result) == pattern
+    parts = pattern.parts if isinstance(pattern, Structure) else pattern
+    return (
+        isinstance(result, (tuple, list))
+        and len(parts) == len(result)
+        and all(_all_match(each, value, matches) for each, value in zip(parts, result, strict=True))
+    )
 
 
 def unseen() -> list[Any]:
