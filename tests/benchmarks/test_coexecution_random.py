@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -98,9 +99,9 @@ def test_results_are_saved_and_only_missing_programs_run(
 ) -> None:
     ran: list[int] = []
 
-    def records(first: int, last: int, arguments: object) -> list[coexecution.Record]:
+    def records(first: int, last: int, arguments: argparse.Namespace) -> list[coexecution.Record]:
         ran.extend(range(first, last))
-        found = {"steps": 12, "differences": [], "beyond tolerance": [], "versions": [], "raised": 0}
+        found = {"steps": arguments.steps, "differences": [], "beyond tolerance": [], "versions": [], "raised": 0}
         found |= {"traced": 2, "coexecuted": 5, "diverged": 1}
         return [found | {"program": number} for number in range(first, last)]
 
