@@ -101,8 +101,8 @@ def test_results_are_saved_and_only_missing_programs_run(
 
     def records(first: int, last: int, arguments: argparse.Namespace) -> list[coexecution.Record]:
         ran.extend(range(first, last))
-        found = {"steps": arguments.steps, "differences": [], "beyond tolerance": [], "versions": [], "raised": 0}
-        found |= {"traced": 2, "coexecuted": 5, "diverged": 1}
+        found = {"steps": arguments.steps, "differences": [], "beyond tolerance": [], "versions": []}
+        found |= {"raised": 0, "traced": 2, "coexecuted": 5, "diverged": 1}
         return [found | {"program": number} for number in range(first, last)]
 
     monkeypatch.setattr(coexecution_random, "_records", records)
