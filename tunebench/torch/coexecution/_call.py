@@ -225,6 +225,10 @@ class Call:
     random_states: list[Tensor] = field(default_factory=list)
     asks: bool = False
 
+    def given_specs(self) -> list[TensorSpec]:
+        """Return what is known about the given tensors that it used first."""
+        return [spec for spec in self.specs.values() if spec.given]
+
     def same_but_numbers(self, other: Call, same: Callable[[Any, Any], bool] = operator.eq) -> bool:
         """Return whether another call is the same, except for numbers and constants of operations.
 
@@ -232,11 +236,10 @@ class Call:
             other: The other call.
             same: Whether a pattern of this call is one of the other.
         """
-        given, others = ([each for each in call.specs.values() if each.given] for call in (self, other))
         return (
             self.function == other.function
             and self.kind is other.kind
-            and same(given, others)
+            and same(self.given_specs(), other.given_specs())  # they can decide what the others are
             and same(self.args, other.args)
             and same(self.kwargs, other.kwargs)
             and same(self.checked, other.checked)

@@ -23,10 +23,10 @@ Path = tuple[list[Node], End]
 
 
 def general_path(tree: PathTree, end: End) -> Path | None:
-    """Return the path that a new path and others are for some sizes, new nodes only.
+    """Return a path with sizes that change, of which a new path and others are instances; its nodes are new.
 
-    Return None if too few are known, or if their sizes do not show how they follow from one another. Sizes
-    that are found are added to those of the tree.
+    Return None if there are too few such paths, or if no formulas give their sizes. The sizes are added to
+    those of the tree.
 
     Args:
         tree: The paths.
@@ -66,7 +66,7 @@ class _DifferentError(Exception):
 
 
 def _generalised(members: Sequence[Path], finder: SizeFinder | _AnySize) -> Path | None:
-    """Return the path that members are for some numbers and sizes; None if there is none."""
+    """Return the path of which all members are instances, or None if there is none."""
     try:
         return _Generaliser(members, finder).path()
     except _DifferentError:
@@ -175,11 +175,11 @@ class _Generaliser:
         return dataclasses.replace(last, shape=shape, stride=stride, offset=offset, sized=True)
 
     def _pattern(self, patterns: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return the pattern that all are for some sizes.
+        """Return the pattern of which all patterns are instances.
 
         Args:
             patterns: One of each path.
-            leaf: Function from leaves that differ to the leaf that stands for them.
+            leaf: Function from leaves that differ to the one that replaces them.
         """
         first = patterns[0]
         if all(each == first for each in patterns):

@@ -358,7 +358,7 @@ def _absorb(one: Node, two: Node, numbers: Numbers, kept: End) -> None:
 
 
 def _attached(tree: PathTree, nodes: list[Node], end: End) -> tuple[list[Node], End]:
-    """Add a path to the tree, and join it with those that it stands for."""
+    """Add a path to the tree, and join its instances with it."""
     for before, node in itertools.pairwise([tree.root, *nodes]):
         before.following.append(node)
     tree.paths.append((nodes, end))

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunebench.torch.coexecution._call import Constant, Number, Structure, TensorSpec
+from tunebench.torch.coexecution._call import Number, TensorSpec
 
 __all__ = ["SAMPLES", "Numbers", "Size", "SizeFinder", "at", "has_geometry", "is_instance", "is_sized"]
 
-_DEGREES = {1: 3, 2: 3, 3: 3}
-"""Number of sizes in a product, by number of roots, else 2: strides of scores (N, H, L, L) have 3."""
+_FEW_ROOTS = 3
+"""Number of roots up to which products of three are tried, as in strides of scores (N, H, L, L)."""
 
 SAMPLES = 3
 """Number of values of a root that must be known: two decide a formula of two coefficients, one checks it."""
@@ -132,8 +132,6 @@ def is_sized(pattern: Any) -> bool:
     """Return whether a pattern of a call, or what is known about a tensor, holds sizes."""
     if isinstance(pattern, TensorSpec):
         return pattern.sized
-    if isinstance(pattern, Structure):
-        return is_sized(pattern.parts)
     if isinstance(pattern, (tuple, list)):
         return any(map(is_sized, pattern))
     if isinstance(pattern, dict):
@@ -175,23 +173,17 @@ def has_geometry(tensor: Any, spec: TensorSpec, numbers: Numbers) -> bool:
     )
 
 
-def at(pattern: Any, numbers: Numbers) -> Any:
-    """Return a pattern of a call, or what is known about a tensor, with integers in place of its sizes."""
-    if isinstance(pattern, TensorSpec):
-        return pattern if not pattern.sized else replace(
-            pattern,
-            shape=torch.Size(_integer(each, numbers) for each in pattern.shape),
-            stride=tuple(_integer(each, numbers) for each in pattern.stride),
-            offset=_integer(pattern.offset, numbers),
-            sized=False,
-        )  # fmt: skip
-    if isinstance(pattern, Structure):
-        return pattern.made(at(pattern.parts, numbers))
-    if isinstance(pattern, dict):
-        return {key: at(each, numbers) for key, each in pattern.items()}
-    if isinstance(pattern, (tuple, list)):
-        return type(pattern)(at(each, numbers) for each in pattern)
-    return Constant(numbers[pattern.index]) if _is_size(pattern) else pattern
+def at(spec: TensorSpec, numbers: Numbers) -> TensorSpec:
+    """Return what is known about a tensor, with integers in place of its sizes."""
+    if not spec.sized:
+        return spec
+    return replace(
+        spec,
+        shape=torch.Size(_integer(each, numbers) for each in spec.shape),
+        stride=tuple(_integer(each, numbers) for each in spec.stride),
+        offset=_integer(spec.offset, numbers),
+        sized=False,
+    )
 
 
 def _integer(pattern: Any, numbers: Numbers) -> Any:
@@ -273,7 +265,7 @@ class SizeFinder:
         return None
 
     def _products(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        for degree in range(1, _DEGREES.get(len(self.roots), 2) + 1):
+        for degree in range(1, 4 if len(self.roots) <= _FEW_ROOTS else 3):
             for roots in itertools.combinations_with_replacement(self.roots, degree):
                 columns = [self.roots[root] for root in roots]
                 yield roots, tuple(math.prod(each) for each in zip(*columns, strict=True))
