@@ -8,15 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunebench._figure import duration, significant
-from tunebench.report.svg import Axis, Box, linked, log_axis, svg, text, time_unit, titled
+from tunebench.report.svg import (
+    Axis,
+    Box,
+    log_axis,
+    svg,
+    text,
+    time_unit,
+    titled,
+    trial_axis,
+    trial_ticks,
+)
 
 __all__ = [
     "Bar",
-    "Line",
-    "Point",
     "bar_chart",
     "gap_chart",
-    "history_chart",
     "interval_chart",
     "ratio_chart",
     "slice_chart",
@@ -24,38 +31,10 @@ __all__ = [
 ]
 
 BAR_ROW, BAR_LEFT, BAR_RIGHT = 26, 190, 190
-MANY, RADIUS, SMALL_RADIUS = 500, 3.5, 2.0
-"""Number of points above which they are small."""
+RADIUS = 2.0
+"""Radius of a point of a trial."""
 LONGEST = 28
 """Most characters of a label next to a bar."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A trial in a history chart.
-
-    Attributes:
-        trial: Number of the trial, from 1.
-        us: Time, in microseconds.
-        style: Class of the point: ``measured``, ``predicted``, ``finalist`` or ``aborted``.
-        title: Text that a pointer on the point shows.
-        href: URL that the point leads to; empty for none.
-    """
-
-    trial: int
-    us: float
-    style: str
-    title: str
-    href: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A horizontal line in a history chart: class of the line, label, and time in microseconds."""
-
-    style: str
-    label: str
-    us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,40 +58,6 @@ class Bar:
     high: float | None = None
 
 
-def history_chart(points: Sequence[Point], lines: Sequence[Line], *, trials: int, name: str) -> str:
-    """Return the time of each trial, the best time so far, and horizontal lines, on a logarithmic axis.
-
-    Args:
-        points: The trials with a time, in order.
-        lines: The lower bound, the default and baselines.
-        trials: Number of trials, failures included.
-        name: Accessible name of the chart.
-    """
-    values = [*(point.us for point in points), *(line.us for line in lines)]
-    if not values:
-        return ""
-    box = Box()
-    x, y = _trial_axis(box, trials), log_axis(values, box.y_end, box.top)
-    unit, scale = time_unit(math.sqrt(min(values) * max(values)))
-    parts = [box.horizontal_grid(y, scale), _trial_ticks(box, x, trials)]
-    parts.append(box.frame(x="trial", y=f"time, {unit}"))
-    for line in lines:
-        place = f'class="{line.style}" d="M{box.left} {y(line.us):.1f}H{box.x_end}"'
-        parts.append(titled("path", place, f"{line.label}: {duration(line.us)}"))
-        if line.style == "library":  # several lines may have this style
-            parts.append(text(box.x_end - 4, y(line.us) - 5, line.label, "end"))
-    best = _best_so_far(points)
-    if best:
-        steps = f"M{x(best[0].trial):.1f} {y(best[0].us):.1f}"
-        steps += "".join(f"H{x(point.trial):.1f}V{y(point.us):.1f}" for point in best[1:])
-        parts.append(f'<path class="best" d="{steps}H{box.x_end}"/>')
-    radius = RADIUS if len(points) < MANY else SMALL_RADIUS
-    for point in points:
-        dot = _dot(x(point.trial), y(point.us), radius, point.style, point.title)
-        parts.append(linked(dot, point.href) if point.href else dot)
-    return svg(box, name, *parts)
-
-
 def gap_chart(gaps: Sequence[float | None], *, name: str) -> str:
     """Return the optimality gap after each trial, on a logarithmic axis; the grid line 1 is the proof.
 
@@ -124,7 +69,7 @@ def gap_chart(gaps: Sequence[float | None], *, name: str) -> str:
     if not known:
         return ""
     box = Box(height=200)
-    x = _trial_axis(box, len(gaps))
+    x = trial_axis(box, len(gaps))
     y = Axis(low=0.98, high=max(gap for _, gap in known) * 1.1, start=box.y_end, end=box.top)
     steps = f"M{x(known[0][0]):.1f} {y(known[0][1]):.1f}"
     for (_, before), (trial, gap) in itertools.pairwise(known):
@@ -137,7 +82,7 @@ def gap_chart(gaps: Sequence[float | None], *, name: str) -> str:
         box,
         name,
         box.horizontal_grid(y),
-        _trial_ticks(box, x, len(gaps)),
+        trial_ticks(box, x, len(gaps)),
         box.frame(x="trial", y="best / lowest open bound"),
         f'<path class="area" d="{steps}{start}"/>',
         titled("path", f'class="best" d="{steps}"', f"after {len(gaps)} trials: {significant(last)}"),
@@ -244,7 +189,7 @@ def slice_chart(groups: Mapping[str, Sequence[float]], *, name: str, title: str)
         for count, us in enumerate(group):
             aside = spread * (((count * 0.618) % 1) * 2 - 1)  # evenly spread, in no visible order
             shown = f"{title} {label}: {duration(us)}"
-            parts.append(_dot(middle + aside, y(us), SMALL_RADIUS, "measured", shown))
+            parts.append(_dot(middle + aside, y(us), RADIUS, "measured", shown))
         center = sorted(group)[len(group) // 2]
         bar = f'class="median" d="M{middle - spread - 3:.1f} {y(center):.1f}H{middle + spread + 3:.1f}"'
         parts.append(titled("path", bar, f"median of {title} {label}: {duration(center)}"))
@@ -276,22 +221,3 @@ def stacked_bar(parts: Mapping[str, float], *, name: str, unit: str) -> str:
 
 def _dot(x: float, y: float, radius: float, style: str, title: str) -> str:
     return titled("circle", f'class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"', title)
-
-
-def _best_so_far(points: Sequence[Point]) -> list[Point]:
-    best: list[Point] = []
-    for point in points:
-        if point.style != "aborted" and (not best or point.us < best[-1].us):
-            best.append(point)
-    return best
-
-
-def _trial_axis(box: Box, trials: int) -> Axis:
-    return Axis(low=0.5, high=max(1, trials) + 0.5, start=box.left, end=box.x_end, log=False)
-
-
-def _trial_ticks(box: Box, x: Axis, trials: int) -> str:
-    step = max(1, trials // 8)
-    size = 10 ** int(math.log10(step))
-    step = next(size * digit for digit in (1, 2, 5, 10) if size * digit >= step)
-    return "".join(text(x(trial), box.y_end + 18, str(trial)) for trial in range(step, trials + 1, step))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tunebench._figure import duration
-from tunebench.db.record import Record
+from tunebench.db.record import RECORDED
 from tunebench.outcome import Aborted, Measured, time_us
 from tunebench.report.best_kernel import BestKernel
-from tunebench.report.chart import Line, Point, bar_chart, gap_chart, history_chart, slice_chart
+from tunebench.report.chart import bar_chart, gap_chart, slice_chart
 from tunebench.report.history import ParameterEffect, SearchHistory, record_us
 from tunebench.report.page import data_table, figure, folded, legend, safe, time_cell
+from tunebench.report.search_chart import LEGEND, Line, Point, search_chart
 
 __all__ = ["effects_section", "search_section"]
 
-MOST_POINTS = 3000
+MOST_POINTS = 2000
 """Most trials in a chart; of a longer history, evenly spaced trials and every new best one are drawn."""
 MOST_SLICES, MOST_SLICE_POINTS = 8, 60
 """Most parameters with a chart of their values, and most points of each value."""
@@ -22,16 +23,18 @@ MOST_SLICES, MOST_SLICE_POINTS = 8, 60
 
 def search_section(history: SearchHistory, kernel: BestKernel) -> str:
     """Return the time of each trial, and the optimality gap after it."""
-    points = list(_points(history.records))
+    points = list(_points(history))
     drawn = _thinned(points)
     lines = list(_lines(history))
-    svg = history_chart(drawn, lines, trials=len(history.records), name="Time of each trial")
-    marks = [(style, style) for style in dict.fromkeys(point.style for point in drawn)]
-    marks += [
-        ("best", "best so far"),
-        *((line.style, f"{line.label}: {duration(line.us)}") for line in lines),
-    ]
-    found = f"<h3>Search history</h3>{figure(svg)}{legend(marks)}"
+    chart = search_chart(drawn, lines, trials=len(history.records), name="Time of each trial")
+    if not chart:
+        return ""
+    styles = dict.fromkeys(point.style for point in drawn)
+    marks = [(style, style) for style in styles]
+    marks.append(("best", "best so far"))
+    marks += [("served", LEGEND[point.mark]) for point in drawn if point.mark]
+    marks += [(line.style, f"{line.meaning or line.label}: {duration(line.us)}") for line in lines]
+    found = f"<h3>Search history</h3>{chart}{legend(marks)}"
     if len(drawn) < len(points):
         found += f"<p>{len(drawn)} of {len(points)} trials with a time are drawn.</p>"
     return found + _gaps(history, kernel)
@@ -48,14 +51,23 @@ def _gaps(history: SearchHistory, kernel: BestKernel) -> str:
     return f"<h3>Predicted time over lower bound</h3><p>{meaning} A predicted time proves nothing.</p>{chart}"
 
 
-def _points(records: Sequence[Record]) -> Iterator[Point]:
-    for trial, record in enumerate(records, start=1):
+def _points(history: SearchHistory) -> Iterator[Point]:
+    best = history.best
+    for trial, record in enumerate(history.records, start=1):
         outcome = record.result.outcome
         us = min(outcome.samples_us) if isinstance(outcome, Aborted) else time_us(outcome)
         style = "finalist" if record.purpose == "finalist" else outcome.kind
         if us is not None:
             title = f"{trial}: {duration(us)}, {style}, {record.key.variant} {record.key.config}"
-            yield Point(trial=trial, us=us, style=style, title=title)
+            mark = _mark(history) if record is best else ""
+            yield Point(trial=trial, us=us, style=style, title=title, mark=mark)
+
+
+def _mark(history: SearchHistory) -> str:
+    """Return the label of the best record: lookup never returns a recorded tuning space."""
+    if history.workload.startswith(RECORDED) or history.optimum_us is not None:
+        return "best"
+    return "served, default" if history.default is history.best else "served"
 
 
 def _thinned(points: list[Point]) -> list[Point]:
@@ -64,18 +76,33 @@ def _thinned(points: list[Point]) -> list[Point]:
         new_best = point.style != "aborted" and point.us < best_us
         if new_best:
             best_us = point.us
-        if new_best or place % step == 0:
+        if new_best or point.mark or place % step == 0:
             drawn.append(point)
     return drawn
 
 
 def _lines(history: SearchHistory) -> Iterator[Line]:
     if history.bound_us is not None:
-        yield Line(style="bound", label="lowest bound of the trials", us=history.bound_us)
-    if history.default is not None:
-        yield Line(style="default", label="default configuration", us=record_us(history.default))
+        yield Line(
+            style="bound",
+            label="lowest bound",
+            us=history.bound_us,
+            meaning="lowest bound of the trials",
+        )
+    if history.default is not None and history.default is not history.best:
+        yield Line(
+            style="default",
+            label="default",
+            us=record_us(history.default),
+            meaning="default configuration",
+        )
     if history.optimum_us is not None:
-        yield Line(style="library", label="optimum of the recording", us=history.optimum_us)
+        yield Line(
+            style="library",
+            label="optimum",
+            us=history.optimum_us,
+            meaning="optimum of the recording",
+        )
     if history.best is not None:
         for name, ratio in history.library_ratios.items():
             yield Line(style="library", label=name, us=record_us(history.best) * ratio)

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 from tunebench._figure import significant
 
-__all__ = ["Axis", "Box", "linked", "log_axis", "rate_text", "svg", "text", "time_unit", "titled"]
+__all__ = [
+    "Axis",
+    "Box",
+    "linked",
+    "log_axis",
+    "rate_text",
+    "svg",
+    "text",
+    "time_unit",
+    "titled",
+    "trial_axis",
+    "trial_ticks",
+]
 
 MARGIN = 1.06
 """Ratio of the ends of a logarithmic axis to the extreme values."""
@@ -160,6 +172,19 @@ def time_unit(us: float) -> tuple[str, float]:
     if us >= 1e7:
         return "seconds", 1e-6
     return ("milliseconds", 1e-3) if us >= 1e4 else ("microseconds", 1.0)
+
+
+def trial_axis(box: Box, trials: int) -> Axis:
+    """Return the horizontal axis of a number of trials."""
+    return Axis(low=0.5, high=max(1, trials) + 0.5, start=box.left, end=box.x_end, log=False)
+
+
+def trial_ticks(box: Box, x: Axis, trials: int) -> str:
+    """Return the numbers of some trials below a horizontal axis."""
+    step = max(1, trials // 6)
+    size = 10 ** int(math.log10(step))
+    step = next(size * digit for digit in (1, 2, 5, 10) if size * digit >= step)
+    return "".join(text(x(trial), box.y_end + 16, str(trial)) for trial in range(step, trials + 1, step))
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
