@@ -20,6 +20,7 @@ from tunebench.db.browse.entry import (
     Changes,
     Cursor,
     DeviceEntry,
+    FailureEntry,
     HistoryPoint,
     RunEntry,
     RunProgress,
@@ -323,7 +324,7 @@ class Browser(Reader):
         Args:
             before: Start and id of a run: only earlier ones are returned.
             pair: Device id and workload of the runs; None for all.
-            state: ``"finished"``, ``"imported"``, or empty for all.
+            state: ``"finished"``, ``"failed"``, ``"imported"``, or empty for all.
             limit: Most runs.
         """
         query = _runs().order_by(_run.c.started_at.desc(), _run.c.id.desc()).limit(limit)
@@ -331,8 +332,9 @@ class Browser(Reader):
             query = query.where(beyond(_run.c.started_at, _run.c.id, before, downwards=True))
         if pair is not None:
             query = query.where(_run.c.device_id == pair[0], _run.c.workload == pair[1])
-        if state == "finished":
+        if state in ("finished", "failed"):
             query = query.where(_run.c.finished_at.is_not(None), _run.c.sampler != "import")
+            query = query.where(_has_failed() if state == "failed" else ~_has_failed())
         elif state == "imported":
             query = query.where(_run.c.sampler == "import")
         return self._runs(query)
@@ -345,6 +347,36 @@ class Browser(Reader):
     def run(self, run_id: str) -> RunEntry | None:
         """Return a run with its progress; None if there is none with this id."""
         return next(iter(self._runs(_runs().where(_run.c.id == run_id))), None)
+
+    def first_failures(self, run_ids: Sequence[str]) -> Mapping[str, str]:
+        """Return the reason of the first failure of each run that has one, by id of the run.
+
+        Args:
+            run_ids: Ids of the runs.
+        """
+        measurement = _measurement.c
+        first = (
+            sa.select(sa.func.min(measurement.id))
+            .where(measurement.run_id.in_(run_ids), measurement.kind.in_(_FAILED))
+            .group_by(measurement.run_id)
+        )
+        query = sa.select(measurement.run_id, measurement.reason).where(measurement.id.in_(first))
+        with self._read() as connection:
+            return {row.run_id: row.reason for row in connection.execute(query)}
+
+    def failures(self, run_id: str, limit: int = 20) -> list[FailureEntry]:
+        """Return the failures of a run by outcome class and reason, the most frequent first.
+
+        Args:
+            run_id: Id of the run.
+            limit: Most entries.
+        """
+        kind, reason, count = _measurement.c.kind, _measurement.c.reason, sa.func.count()
+        query = sa.select(kind, reason, count.label("count")).group_by(kind, reason)
+        query = query.where(_measurement.c.run_id == run_id, kind.in_(_FAILED))
+        query = query.order_by(count.desc(), kind, reason).limit(limit)
+        with self._read() as connection:
+            return [FailureEntry(**row) for row in connection.execute(query).mappings()]
 
     def _runs(self, query: sa.Select[Any]) -> list[RunEntry]:
         measurement = _measurement.c
@@ -399,6 +431,13 @@ def _limited(database: Database, connection: sa.Connection) -> Iterator[None]:
         yield
     finally:
         raw.set_progress_handler(None, 0)
+
+
+def _has_failed() -> sa.ColumnElement[bool]:
+    """Return the condition of runs with a failure and without a time."""
+    of_run, kind = _measurement.c.run_id == _run.c.id, _measurement.c.kind
+    timed = sa.exists().where(of_run, kind.in_(("measured", "predicted")))
+    return sa.exists().where(of_run, kind.in_(_FAILED)) & ~timed
 
 
 def _number(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:

@@ -12,6 +12,7 @@ __all__ = [
     "Changes",
     "Cursor",
     "DeviceEntry",
+    "FailureEntry",
     "HistoryPoint",
     "RunEntry",
     "RunProgress",
@@ -135,6 +136,15 @@ class StaleGroup:
     workload: str
     variant: str
     trials: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureEntry:
+    """Failures of a run with the same outcome class and reason, and their number."""
+
+    kind: str
+    reason: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from tunebench.db.record import Verdict
 from tunebench.outcome import Aborted, CompileFailed, Predicted, Pruned, Result, Verification
 from tunebench.report import SearchHistory, history_page, search_histories
 from tunebench.report.label import Label, place_labels, spread
-from tunebench.report.search_chart import Curve, Line, Point, convergence_chart, near_range, search_chart
+from tunebench.report.search_chart import Curve, Point, TimeLine, convergence_chart, near_range, search_chart
 
 TIMES = st.floats(1e-3, 1e9)
 LABELS = st.builds(
@@ -77,7 +77,7 @@ def test_near_range_contains_the_best_and_ends_near_it(
 
 def test_near_panel_is_not_flattened_by_a_bound_far_below() -> None:
     points = [point(1, 20e3), point(2, 15e3), point(3, 13e3, mark="served")]
-    lines = [Line(style="bound", label="lowest bound", us=4.0)]
+    lines = [TimeLine(style="bound", label="lowest bound", us=4.0)]
     near, whole = panels(search_chart(points, lines, trials=3, name="Times"))
     low, high = map(float, re.findall(r'data-y="(\S+) (\S+) \S+ linear"', near)[0])
     assert 12e3 < low < 13e3 < high < 27e3
@@ -99,8 +99,8 @@ def test_slower_trials_are_marked_at_the_edge_and_aborted_ones_are_no_best() -> 
     assert "best so far: 10 us" in near
 
 
-@pytest.mark.parametrize("lines", [(), (Line(style="bound", label="bound", us=5.0),)])
-def test_one_trial_has_a_chart_without_or_with_a_bound(lines: tuple[Line, ...]) -> None:
+@pytest.mark.parametrize("lines", [(), (TimeLine(style="bound", label="bound", us=5.0),)])
+def test_one_trial_has_a_chart_without_or_with_a_bound(lines: tuple[TimeLine, ...]) -> None:
     chart = search_chart([point(1, 5.0)], lines, trials=1, name="<b>")
     outline = Outline()
     outline.feed(chart)

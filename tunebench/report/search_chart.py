@@ -19,8 +19,8 @@ from tunebench.report.svg import Axis, Box, linked, log_axis, time_unit, titled,
 __all__ = [
     "LEGEND",
     "Curve",
-    "Line",
     "Point",
+    "TimeLine",
     "best_so_far",
     "convergence_chart",
     "near_range",
@@ -72,7 +72,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TimeLine:
     """A horizontal line in a search chart.
 
     Attributes:
@@ -97,10 +97,10 @@ class Curve:
     steps: tuple[tuple[int, float], ...]
 
 
-_Mark = TypeVar("_Mark", Point, Line)
+_Mark = TypeVar("_Mark", Point, TimeLine)
 
 
-def search_chart(points: Sequence[Point], lines: Sequence[Line], *, trials: int, name: str) -> str:
+def search_chart(points: Sequence[Point], lines: Sequence[TimeLine], *, trials: int, name: str) -> str:
     """Return the time of each trial, the best time so far, and horizontal lines, as HTML of two panels.
 
     Args:
@@ -179,7 +179,7 @@ def _drawable(marks: Iterable[_Mark]) -> Iterator[_Mark]:
 
 def _panels(
     points: Sequence[Point],
-    lines: Sequence[Line],
+    lines: Sequence[TimeLine],
     curves: Sequence[Curve],
     *,
     near: tuple[float, float],
@@ -215,7 +215,7 @@ def _band(y: Axis, near: tuple[float, float]) -> str:
 
 def _panel(
     points: Sequence[Point],
-    lines: Sequence[Line],
+    lines: Sequence[TimeLine],
     curves: Sequence[Curve],
     *,
     y: Axis,
@@ -257,7 +257,7 @@ def _panel(
     )
 
 
-def _line(line: Line, y: Axis) -> str:
+def _line(line: TimeLine, y: Axis) -> str:
     path = f'class="{line.style}" d="M{PANEL.left} {y(line.us):.1f}H{PANEL.x_end}"'
     return titled("path", path, f"{line.label}: {duration(line.us)}")
 
@@ -305,7 +305,7 @@ def _mark(point: Point, x: Axis, y: Axis, radius: float) -> str:
 
 
 def _labels(
-    points: Sequence[Point], lines: Sequence[Line], curves: Sequence[Curve], y: Axis
+    points: Sequence[Point], lines: Sequence[TimeLine], curves: Sequence[Curve], y: Axis
 ) -> Iterator[Label]:
     """Yield the labels, the most important first."""
     named = [(point.mark, point.us, "served") for point in points if point.mark]

@@ -11,7 +11,7 @@ from tunebench.report.best_kernel import BestKernel
 from tunebench.report.chart import bar_chart, gap_chart, slice_chart
 from tunebench.report.history import ParameterEffect, SearchHistory, record_us
 from tunebench.report.page import data_table, figure, folded, legend, safe, time_cell
-from tunebench.report.search_chart import LEGEND, Line, Point, search_chart
+from tunebench.report.search_chart import LEGEND, Point, TimeLine, search_chart
 
 __all__ = ["effects_section", "search_section"]
 
@@ -81,23 +81,23 @@ def _thinned(points: list[Point]) -> list[Point]:
     return drawn
 
 
-def _lines(history: SearchHistory) -> Iterator[Line]:
+def _lines(history: SearchHistory) -> Iterator[TimeLine]:
     if history.bound_us is not None:
-        yield Line(
+        yield TimeLine(
             style="bound",
             label="lowest bound",
             us=history.bound_us,
             meaning="lowest bound of the trials",
         )
     if history.default is not None and history.default is not history.best:
-        yield Line(
+        yield TimeLine(
             style="default",
             label="default",
             us=record_us(history.default),
             meaning="default configuration",
         )
     if history.optimum_us is not None:
-        yield Line(
+        yield TimeLine(
             style="library",
             label="optimum",
             us=history.optimum_us,
@@ -105,7 +105,7 @@ def _lines(history: SearchHistory) -> Iterator[Line]:
         )
     if history.best is not None:
         for name, ratio in history.library_ratios.items():
-            yield Line(style="library", label=name, us=record_us(history.best) * ratio)
+            yield TimeLine(style="library", label=name, us=record_us(history.best) * ratio)
 
 
 def effects_section(effects: Sequence[ParameterEffect]) -> str:

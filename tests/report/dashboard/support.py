@@ -34,7 +34,7 @@ UNPROVED = Verification(how="not verified", detail="g++ is not installed")
 
 
 def fill(db: str) -> None:
-    """Write a database: measured, predicted, aborted, failed, stale and claimed trials, and four searches."""
+    """Write a database: measured, predicted, aborted, failed, stale and claimed trials, and five searches."""
     with open_store(db) as store:
         for rows in range(1, WORKLOADS + 1):
             _search(store, GPU, SOFTMAX.format(rows), [(1, measured(float(rows), rows + 1.0, rows + 0.5))])
@@ -53,7 +53,8 @@ def fill(db: str) -> None:
             _key(GPU, GEMM, 1, revision="r2"), Result(outcome=measured(19.0)), bound_us=5.0, run_id=run
         )
         _search(store, OTHER, GEMM, [(1, Predicted(predicted_us=12.0, verification=UNPROVED))])
-        _search(store, OTHER, f"recorded:kernel={HOSTILE}", [(1, measured(7.0))])
+        _search(store, OTHER, f"recorded:kernel={HOSTILE}", [(1, measured(7.0, verification=UNPROVED))])
+        _search(store, GPU, SOFTMAX.format(1), [(77, CompileFailed(reason=HOSTILE))])
         running = RunStart(
             device=OTHER, workload=GEMM, sampler="bound", seed=0, host=new_owner(), budget_trials=10
         )

@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -29,7 +30,7 @@ from tunebench.report.dashboard.render import _environment
 from tunebench.space import Config
 
 VOID = {"meta", "link", "br", "wbr", "path", "rect", "circle", "input"}
-PATHS = ("/", "/workloads", "/searches", "/stale", "/predictions", "/plans", workload_path())
+PATHS = ("/", "/workloads", "/searches", "/stale", "/predictions", "/plans", "/compare", workload_path())
 
 
 class Table(HTMLParser):
@@ -94,11 +95,15 @@ def test_overview_counts_and_covers(get: Get) -> None:
     assert f"gemm on {GPU.name}: 1 of 1 measured" in page
     assert f"softmax on {GPU.name}: {WORKLOADS} of {WORKLOADS} measured" in page
     assert f"softmax on {OTHER.name}: none" in page
+    assert f"recorded on {OTHER.name}: 0 of 1 measured, 1 imported" in page
+    imported = page[page.index("Imported tuning spaces") : page.index("Newest searches")]
+    assert "7.000" in imported
+    assert "Best time, µs" in imported
 
 
 def test_workloads_are_ordered_and_divided_into_pages(get: Get) -> None:
     def times(page: str) -> list[float]:
-        return [float(row[2].split()[0]) for row in rows(page)]
+        return [float(row[2]) for row in rows(page)]
 
     first = get("/workloads?sort=time&operator=softmax").text
     second = get(link(first, "next")).text
@@ -115,7 +120,7 @@ def test_workloads_are_ordered_and_divided_into_pages(get: Get) -> None:
 def test_workload_has_best_bound_and_ratios(get: Get) -> None:
     (row,) = rows(get(f"/workloads?text=gemm&device={GPU.key}").text)
     assert row[:2] == [GEMM, f"{GPU.name} {GPU.architecture}"]
-    assert row[2:9] == ["10.2 µs", "measured", "0.5 µs", "20.40x", "1.50x", "0.80x", "6"]
+    assert row[2:9] == ["10.20", "measured", "0.500", "20.40x", "1.50x", "0.80x", "6"]
     assert [row[1] for row in rows(get("/workloads?text=gemm&how=measured").text)] == [
         f"{OTHER.name} {OTHER.architecture}",
         f"{GPU.name} {GPU.architecture}",
@@ -127,17 +132,17 @@ def test_trials_are_ordered_filtered_and_lead_to_samples(get: Get) -> None:
     path = workload_path()
     page = get(path).text
     found = rows(page)
-    assert [row[0] for row in found] == ["10.2 µs", "19 µs", "20.5 µs", "30.5 µs", "-", "-"]
+    assert [row[0] for row in found] == ["10.20", "19.00", "20.50", "30.50", "-", "-"]
     assert [row[1] for row in found[:3]] == ["measured finalist", "measured", "measured stale"]
     assert [row[0] for row in rows(get(f"{path}&kind=aborted").text)] == ["-"]
-    assert [row[0] for row in rows(get(f"{path}&source=stale").text)] == ["20.5 µs"]
-    assert [row[0] for row in rows(get(f"{path}&config=BLOCK%3D2").text)] == ["10.2 µs"]
+    assert [row[0] for row in rows(get(f"{path}&source=stale").text)] == ["20.50"]
+    assert [row[0] for row in rows(get(f"{path}&config=BLOCK%3D2").text)] == ["10.20"]
     assert [row[0] for row in rows(get(f"{path}&config=%25").text)] == ["No trial with these filters."]
     by_config = [row[2] for row in rows(get(f"{path}&sort=config&order=desc").text)]
     assert by_config == sorted(by_config, reverse=True)
     place = get(f"{path}&after=[20.5,{2**40}]").text
-    assert [row[0] for row in rows(place)][:1] == ["30.5 µs"]
-    trial = re.search(r'href="(/trials/\d+)">10.2 µs', page)
+    assert [row[0] for row in rows(place)][:1] == ["30.50"]
+    trial = re.search(r'href="(/trials/\d+)">10.20<', page)
     assert trial is not None
     trial_page = get(trial[1]).text
     assert trial_page.count('class="measured"') == 3 + 4  # samples of the finalist and of the search
@@ -160,6 +165,9 @@ def test_searches_show_progress(get: Get) -> None:
     assert search is not None
     assert "Newest measurements" in get(search[1]).text
     assert {row[2] for row in rows(get("/searches?state=finished").text)} == {"finished"}
+    (failed,) = rows(get("/searches?state=failed").text)
+    assert failed[2].startswith("failed <script>")
+    assert failed[4] == "-"
     assert rows(get("/searches?state=interrupted").text) == [["None."]]
 
 
@@ -171,10 +179,48 @@ def test_stale_trials_and_predictions(get: Get) -> None:
     assert stale[5] == f"tunebench tune --workload {GEMM} --variant gemm/a"
     page = get("/predictions").text
     found = {row[2]: row for row in rows(page)}
-    assert found["library"][4:6] == ["8.16 µs", "cublas"]
-    assert found["offline"][3:5] == ["12 µs", "13 µs"]
+    assert found["library"][4:6] == ["8.16", "cublas"]
+    assert found["offline"][3:5] == ["12.00", "13.00"]
     assert page.count('<circle class="measured"') == 1
     assert len(rows(get("/predictions?method=offline").text)) == 1
+
+
+def side(path: str, name: str) -> str:
+    """Return the value of the box that selects a row for a comparison."""
+    return quote(html.unescape(re.findall(rf'value="([^"]*)" aria-label="Compare {name}', path)[0]))
+
+
+def test_two_devices_are_compared(get: Get) -> None:
+    sides = re.findall(r'value="(workload [^"]*)"', get("/workloads?text=gemm").text)
+    assert len(sides) == 2
+    path = "/compare?" + "&".join(f"side={quote(html.unescape(text))}" for text in sides)
+    page = get(path).text
+    facts = dict(re.findall(r'<th scope="row">([^<]*)</th>(.*?)</tr>', page))
+    values = {name: re.findall(r">([^<>]+)<", text) for name, text in facts.items()}
+    assert [value for value in values["best time, µs"] if value.strip()] == ["13.00", "10.20"]
+    assert values["speedup over the other (higher is better)"] == ["0.78x", "1.27x"]
+    assert values["best / lowest bound"] == ["26.00x", "20.40x"]
+    assert values["measurements to within 5 % of the fastest of both"] == ["never", "2"]
+    assert values["block"] == ["7", "2"]
+    assert values["stages"] == ["3", "3"]
+    assert "1 of 3 differ" in page
+    assert len(re.findall(r'<path class="curve[01]"', page)) == 4  # two curves in two panels
+    outcomes = dict(re.findall(r'<span class="kind (\w+)">[^<]*</span></th><td>(\d+)</td>', page))
+    assert outcomes == {"aborted": "0", "compile_failed": "0", "measured": "3", "predicted": "1"}
+
+
+def test_two_searches_are_compared_and_hostile_texts_are_escaped(get: Get) -> None:
+    failed = side(get("/searches?state=failed").text, "softmax")
+    hostile = quote(f"workload {OTHER.key} recorded:kernel={HOSTILE}")
+    page = get(f"/compare?side={failed}&side={hostile}").text
+    assert "The workloads differ" in page
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "\u202e" not in page
+    assert "&lt;script&gt;" in page
+    again = get(f"/compare?side={failed}&side={failed}").text
+    assert "no configuration has a time" in again
+    assert "No measurement with a time" in again
 
 
 def test_plans_of_a_folder(get: Get) -> None:
@@ -183,7 +229,8 @@ def test_plans_of_a_folder(get: Get) -> None:
     assert "other.toml" not in page
     assert "gpt&lt;b&gt;" in page
     assert "--tensor-model-parallel-size=2" in page
-    assert "1500 ms" in page
+    assert "1.500" in page
+    assert ">Step, s</a>" in page
 
 
 def test_texts_of_the_database_are_escaped(get: Get) -> None:
@@ -223,6 +270,10 @@ def test_commands_to_copy_are_quoted_for_a_shell() -> None:
         (f"{workload_path()}&after=[1]", 400, "another list"),
         (f'{workload_path()}&after=["x",1]', 400, "another order"),
         ("/searches?after=[1]", 400, "another list"),
+        ("/compare?side=x&side=y", 400, "side must be"),
+        ("/compare?side=search+x&side=search+y", 404, "no search 'x'"),
+        (f"/compare?side=workload+x+y&side=search+{'y' * 2000}", 404, "no device 'x'"),
+        ("/compare?side=x", 200, "1 are selected. Select two"),
     ],
 )
 def test_wrong_paths_are_explained(get: Get, path: str, status: int, reason: str) -> None:

@@ -53,6 +53,7 @@ def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
         "/trials/{number}": lambda request: pages.trial(_number(request.path_params["number"])),
         "/searches": lambda request: pages.searches(request.query_params),
         "/searches/{run}": lambda request: pages.search(request.path_params["run"]),
+        "/compare": lambda request: pages.compare(request.query_params.getlist("side")),
         "/stale": lambda request: pages.stale(request.query_params),
         "/predictions": lambda request: pages.predictions(request.query_params),
         "/plans": lambda request: pages.plans(request.query_params),

@@ -59,6 +59,11 @@ class Line:
         return self.entry.workload.partition(":")[0]
 
     @property
+    def side(self) -> str:
+        """Text by which the page that compares two workloads finds it."""
+        return f"workload {self.device.key} {self.entry.workload}"
+
+    @property
     def best(self) -> Answer | None:
         """What `lookup` would return; None without a usable time."""
         return next(iter(self.entry.answers), None)
@@ -70,10 +75,15 @@ class Line:
 
     @property
     def how(self) -> str | None:
-        """How the time is known: ``"measured"``, ``"predicted"`` or ``"unverified"``; None without one."""
+        """How the time is known: ``"measured"``, ``"predicted"`` or ``"unverified"``.
+
+        Without a time it is ``"failed"`` if a measurement failed, else None.
+        """
         if self.best is not None:
             return self.best.kind
-        return "unverified" if self.entry.fastest_us is not None else None
+        if self.entry.fastest_us is not None:
+            return "unverified"
+        return "failed" if self.entry.failed else None
 
     @property
     def gap(self) -> float | None:

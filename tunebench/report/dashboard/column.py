@@ -36,7 +36,7 @@ WORKLOADS: tuple[Column[Line], ...] = (
         title="How",
         key=lambda line: line.how,
         minor=True,
-        hint="Measured on the device, predicted without one, or measured and not verified (imported)",
+        hint="Measured on the device, predicted without one, measured and not verified (imported), or failed",
     ),
     Column(
         name="bound",
@@ -121,7 +121,7 @@ PLANS: tuple[Column[PlanEntry], ...] = (
         minor=True,
     ),
     Column(name="", title="Plan"),
-    Column(name="step", title="Step", key=lambda plan: plan.number("step_us"), right=True),
+    Column(name="step", title="Step", key=lambda plan: plan.step_us, right=True),
     Column(
         name="mfu",
         title="MFU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tunebench.db.browse import DeviceEntry
@@ -12,38 +13,52 @@ __all__ = ["Cell", "coverage_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Workloads of an operator on a device: measured, only predicted, and all that the database knows."""
+    """Workloads of an operator on a device, by how their best time is known.
+
+    Attributes:
+        measured: Workloads with a measured time.
+        predicted: Workloads with a predicted time only.
+        imported: Workloads with a time that was measured and not verified, such as recorded tuning spaces.
+        failed: Workloads without a time, because every configuration failed.
+        known: Workloads of the operator in the database, on any device.
+    """
 
     measured: int
     predicted: int
+    imported: int
+    failed: int
     known: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the device has no workload of the operator that was run or predicted."""
+        return not (self.measured or self.predicted or self.imported or self.failed)
 
-def coverage_of(found: Snapshot) -> tuple[list[str], list[tuple[DeviceEntry, list[Cell]]]]:
+
+def coverage_of(snapshot: Snapshot) -> tuple[list[str], list[tuple[DeviceEntry, list[Cell]]]]:
     """Return the operators, and for each device a cell per operator."""
     known: dict[str, set[str]] = {}
-    measured: dict[tuple[int, str], int] = {}
-    predicted: dict[tuple[int, str], int] = {}
-    for line in found.lines:
+    counts: Counter[tuple[int, str, str]] = Counter()
+    for line in snapshot.lines:
         known.setdefault(line.operator, set()).add(line.entry.workload)
-        if line.fastest("measured") is not None:
-            measured[line.device.id, line.operator] = measured.get((line.device.id, line.operator), 0) + 1
-        elif line.fastest("predicted") is not None:
-            predicted[line.device.id, line.operator] = predicted.get((line.device.id, line.operator), 0) + 1
+        how = "measured" if line.fastest("measured") is not None else line.how
+        counts[line.device.id, line.operator, how or ""] += 1
     operators = sorted(known)
-    used = {line.device.id for line in found.lines}
+    used = {line.device.id for line in snapshot.lines}
     return operators, [
         (
             device,
             [
                 Cell(
-                    measured=measured.get((device.id, operator), 0),
-                    predicted=predicted.get((device.id, operator), 0),
+                    measured=counts[device.id, operator, "measured"],
+                    predicted=counts[device.id, operator, "predicted"],
+                    imported=counts[device.id, operator, "unverified"],
+                    failed=counts[device.id, operator, "failed"],
                     known=len(known[operator]),
                 )
                 for operator in operators
             ],
         )
-        for device in found.devices.values()
+        for device in snapshot.devices.values()
         if device.id in used
     ]

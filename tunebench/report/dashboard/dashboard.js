@@ -11,16 +11,18 @@ function swap(old, fresh) {
   if (old.innerHTML === fresh.innerHTML) return;
   const opened = [...old.querySelectorAll("details")].map(details => details.open);
   const scrolled = [...old.querySelectorAll(".wide")].map(wide => wide.scrollLeft);
-  const links = [...old.querySelectorAll("a, [tabindex='0']")];
+  const links = [...old.querySelectorAll("a, input, [tabindex='0']")];
   const focused = links.indexOf(document.activeElement);
   const href = focused >= 0 ? links[focused].getAttribute("href") : null;
+  const checked = new Set([...old.querySelectorAll("input:checked")].map(box => box.value));
   const current = old.querySelector("tr.at a")?.getAttribute("href");
   old.replaceChildren(...fresh.childNodes);
   old.querySelectorAll("details").forEach((details, at) => { details.open = opened[at] ?? false; });
   old.querySelectorAll(".wide").forEach((wide, at) => { wide.scrollLeft = scrolled[at] ?? 0; });
+  old.querySelectorAll("input[type=checkbox]").forEach(box => { box.checked = checked.has(box.value); });
   if (current) rows().find(row => row.querySelector("a")?.getAttribute("href") === current)?.classList.add("at");
   if (focused >= 0) {
-    const now = [...old.querySelectorAll("a, [tabindex='0']")];
+    const now = [...old.querySelectorAll("a, input, [tabindex='0']")];
     const same = now.find(link => href !== null && link.getAttribute("href") === href) ?? now[focused];
     same?.focus({preventScroll: true});
   }

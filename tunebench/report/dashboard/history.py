@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tunebench._console import printable
 from tunebench._figure import duration
-from tunebench.db.browse import HistoryPoint
-from tunebench.report import chart
+from tunebench.db.browse import Answer, HistoryPoint
 from tunebench.report.dashboard.catalogue import Line
 from tunebench.report.dashboard.chart import ScatterPoint, scatter_chart, spark_line
 from tunebench.report.dashboard.listing import Query
 from tunebench.report.dashboard.prediction import ComparedPrediction
+from tunebench.report.search_chart import (
+    Curve,
+    Point,
+    TimeLine,
+    best_so_far,
+    convergence_chart,
+    search_chart,
+)
 
-__all__ = ["DRAWN", "history_drawing", "prediction_drawing", "run_drawing", "small_drawing"]
+__all__ = [
+    "DRAWN",
+    "compared_drawing",
+    "history_drawing",
+    "prediction_drawing",
+    "run_drawing",
+    "small_drawing",
+    "timed_points",
+    "workload_href",
+]
 
 DRAWN = 1000
 """Most points that a chart draws."""
@@ -23,20 +40,20 @@ def history_drawing(points: Sequence[HistoryPoint], line: Line) -> str:
     """Return the chart of a workload's history, with its lower bound and the times of baselines."""
     lines = []
     if line.entry.least_bound_us:
-        lines.append(chart.Line(style="bound", label="lowest bound", us=line.entry.least_bound_us))
+        lines.append(TimeLine(style="bound", label="lowest bound", us=line.entry.least_bound_us))
     best = line.best
     if best is not None and line.default_ratio:
-        lines.append(chart.Line(style="default", label="default", us=best.time_us * line.default_ratio))
+        lines.append(TimeLine(style="default", label="default", us=best.time_us * line.default_ratio))
     if best is not None and line.library is not None and line.library[1] > 0:
         name, ratio = line.library
-        lines.append(chart.Line(style="library", label=printable(name), us=best.time_us * ratio))
-    return _drawing(points, lines)
+        lines.append(TimeLine(style="library", label=printable(name), us=best.time_us * ratio))
+    return _drawing(points, lines, line.best)
 
 
-def run_drawing(points: Sequence[HistoryPoint], bound_us: float | None) -> str:
-    """Return the chart of a search, with its lowest lower bound."""
-    lines = [chart.Line(style="bound", label="lowest bound", us=bound_us)] if bound_us else []
-    return _drawing(points, lines)
+def run_drawing(points: Sequence[HistoryPoint], bound_us: float | None, best: Answer | None) -> str:
+    """Return the chart of a search, with its lowest lower bound, and the answer if it measured that."""
+    lines = [TimeLine(style="bound", label="lowest bound", us=bound_us)] if bound_us else []
+    return _drawing(points, lines, best)
 
 
 def small_drawing(points: Sequence[HistoryPoint], workload: str) -> str:
@@ -56,25 +73,61 @@ def prediction_drawing(found: Sequence[ComparedPrediction]) -> str:
     )
 
 
-def _drawing(points: Sequence[HistoryPoint], lines: Sequence[chart.Line]) -> str:
+def compared_drawing(searches: Sequence[tuple[str, Sequence[HistoryPoint]]]) -> str:
+    """Return the best times so far of several searches in one chart.
+
+    Args:
+        searches: Label and measurements of each, oldest first.
+    """
+    curves = [
+        Curve(style=f"curve{number}", label=label, steps=best_so_far(timed_points(points)))
+        for number, (label, points) in enumerate(searches)
+    ]
+    trials = max((len(points) for _, points in searches), default=0)
+    return convergence_chart(curves, trials=trials, name="Best time so far after each measurement")
+
+
+def _drawing(points: Sequence[HistoryPoint], lines: Sequence[TimeLine], best: Answer | None) -> str:
     """Return the chart of a history; of a long one, evenly spaced measurements and every new best."""
-    step, best_us, drawn = max(1, -(-len(points) // DRAWN)), float("inf"), []
-    for number, point in enumerate(points, start=1):
-        if point.time_us is None or point.time_us <= 0:
-            continue
-        new_best = point.kind != "aborted" and point.time_us < best_us
-        if new_best:
-            best_us = point.time_us
-        if new_best or number % step == 0:
-            style = "finalist" if point.purpose == "finalist" else point.kind
-            text = f"{number}: {duration(point.time_us)}, {style}, {point.variant} {point.config}"
-            href = f"/trials/{point.trial_id}"
-            drawn.append(
-                chart.Point(trial=number, us=point.time_us, style=style, title=printable(text), href=href)
-            )
-    if not drawn:
-        return ""
-    return chart.history_chart(drawn, lines, trials=len(points), name="Time of each measurement")
+    timed = timed_points(points)
+    served = _served(points, best)
+    steps = {trial for trial, _ in best_so_far(timed)} | {served}
+    every = max(1, -(-len(points) // DRAWN))
+    drawn = [
+        _titled(point, points[point.trial - 1], mark="served" if point.trial == served else "")
+        for point in timed
+        if point.trial in steps or point.trial % every == 0
+    ]
+    return search_chart(drawn, lines, trials=len(points), name="Time of each measurement")
+
+
+def timed_points(points: Sequence[HistoryPoint]) -> list[Point]:
+    """Return the measurements with a time, without titles."""
+    return [
+        Point(
+            trial=number,
+            us=point.time_us,
+            style="finalist" if point.purpose == "finalist" else point.kind,
+            title="",
+        )
+        for number, point in enumerate(points, start=1)
+        if point.time_us is not None and point.time_us > 0
+    ]
+
+
+def _titled(point: Point, measured: HistoryPoint, *, mark: str) -> Point:
+    title = f"{point.trial}: {duration(point.us)}, {point.style}, {measured.variant} {measured.config}"
+    return replace(point, title=printable(title), href=f"/trials/{measured.trial_id}", mark=mark)
+
+
+def _served(points: Sequence[HistoryPoint], best: Answer | None) -> int:
+    """Return the number of the newest measurement with the time that lookup returns; 0 without one."""
+    numbers = (
+        number
+        for number, point in enumerate(points, start=1)
+        if best is not None and (point.trial_id, point.time_us) == (best.trial_id, best.time_us)
+    )
+    return max(numbers, default=0)
 
 
 def _scatter_point(each: ComparedPrediction) -> ScatterPoint:
@@ -88,10 +141,10 @@ def _scatter_point(each: ComparedPrediction) -> ScatterPoint:
         y_us=each.predicted_us,
         style="measured" if each.method == "library" else "finalist",
         title=printable(title),
-        href=_workload_href(each.line),
+        href=workload_href(each.line),
     )
 
 
-def _workload_href(line: Line) -> str:
+def workload_href(line: Line) -> str:
     """Return the URL of the page of a workload on a device."""
     return Query("/workload", {}, ()).link(device=line.device.key, workload=line.entry.workload)

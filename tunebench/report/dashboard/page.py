@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tunebench.db.browse import MOST_POINTS, TRIAL_ORDERS, Browser, DeviceEntry, RunEntry, TrialFilter
+from tunebench.db.browse import MOST_POINTS, TRIAL_ORDERS, Answer, Browser, DeviceEntry, RunEntry, TrialFilter
 from tunebench.errors import InputError, LookupMiss
+from tunebench.outcome import first_error
 from tunebench.report.dashboard.catalogue import Catalogue, Line, Snapshot
 from tunebench.report.dashboard.column import (
     PLANS,
@@ -19,13 +21,23 @@ from tunebench.report.dashboard.column import (
     StaleSpace,
     line_tie,
 )
+from tunebench.report.dashboard.compared import (
+    WITHIN,
+    Side,
+    outcome_rows,
+    parameter_rows,
+    side_of_line,
+    side_of_search,
+)
 from tunebench.report.dashboard.coverage import coverage_of
 from tunebench.report.dashboard.history import (
     DRAWN,
+    compared_drawing,
     history_drawing,
     prediction_drawing,
     run_drawing,
     small_drawing,
+    workload_href,
 )
 from tunebench.report.dashboard.listing import PAGE_ROWS, Page, Query, choose, page_of
 from tunebench.report.dashboard.measurement import described
@@ -44,6 +56,9 @@ SLOW_MS = 10_000
 
 RECENT, RUNS = 8, 25
 """Searches of the overview, and of a page of searches."""
+
+LONGEST_SIDE = 1000
+"""Most characters of the text that names a side of a comparison."""
 
 KINDS = (
     *("measured", "predicted", "aborted", "pruned", "compile_failed", "launch_failed", "wrong_result"),
@@ -85,6 +100,7 @@ class Pages:
         found = self._catalogue.snapshot()
         running = [search for search in self._unfinished() if search.state == "running"]
         recent = self._searches(self._browser.runs(limit=RECENT))
+        imported = [line for line in found.lines if line.how == "unverified"]
         return self._render(
             "overview.html",
             "Overview",
@@ -95,6 +111,8 @@ class Pages:
             stale=sum(group.trials for group in found.stale),
             running=len(running),
             recent=recent,
+            imported=imported[:RECENT],
+            more_imported=len(imported) if len(imported) > RECENT else 0,
             coverage=coverage_of(found),
         )
 
@@ -185,9 +203,7 @@ class Pages:
         query = Query("/workload", values, names)
         device, workload = self._device(query.get("device")), query.get("workload")
         found = self._catalogue.snapshot()
-        line = found.line((device.id, workload))
-        if line is None or not line.read:
-            line = self._line(device, workload)
+        line = self._known_line(device, workload)
         points = self._browser.points(device.id, workload)
         runs = self._searches(self._browser.runs(pair=(device.id, workload), limit=RECENT))
         return self._render(
@@ -205,12 +221,15 @@ class Pages:
             most_points=MOST_POINTS if len(points) == MOST_POINTS else 0,
         )
 
-    def _line(self, device: DeviceEntry, workload: str) -> Line:
-        """Return the line of a workload that the catalogue has not read.
+    def _known_line(self, device: DeviceEntry, workload: str) -> Line:
+        """Return the line of a workload, from the database if the catalogue has not read it.
 
         Raises:
             LookupMiss: if there is no trial.
         """
+        line = self._catalogue.snapshot().line((device.id, workload))
+        if line is not None and line.read:
+            return line
         for entry in self._browser.entries(workload):
             if entry.device_id == device.id:
                 return Line(device=device, entry=entry, read=True)
@@ -334,8 +353,73 @@ class Pages:
             search=found,
             meaning=STATES[found.state],
             newest=points[: -RUNS - 1 : -1],
-            chart=run_drawing(points, run.progress.least_bound_us),
+            failures=self._browser.failures(run_id) if run.progress.failed else [],
+            chart=run_drawing(points, run.progress.least_bound_us, self._answer(run)),
         )
+
+    def _answer(self, run: RunEntry) -> Answer | None:
+        """Return what lookup returns for the workload of a run on its device, as far as it is read."""
+        line = self._catalogue.snapshot().line((run.device_id, run.workload))
+        return line.best if line is not None else None
+
+    # -- comparison -----------------------------------------------------------------------------------
+
+    def compare(self, sides: Sequence[str]) -> str:
+        """Render two searches, or the results of two workloads, side by side.
+
+        Args:
+            sides: ``search ID`` or ``workload DEVICE WORKLOAD`` for each; other than two show the choice.
+        """
+        if len(sides) != 2:
+            many = f"{len(sides)} are selected. " if sides else ""
+            recent = self._searches(self._browser.runs(limit=RUNS))
+            advice = f"{many}Select two to compare."
+            return self._render("compare.html", "Compare", sides=(), advice=advice, recent=recent)
+        first, second = (self._side(text) for text in sides)
+        parameters = parameter_rows(first, second)
+        ends_us = [side.converged_us for side in (first, second)]
+        fastest_us = min((us for us in ends_us if us is not None), default=None)
+        return self._render(
+            "compare.html",
+            "Compare",
+            sides=(first, second),
+            own=[
+                side.measurements_to(None if us is None else WITHIN * us)
+                for side, us in zip((first, second), ends_us, strict=True)
+            ],
+            common=[
+                side.measurements_to(None if fastest_us is None else WITHIN * fastest_us)
+                for side in (first, second)
+            ],
+            facts=dict.fromkeys([*first.facts, *second.facts]),
+            parameters=parameters,
+            differing=sum(row[1] != row[2] for row in parameters),
+            outcomes=list(outcome_rows(first, second)),
+            chart=compared_drawing([("A", first.points), ("B", second.points)]),
+        )
+
+    def _side(self, text: str) -> Side:
+        """Return the side that a text names, with the trial of its best time.
+
+        Raises:
+            InputError: if the text has another form.
+            LookupMiss: if there is no such search, device or workload.
+        """
+        kind, _, name = text[:LONGEST_SIDE].partition(" ")
+        if kind == "search":
+            run = self._browser.run(name)
+            if run is None:
+                raise LookupMiss(f"no search {name!r} in {self._browser.location}")
+            side = side_of_search(self._searches([run])[0], self._browser.run_points(name))
+            trial_id = side.best_trial
+        elif kind == "workload":
+            key, _, workload = name.partition(" ")
+            line = self._known_line(self._device(key), workload)
+            side = side_of_line(line, workload_href(line), self._browser.points(line.device.id, workload))
+            trial_id = line.best.trial_id if line.best is not None else side.best_trial
+        else:
+            raise InputError(f"side must be 'search ID' or 'workload DEVICE WORKLOAD', got {text[:80]!r}")
+        return replace(side, best=None if trial_id is None else self._browser.trial(trial_id))
 
     def _unfinished(self) -> list[Search]:
         return self._searches(self._browser.unfinished_runs())
@@ -345,7 +429,12 @@ class Pages:
         if any(run.device_id not in devices for run in runs):  # newer than the last look of the catalogue
             devices = {device.id: device for device in self._browser.devices()}
         now = self._browser.now()
-        return [search_of(run, devices.get(run.device_id), now) for run in runs]
+        failing = [run.id for run in runs if run.progress.failed and run.progress.best_us is None]
+        reasons = self._browser.first_failures(failing) if failing else {}
+        return [
+            search_of(run, devices.get(run.device_id), now, first_error(reasons.get(run.id, "")))
+            for run in runs
+        ]
 
     def _small(self, run: RunEntry) -> str:
         return small_drawing(self._browser.run_points(run.id), run.workload)
@@ -362,7 +451,7 @@ class Pages:
 
 def _filtered(lines: Iterable[Line], query: Query) -> Iterator[Line]:
     """Yield the lines that a query selects."""
-    how = choose("how", query.get("how"), ("", "measured", "predicted", "unverified", "none"))
+    how = choose("how", query.get("how"), ("", "measured", "predicted", "unverified", "failed", "none"))
     source = choose("source", query.get("source"), ("", "current", "stale"))
     device, operator, text = query.get("device"), query.get("operator"), query.get("text").lower()
     for line in lines:

@@ -39,6 +39,11 @@ class PlanEntry:
     arguments: tuple[str, ...] = ()
     problem: str = ""
 
+    @property
+    def step_us(self) -> float | None:
+        """Predicted time of a training step, in microseconds; None without one."""
+        return self.number("step_us")
+
     def number(self, name: str) -> float | None:
         """Return a predicted number; None without one."""
         value = self.predicted.get(name)

@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 from tunebench._console import printable
 from tunebench._figure import duration, ratio, significant
 from tunebench._version import __version__
+from tunebench.outcome import first_error
+from tunebench.report.dashboard.unit import ColumnUnit, unit_of
 
 if TYPE_CHECKING:  # importing a module needs no extra
     import jinja2
@@ -52,6 +54,8 @@ def _environment() -> jinja2.Environment:
     )
     found.filters |= {
         "us": _us,
+        "unit": unit_of,
+        "first_error": first_error,
         "ratio": _ratio,
         "share": lambda value: "" if value is None else f"{value:.0%}",
         "count": lambda value: f"{value:,}",
@@ -74,9 +78,11 @@ def _finalize(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _us(value: float | None) -> str:
-    """Return a time with a readable unit, from microseconds; empty for None."""
-    return "" if value is None else duration(value).replace(" us", " µs")
+def _us(value: float | None, unit: ColumnUnit | None = None) -> str:
+    """Return a time from microseconds, with a readable unit, or in the unit of a column; empty for None."""
+    if value is None:
+        return ""
+    return duration(value).replace(" us", " µs") if unit is None else unit.text(value)
 
 
 def _ratio(value: float | None) -> str:

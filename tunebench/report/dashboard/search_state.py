@@ -15,6 +15,7 @@ STATES = {
     "running": "measured or claimed a configuration within the last ten minutes",
     "silent": "has no end, and measured nothing within ten minutes; its machine is another one",
     "interrupted": "its process has ended before the search",
+    "failed": "has ended without a time: every configuration failed",
     "finished": "has ended",
     "imported": "was imported from a file",
 }
@@ -32,6 +33,7 @@ class Search:
         elapsed_s: Time from its start to its end, or to its newest measurement if it does not run.
         per_minute: Measurements per minute; None before the first.
         remaining_s: Expected time until the budget is spent; None if it is unknown.
+        reason: Reason of its first failure, if it has no time; else empty.
     """
 
     run: RunEntry
@@ -40,6 +42,24 @@ class Search:
     elapsed_s: float
     per_minute: float | None
     remaining_s: float | None
+    reason: str = ""
+
+    @property
+    def elapsed_us(self) -> float:
+        """`elapsed_s` in microseconds, as columns of times show it."""
+        return 1e6 * self.elapsed_s
+
+    @property
+    def note(self) -> str:
+        """Why an ended search has no time; empty if it has one, or runs."""
+        run = self.run
+        if run.progress.best_us is not None or self.state == "running":
+            return ""
+        if self.reason:
+            return self.reason
+        if run.cached:
+            return f"{run.cached:,} configurations were known before"
+        return f"{run.masked:,} configurations were excluded by their bounds" if run.masked else ""
 
     @property
     def share(self) -> float | None:
@@ -54,13 +74,14 @@ class Search:
         return best_us / bound_us if best_us is not None and bound_us else None
 
 
-def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime) -> Search:
+def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: str = "") -> Search:
     """Return a run with its state.
 
     Args:
         run: The run.
         device: Its device.
         now: Time of the database.
+        reason: Reason of its first failure, if it has no time.
     """
     state = _state(run, now)
     newest = run.progress.newest_at or run.started_at
@@ -75,6 +96,7 @@ def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime) -> Searc
         elapsed_s=elapsed_s,
         per_minute=None if rate is None else 60 * rate,
         remaining_s=left / rate if state == "running" and rate and run.budget_trials else None,
+        reason=reason,
     )
 
 
@@ -82,7 +104,7 @@ def _state(run: RunEntry, now: datetime) -> str:
     if run.sampler == "import":
         return "imported"
     if run.finished_at is not None:
-        return "finished"
+        return "failed" if run.progress.failed and run.progress.best_us is None else "finished"
     if is_dead(run.host):
         return "interrupted"
     newest = run.progress.newest_at or run.started_at
