@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -287,6 +288,10 @@ def pages(server: Server) -> dict[str, str]:
     def found(path: str, pattern: str) -> str:
         return html.unescape(re.findall(pattern, server.get(path)[2])[0])
 
+    def sides(path: str) -> str:
+        values = re.findall(r'name="side" value="([^"]*)"', server.get(path)[2])[:2]
+        return urllib.parse.urlencode([("side", html.unescape(value)) for value in values])
+
     workload = found("/workloads", r'href="(/workload\?[^"]*)"')
     return {
         "overview": "/",
@@ -298,6 +303,9 @@ def pages(server: Server) -> dict[str, str]:
         "one workload": workload,
         "one trial": found(workload, r'href="(/trials/\d+)"'),
         "one search": found("/searches", r'href="(/searches/\w+)"'),
+        "failed searches": "/searches?state=failed",
+        "two searches": f"/compare?{sides('/searches')}",
+        "two workloads": f"/compare?{sides('/workloads')}",
     }
 
 

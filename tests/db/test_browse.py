@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.db.support import DEVICE, EVERY_OUTCOME, TWIN, VARIANT, WORKLOAD, begin, key, measured, result
-from tunebench.db import open_store
+from tunebench.db import RunSummary, open_store
 from tunebench.db.browse import TRIAL_ORDERS, Browser, Changes, TrialFilter, open_browser
 from tunebench.errors import DatabaseError
-from tunebench.outcome import Result
+from tunebench.outcome import CompileFailed, Pruned, Result
 
 
 def fill(db: str) -> str:
@@ -84,6 +84,26 @@ def test_changes_name_the_workloads(db: str) -> None:
         assert browser.changes().stale != before.stale
 
 
+def test_runs_without_a_time_have_failed(db: str) -> None:
+    with open_store(db) as store:
+        runs = {name: begin(store) for name in ("timed", "failed", "empty", "pruned")}
+        store.record(key(1), result(4.0), run_id=runs["timed"])
+        store.record(key(2), Result(outcome=CompileFailed(reason="first")), run_id=runs["timed"])
+        for number, reason in ((3, "second"), (4, "third"), (5, "third")):
+            store.record(key(number), Result(outcome=CompileFailed(reason=reason)), run_id=runs["failed"])
+        store.record(key(6), Result(outcome=Pruned(bound_us=2.0, incumbent_us=1.0)), run_id=runs["pruned"])
+        for run in runs.values():
+            store.finish_run(run, RunSummary(wall_s=1.0))
+    with open_browser(db) as browser:
+        assert [run.id for run in browser.runs(state="failed")] == [runs["failed"]]
+        assert runs["failed"] not in {run.id for run in browser.runs(state="finished")}
+        assert len(browser.runs(state="finished")) == 3
+        found = browser.first_failures(list(runs.values()))
+        assert found == {runs["timed"]: "first", runs["failed"]: "second"}
+        failures = [(failure.reason, failure.count) for failure in browser.failures(runs["failed"])]
+        assert failures == [("third", 2), ("second", 1)]
+
+
 def test_queries_that_pages_repeat_read_no_whole_table(tmp_path: Path) -> None:
     db = str(tmp_path / "store.db")
     run = fill(db)
@@ -93,7 +113,10 @@ def test_queries_that_pages_repeat_read_no_whole_table(tmp_path: Path) -> None:
             lambda browser: browser.workloads(),
             lambda browser: browser.stale_groups(),
             lambda browser: browser.runs(),
+            lambda browser: browser.runs(state="failed"),
             lambda browser: browser.unfinished_runs(),
+            lambda browser: browser.first_failures([run]),
+            lambda browser: browser.failures(run),
             lambda browser: browser.run_points(run),
             lambda browser: browser.trials(1, WORKLOAD),
             lambda browser: browser.points(1, WORKLOAD),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,49 @@ def test_pages_load_nothing_and_fit_light_dark_and_narrow(chromium: Any, pages: 
             shades[scheme] = sum(map(int, re.findall(r"\d+", colour)[:3]))
     assert faults == []
     assert shades["light"] > 700 > 200 > shades["dark"]
+
+
+def test_labels_of_charts_do_not_overlap_as_drawn(chromium: Any, pages: dict[str, Path]) -> None:
+    faults: list[str] = []
+    for width in (400, 1100):
+        page = opened(chromium, pages["report"], faults, viewport={"width": width, "height": 800})
+        boxes = page.locator("svg.panel").evaluate_all(
+            "panels => panels.map(panel => [...panel.querySelectorAll('.label')].map(label => {"
+            "const box = label.getBoundingClientRect(), whole = panel.getBoundingClientRect();"
+            "return [box.top, box.bottom, whole.right - box.right]}))"
+        )
+        assert len(boxes[0]) == 3  # served, default and bound
+        for panel in boxes:
+            assert all(room >= -1 for _, _, room in panel)
+            assert all(upper[1] <= lower[0] + 1 for upper, lower in pairwise(sorted(panel)))
+    assert faults == []
+
+
+def test_panels_zoom_by_dragging_and_by_keys(chromium: Any, pages: dict[str, Path]) -> None:
+    faults: list[str] = []
+    page = opened(chromium, pages["report"], faults, viewport={"width": 1100, "height": 900})
+    near, whole = page.locator("svg.panel").first, page.locator("svg.panel").nth(1)
+    ticks, point = near.locator(".ticks"), near.locator("circle.measured").first
+    before, place = ticks.inner_html(), point.get_attribute("transform")
+    near.scroll_into_view_if_needed()
+    box = near.bounding_box()
+    page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.8 * box["height"], steps=3)
+    page.mouse.up()
+    assert ticks.inner_html() != before
+    assert point.get_attribute("transform") != place
+    assert whole.evaluate("panel => panel.classList.contains('zoomed')")  # shows the same trials
+    assert page.locator(".selection").count() == 0
+    near.dblclick()
+    assert (ticks.inner_html(), point.get_attribute("transform")) == (before, place)
+    whole.focus()
+    for key in ("+", "ArrowDown", "-"):
+        page.keyboard.press(key)
+        assert whole.evaluate("panel => panel.classList.contains('zoomed')")
+    page.keyboard.press("0")
+    assert page.locator(".zoomed").count() == 0
+    assert faults == []
 
 
 def test_headers_sort_by_value_with_the_keyboard(chromium: Any, pages: dict[str, Path]) -> None:

@@ -134,7 +134,9 @@ def _svg(placed: PlacedLabel) -> str:
     base = placed.top + LINE_PX - 4
     value = f'<tspan class="value" x="{placed.left:.1f}" dy="{LINE_PX}">{html.escape(label.value)}</tspan>'
     lines = f'<tspan x="{placed.left:.1f}">{html.escape(placed.name)}</tspan>{value * bool(label.value)}'
-    found = titled("g", 'class="label"', f"{label.name} {label.value}".strip()).removesuffix("</g>")
+    found = titled(
+        "g", f'class="label" data-y="{label.y:.1f}"', f"{label.name} {label.value}".strip()
+    ).removesuffix("</g>")
     found += f'<text y="{base:.1f}">{lines}</text></g>'
     if label.is_outside:
         return found

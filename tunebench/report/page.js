@@ -11,3 +11,4 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
   };
   body.append(...[...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a), key(b))));
 });
+setUpCharts(document);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
-__all__ = ["script", "style_sheet"]
+__all__ = ["chart_script", "script", "style_sheet"]
 
 
 @functools.cache
@@ -16,8 +16,14 @@ def style_sheet() -> str:
 
 @functools.cache
 def script() -> str:
-    """Return the script of the pages, which sorts tables."""
-    return _text("page.js")
+    """Return the script of the pages, which sorts tables and zooms into charts."""
+    return chart_script() + _text("page.js")
+
+
+@functools.cache
+def chart_script() -> str:
+    """Return the script that zooms into search charts; `setUpCharts` starts it."""
+    return _text("chart.js")
 
 
 def _text(name: str) -> str:

@@ -134,7 +134,7 @@ def test_filters_and_drill_down_to_samples(chromium: Any, url: str) -> None:
         assert first_cells(page) == [GEMM]
         page.click(f"text={GEMM}")
         page.wait_for_url("**/workload?**")
-        assert page.locator("figure").first.locator("a").count() == 6
+        assert page.locator("figure").nth(1).locator("a").count() == 6
         page.select_option("select[name=kind]", "measured")
         page.fill("input[name=config]", "block=2")
         page.click("form button")
@@ -196,12 +196,38 @@ def test_running_search_is_updated_in_place(chromium: Any, tmp_path: Path) -> No
     with serving(db) as url, opened(chromium, url) as page:
         page.goto("/searches")
         page.evaluate("window.loaded = 'once'")
+        page.locator("[data-part=list] input").nth(1).check()
         page.focus("article a")
         record_running(db, block=9, median_us=2.5)
         page.locator("article b", has_text="2.5 µs").wait_for()
         assert page.locator("article progress").get_attribute("value") == "4"
         assert page.evaluate("window.loaded") == "once"
         assert page.evaluate("document.activeElement.matches('article a')")  # the focus stays
+        assert page.locator("input:checked").count() == 1
+        page.click("article a")
+        panel = page.locator("svg.panel").first
+        panel.focus()
+        page.keyboard.press("+")
+        record_running(db, block=10, median_us=2.4)
+        page.locator("dd", has_text="2.4 µs").wait_for()
+        assert page.locator("svg.panel.zoomed").count() == 2
+        assert page.evaluate("document.activeElement.matches('svg.panel')")
+
+
+@only_sqlite
+def test_two_rows_are_selected_and_compared_by_keys(chromium: Any, url: str) -> None:
+    with opened(chromium, url) as page:
+        page.goto("/workloads?text=gemm")
+        for key in ("j", "x", "j", "x"):
+            page.keyboard.press(key)
+        page.focus("text=Compare selected")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/compare?side=*side=*")
+        assert page.locator("svg.panel").count() == 2
+        assert page.locator(".plot path.curve1").count() == 2
+        assert page.locator("tr.differs th").all_inner_texts() == ["block"]
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 @pytest.mark.slow

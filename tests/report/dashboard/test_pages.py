@@ -180,7 +180,7 @@ def test_stale_trials_and_predictions(get: Get) -> None:
     page = get("/predictions").text
     found = {row[2]: row for row in rows(page)}
     assert found["library"][4:6] == ["8.16", "cublas"]
-    assert found["offline"][3:5] == ["12.00", "13.00"]
+    assert found["offline"][3:5] == ["12.000", "13.00"]
     assert page.count('<circle class="measured"') == 1
     assert len(rows(get("/predictions?method=offline").text)) == 1
 

@@ -15,7 +15,7 @@ from tunebench.report.dashboard.catalogue import DAMAGE, damage_of
 from tunebench.report.dashboard.guard import Guard
 from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.render import render
-from tunebench.report.style import style_sheet
+from tunebench.report.style import chart_script, style_sheet
 
 if TYPE_CHECKING:  # importing a module needs no extra
     from starlette.applications import Starlette
@@ -60,7 +60,7 @@ def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
     }
     files = {
         "/page.css": ("text/css", style_sheet() + _file("dashboard.css")),
-        "/dashboard.js": ("text/javascript", _file("dashboard.js")),
+        "/dashboard.js": ("text/javascript", chart_script() + _file("dashboard.js")),
         "/icon.svg": ("image/svg+xml", _ICON),
     }
     routes = [Route(path, _page(show, pages.database, pages.paused)) for path, show in shown.items()]

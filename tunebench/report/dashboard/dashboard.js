@@ -1,4 +1,3 @@
-"use strict";
 // Updates the parts of a page that change, and moves through lists by keys. Everything works without this script.
 const main = document.getElementById("content");
 const interval = Number(main.dataset.live);
@@ -7,8 +6,14 @@ function parts(root) {
   return new Map([...root.querySelectorAll("[data-part]")].map(part => [part.dataset.part, part]));
 }
 
-function swap(old, fresh) {
-  if (old.innerHTML === fresh.innerHTML) return;
+// The parts as they came: zoomed charts and opened rows differ from them.
+const received = new Map([...parts(document)].map(([name, part]) => [name, part.innerHTML]));
+setUpCharts(document);
+
+function swap(name, old, fresh) {
+  if (received.get(name) === fresh.innerHTML) return;
+  received.set(name, fresh.innerHTML);
+  const views = chartViews(old);
   const opened = [...old.querySelectorAll("details")].map(details => details.open);
   const scrolled = [...old.querySelectorAll(".wide")].map(wide => wide.scrollLeft);
   const links = [...old.querySelectorAll("a, input, [tabindex='0']")];
@@ -17,6 +22,7 @@ function swap(old, fresh) {
   const checked = new Set([...old.querySelectorAll("input:checked")].map(box => box.value));
   const current = old.querySelector("tr.at a")?.getAttribute("href");
   old.replaceChildren(...fresh.childNodes);
+  setUpCharts(old, views);
   old.querySelectorAll("details").forEach((details, at) => { details.open = opened[at] ?? false; });
   old.querySelectorAll(".wide").forEach((wide, at) => { wide.scrollLeft = scrolled[at] ?? 0; });
   old.querySelectorAll("input[type=checkbox]").forEach(box => { box.checked = checked.has(box.value); });
@@ -36,7 +42,7 @@ async function update() {
       if (answer.ok) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         const fresh = parts(page);
-        for (const [name, part] of parts(document)) if (fresh.has(name)) swap(part, fresh.get(name));
+        for (const [name, part] of parts(document)) if (fresh.has(name)) swap(name, part, fresh.get(name));
         delay = Number(page.getElementById("content").dataset.live) || interval;
         main.removeAttribute("data-lost");
       }
@@ -82,6 +88,7 @@ document.addEventListener("keydown", event => {
     j: () => move(1),
     k: () => move(-1),
     n: () => document.querySelector("a[rel=next]")?.click(),
+    x: () => document.querySelector("tr.at input[type=checkbox]")?.click(),
     p: () => document.querySelector("a[rel=prev]")?.click(),
   };
   if (actions[event.key]) {
