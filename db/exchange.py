@@ -20,7 +20,15 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState
 from tunebench.workloads import parse
 
-__all__ = ["FORMATS", "Selection", "device_keys", "export_to", "import_file", "write_jsonl"]
+__all__ = [
+    "FORMATS",
+    "Selection",
+    "device_keys",
+    "export_to",
+    "import_file",
+    "workload_text",
+    "write_jsonl",
+]
 
 FORMATS = (*TUNERS, "jsonl")
 """Formats of `export_to`."""
@@ -131,8 +139,9 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
         InputError: if there are none.
     """
     found = list(store.spaces())
+    named = selection.workload
     for attribute, wanted in (
-        ("workload", _workload(selection.workload, {space.workload for space in found})),
+        ("workload", None if named is None else workload_text(named, {space.workload for space in found})),
         ("variant", selection.variant),
     ):
         if wanted is not None:
@@ -146,11 +155,17 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
     return found
 
 
-def _workload(text: str | None, known: set[str]) -> str | None:
-    """Return the canonical text; a stored workload may belong to an operator that is not loaded."""
-    if text is None or text in known or text.startswith(RECORDED):
-        return text
-    return str(parse(text))
+def workload_text(text: str, known: Collection[str]) -> str:
+    """Return the canonical text of a workload; a stored one may belong to an operator that is not loaded.
+
+    Args:
+        text: What the user wrote.
+        known: Texts of the stored workloads.
+
+    Raises:
+        InputError: if it is not stored and cannot be parsed.
+    """
+    return text if text in known or text.startswith(RECORDED) else str(parse(text))
 
 
 def _known(kind: str, name: str, known: set[str]) -> None:

@@ -8,7 +8,10 @@ import platform
 import secrets
 from pathlib import Path
 
-__all__ = ["is_dead", "new_owner"]
+__all__ = ["end_owner", "is_dead", "new_owner"]
+
+_ended: set[str] = set()
+"""Owners of this process whose tuner has ended, such as by Ctrl-C in a notebook."""
 
 
 def _process_space() -> str:
@@ -48,8 +51,15 @@ def new_owner() -> str:
     return f"{_process_space()}:{pid}:{_boot()}.{_started(pid)}.{secrets.token_hex(4)}"
 
 
+def end_owner(owner: str) -> None:
+    """Note that the tuner with an owner name of this process has ended, although the process lives."""
+    _ended.add(owner)
+
+
 def is_dead(owner: str) -> bool:
-    """Return whether the owner's process has certainly ended; False for other machines and unknown names."""
+    """Return whether the owner has certainly ended; False for other machines and unknown names."""
+    if owner in _ended:
+        return True
     place, _, token = owner.rpartition(":")
     space, _, pid = place.rpartition(":")
     if space != _process_space() or not pid.isdigit():

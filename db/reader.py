@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._deprecation import warn_renamed
 from tunebench.db import schema
 from tunebench.db.database import Database, retrying
 from tunebench.db.owner import is_dead
@@ -16,11 +17,13 @@ from tunebench.db.record import (
     RECORDED,
     Demand,
     FastestSample,
+    InterruptedRun,
     MeasuredSpace,
     Record,
     RunSummary,
     SpaceKey,
     Stats,
+    StoredRun,
     TrialOutcome,
     outcome_from_row,
     record_from_row,
@@ -30,10 +33,14 @@ from tunebench.db.schema import device_table as _device
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import run_table as _run
 from tunebench.db.schema import trial_table as _trial
+from tunebench.errors import InputError, quoted
 from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "Resumes"]
+
+Resumes = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+"""Whether a run with the first stored options may resume one with the second."""
 
 _EFFORT = ("compile_s", "verify_s", "measure_s")
 
@@ -184,40 +191,77 @@ class Reader(Database):
             return [(Config(row["config_values"]), _took_us(row)) for row in newest.values()]
 
     @retrying
-    def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
-        """Return the number of search trials of interrupted runs; they count against the next run's budget.
+    def interrupted_runs(self, device: str, workload: str, resumes: Resumes) -> list[InterruptedRun]:
+        """Return the interrupted runs of a workload that have trials, oldest first.
 
-        An interrupted run has the same arguments, started after the last finished run, and its process has
-        ended.
+        The process of an interrupted run has ended, and no finished run followed that resumed it.
 
         Args:
             device: `Device.key`.
             workload: Canonical text.
-            sampler: Name of the sampler.
-            seed: Seed of the run.
+            resumes: Whether a run with the first stored options may resume one with the second.
         """
-        alike = (
-            _device.c.key == device,
-            _run.c.workload == workload,
-            _run.c.sampler == sampler,
-            _run.c.seed == seed,
-        )
         newest = sa.select(sa.func.max(_measurement.c.id)).where(_measurement.c.run_id == _run.c.id)
-        runs = sa.select(_run, newest.scalar_subquery().label("newest")).join(_device).where(*alike)
-        with self._read() as connection:
-            found = connection.execute(runs).mappings().all()
-            finished = [row for row in found if row["finished_at"] is not None]
-            ended = [
-                row["id"]
-                for row in found
-                if row["finished_at"] is None
-                and is_dead(row["host"])
-                and not any(_followed(row, by=other) for other in finished)
-            ]
-            count = sa.select(sa.func.count()).where(
-                _measurement.c.run_id.in_(ended), _measurement.c.purpose == "search"
+        trials = (
+            sa.select(sa.func.count())
+            .join_from(_measurement, _trial, _trial.c.id == _measurement.c.trial_id)
+            .where(_measurement.c.run_id == _run.c.id, _measurement.c.purpose == "search", ~_trial.c.stale)
+        )
+        query = (
+            sa.select(
+                _run,
+                newest.scalar_subquery().label("newest"),
+                sa.case((_run.c.finished_at.is_(None), trials.scalar_subquery()), else_=0).label("trials"),
             )
-            return int(connection.execute(count).scalar_one())
+            .join(_device)
+            .where(_device.c.key == device, _run.c.workload == workload, _run.c.sampler != "import")
+            .order_by(_run.c.started_at, _run.c.id)
+        )
+        with self._read() as connection:
+            runs = connection.execute(query).mappings().all()
+        finished = [run for run in runs if run["finished_at"] is not None]
+        names = [field.name for field in dataclasses.fields(InterruptedRun)]
+        return [
+            InterruptedRun(**{name: run[name] for name in names})
+            for run in runs
+            if run["trials"]
+            and is_dead(run["host"])
+            and not any(_followed(run, by=later) and _resumed(run, later, resumes) for later in finished)
+        ]
+
+    def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
+        """Return the number of trials of interrupted runs with a sampler and a seed; deprecated."""
+        warn_renamed("Store.interrupted_trials", "Store.interrupted_runs")
+        runs = self.interrupted_runs(device, workload, lambda one, other: True)
+        return sum(run.trials for run in runs if (run.sampler, run.seed) == (sampler, seed))
+
+    def run_of(self, prefix: str) -> StoredRun:
+        """Return the run whose id starts with a text.
+
+        Args:
+            prefix: The first characters of the id.
+
+        Raises:
+            InputError: if there is no such run, or several.
+        """
+        query = (
+            sa.select(
+                *(_run.c[name] for name in ("id", "workload", "options")),
+                *(_device.c.key.label("device"), _device.c.descriptor),
+            )
+            .join(_device)
+            .where(_run.c.id.startswith(prefix, autoescape=True))
+            .limit(2)
+        )
+        with self._read() as connection:
+            runs = connection.execute(query).mappings().all()
+        if len(runs) != 1 or not prefix:
+            count = "several runs" if runs else "no run"
+            raise InputError(
+                f"database {self.location} has {count} with an id that starts with {quoted(prefix)}; "
+                "tunebench db runs lists them"
+            )
+        return StoredRun(**runs[0])
 
     def finished(self, device: str) -> set[str]:
         """Return the workloads with a finished run on a device, given by its key."""
@@ -429,6 +473,15 @@ def _followed(run: Mapping[Any, Any], *, by: Mapping[Any, Any]) -> bool:
     if run["newest"] is not None and by["newest"] is not None:
         return bool(by["newest"] > run["newest"])
     return bool(by["started_at"] > run["started_at"])
+
+
+def _resumed(run: Mapping[Any, Any], by: Mapping[Any, Any], resumes: Resumes) -> bool:
+    """Return whether a later run had the options of an interrupted one; unknown options may have been any."""
+    if (run["sampler"], run["seed"]) != (by["sampler"], by["seed"]):
+        return False
+    if run["options"] is None or by["options"] is None:
+        return True
+    return resumes(by["options"], run["options"])
 
 
 def _elsewhere(exclude: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "Demand",
     "FastestSample",
     "ImportResult",
+    "InterruptedRun",
     "MeasuredSpace",
     "MeasurementBatch",
     "NewMeasurement",
@@ -42,6 +43,7 @@ __all__ = [
     "RunSummary",
     "SpaceKey",
     "Stats",
+    "StoredRun",
     "TrialKey",
     "TrialOutcome",
     "Verdict",
@@ -135,6 +137,7 @@ class RunStart:
         versions: Versions of tunebench, compilers and drivers; for an import, the name of the file.
         budget_trials: Most trials of the run, without those of its earlier, interrupted attempts; None if it
             has no such budget.
+        options: Every option of the run by name, as plain data; None if it is not a run of `tune`.
     """
 
     device: Device
@@ -144,6 +147,47 @@ class RunStart:
     host: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     budget_trials: int | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedRun:
+    """A run of a workload on a device that ended early, after the last finished run with the same options.
+
+    Attributes:
+        id: Id of the run.
+        started_at: Start, UTC.
+        trials: Number of its search trials whose source has not changed since.
+        sampler: Name of the sampler.
+        seed: Seed of the run.
+        options: Every option of the run by name; None for a run of an earlier version.
+    """
+
+    id: str
+    started_at: datetime
+    trials: int
+    sampler: str
+    seed: int
+    options: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run of `tune` with its device and its options.
+
+    Attributes:
+        id: Id of the run.
+        device: `Device.key`.
+        descriptor: Stored fields of the device.
+        workload: Canonical text.
+        options: Every option of the run by name; None for an import, or a run of an earlier version.
+    """
+
+    id: str
+    device: str
+    descriptor: Mapping[str, Any]
+    workload: str
+    options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,8 +114,12 @@ run_table = sa.Table(
         for name in ("wall_s", "compile_s", "verify_s", "measure_s", "overhead_s")
     ),
     sa.Column("budget_trials", _BIG),
+    sa.Column("options", _JSON),
 )
-"""Runs of `tune` on one workload each; `finished_at` is NULL if the run was killed."""
+"""Runs of `tune` on one workload each; `finished_at` is NULL if the run was killed.
+
+`options` has every option of the run by name; NULL for imports and for runs of earlier versions.
+"""
 
 _CLAIMED = "claim_owner IS NOT NULL"
 

@@ -370,6 +370,7 @@ class Store(Reader):
             "versions": dict(start.versions),
             "started_at": self._now(),
             "budget_trials": start.budget_trials,
+            "options": None if start.options is None else dict(start.options),
         }
         connection.execute(_run.insert(), row)
         return run_id

@@ -6,7 +6,7 @@ with an error after `QUERY_S`, because a database may come from anyone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from time import monotonic
@@ -316,6 +316,8 @@ class Browser(Reader):
         *,
         before: tuple[datetime, str] | None = None,
         pair: tuple[int, str] | None = None,
+        workload: str | None = None,
+        device_ids: Collection[int] | None = None,
         state: str = "",
         limit: int = 25,
     ) -> list[RunEntry]:
@@ -324,7 +326,10 @@ class Browser(Reader):
         Args:
             before: Start and id of a run: only earlier ones are returned.
             pair: Device id and workload of the runs; None for all.
-            state: ``"finished"``, ``"failed"``, ``"imported"``, or empty for all.
+            workload: Canonical text of the workload; None for all.
+            device_ids: Ids of the devices; None for all.
+            state: ``"tuned"`` for runs of `tune`, ``"finished"`` for those that ended with a time, ``"failed"``
+                for those that ended without one, ``"imported"``, or empty for all.
             limit: Most runs.
         """
         query = _runs().order_by(_run.c.started_at.desc(), _run.c.id.desc()).limit(limit)
@@ -332,7 +337,13 @@ class Browser(Reader):
             query = query.where(beyond(_run.c.started_at, _run.c.id, before, downwards=True))
         if pair is not None:
             query = query.where(_run.c.device_id == pair[0], _run.c.workload == pair[1])
-        if state in ("finished", "failed"):
+        if workload is not None:
+            query = query.where(_run.c.workload == workload)
+        if device_ids is not None:
+            query = query.where(_run.c.device_id.in_(device_ids))
+        if state == "tuned":
+            query = query.where(_run.c.sampler != "import")
+        elif state in ("finished", "failed"):
             query = query.where(_run.c.finished_at.is_not(None), _run.c.sampler != "import")
             query = query.where(_has_failed() if state == "failed" else ~_has_failed())
         elif state == "imported":
@@ -391,7 +402,9 @@ class Browser(Reader):
                         _number(measurement.purpose == "search").label("searched"),
                         _number(measurement.kind.in_(_FAILED)).label("failed"),
                         sa.func.coalesce(
-                            sa.func.min(measurement.median_us), sa.func.min(measurement.predicted_us)
+                            sa.func.min(sa.case((_is_winner(), measurement.median_us))),
+                            sa.func.min(measurement.median_us),
+                            sa.func.min(measurement.predicted_us),
                         ).label("best_us"),
                         sa.func.min(measurement.bound_us).label("least_bound_us"),
                         sa.func.max(measurement.recorded_at, type_=schema.UtcTime()).label("newest_at"),
@@ -438,6 +451,12 @@ def _has_failed() -> sa.ColumnElement[bool]:
     of_run, kind = _measurement.c.run_id == _run.c.id, _measurement.c.kind
     timed = sa.exists().where(of_run, kind.in_(("measured", "predicted")))
     return sa.exists().where(of_run, kind.in_(_FAILED)) & ~timed
+
+
+def _is_winner() -> sa.ColumnElement[bool]:
+    """Return the condition that selects finalists that the report of a run may name as its best."""
+    versus_default = sa.func.coalesce(_measurement.c.versus_default, "")
+    return (_measurement.c.purpose == "finalist") & (versus_default != "not faster")
 
 
 def _number(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:

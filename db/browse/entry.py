@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from tunebench.db.claim import CLAIM_S
+from tunebench.db.owner import is_dead
 
 __all__ = [
     "Answer",
@@ -16,6 +19,7 @@ __all__ = [
     "HistoryPoint",
     "RunEntry",
     "RunProgress",
+    "RunState",
     "StaleGroup",
     "TrialEntry",
     "TrialFilter",
@@ -23,6 +27,9 @@ __all__ = [
     "TrialRow",
     "WorkloadEntry",
 ]
+
+RunState = Literal["running", "silent", "interrupted", "finished", "failed", "imported"]
+"""State of a run. A silent one has no end and measured nothing for long, on another machine."""
 
 Cursor = tuple[Any, int]
 """Place in an ordered list: the value it is ordered by, and the id of the row."""
@@ -232,7 +239,8 @@ class RunProgress:
         measurements: Number of its measurements.
         searched: Measurements of its search: without finalists and audits.
         failed: Measurements that failed.
-        best_us: Fastest measured time, else predicted time; None without one.
+        best_us: Fastest measured time, of the finalists if there are any, else predicted time; None without
+            one.
         least_bound_us: Lowest lower bound; None if unknown.
         newest_at: Time of the newest measurement; None without one.
         claimed: Configurations that are compiled or measured now.
@@ -264,4 +272,21 @@ class RunEntry:
     masked: int
     cached: int
     wall_s: float
+    options: Mapping[str, Any] | None
     progress: RunProgress = field(default_factory=RunProgress)
+
+    def state(self, now: datetime) -> RunState:
+        """Return the state of the run.
+
+        Args:
+            now: Time of the database.
+        """
+        if self.sampler == "import":
+            return "imported"
+        if self.finished_at is not None:
+            return "failed" if self.progress.failed and self.progress.best_us is None else "finished"
+        if is_dead(self.host):
+            return "interrupted"
+        newest = self.progress.newest_at or self.started_at
+        is_active = self.progress.claimed > 0 or now - newest < timedelta(seconds=CLAIM_S)
+        return "running" if is_active else "silent"

@@ -107,13 +107,14 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
     load(revision, db, tmp_path)
     upgrade(db)
     before = rows(db)
-    lost = {name: _told(name, before) for name in ("verdicts", "demand", "budgets")}
+    lost = {name: _told(name, before) for name in ("verdicts", "demand", "budgets", "options")}
     if any(lost.values()):
         with pytest.raises(InputError, match=r"cannot store .* was not changed.*--force") as caught:
             downgrade(db, to=FIRST)
         assert ("measurement.versus_default" in str(caught.value)) == bool(lost["verdicts"])
         assert ("rows of demand" in str(caught.value)) == bool(lost["demand"])
         assert ("values of run.budget_trials" in str(caught.value)) == bool(lost["budgets"])
+        assert ("values of run.options" in str(caught.value)) == bool(lost["options"])
         assert rows(db) == before
     assert downgrade(db, to=FIRST, force=True) == (HEAD, FIRST)
     assert upgrade(db) == (FIRST, HEAD)
@@ -121,7 +122,7 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
     for row in before["measurement"]:
         row |= {"versus_default": None, "comparison": None}
     for row in before["run"]:
-        row |= {"budget_trials": None}
+        row |= {"budget_trials": None, "options": None}
     for each in (again, before):
         assert each.pop("answer_v1")
     assert again == before | ({"demand": []} if "demand" in before else {})
@@ -130,8 +131,9 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
 def _told(name: str, found: Rows) -> list[Any]:
     if name == "demand":
         return list(found.get("demand", []))
-    if name == "budgets":
-        return [row for row in found["run"] if row["budget_trials"]]
+    if name in ("budgets", "options"):
+        column = {"budgets": "budget_trials", "options": "options"}[name]
+        return [row for row in found["run"] if row[column]]
     return [row for row in found["measurement"] if row["versus_default"]]
 
 

@@ -49,6 +49,7 @@ from tunebench.db import (
     upgrade,
 )
 from tunebench.db.engine import create_engine, write
+from tunebench.db.owner import end_owner
 from tunebench.db.store import Store
 from tunebench.device import Device, described
 from tunebench.errors import DatabaseError, InputError, SchemaError
@@ -169,26 +170,62 @@ def test_trial_outcomes_prefer_the_requested_cache_state(store: Store) -> None:
 
 
 def test_trials_of_interrupted_runs_are_counted(store: Store) -> None:
-    def run(host: str, first: int, *, seed: int = 7) -> str:
-        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=seed, host=host)
+    def run(host: str, first: int, *, seed: int = 7, cache: str | None = "cold") -> str:
+        start = RunStart(
+            device=DEVICE,
+            workload=WORKLOAD,
+            sampler="bound",
+            seed=seed,
+            host=host,
+            options=None if cache is None else {"cache": cache},
+        )
         run_id = store.begin_run(start)
         store.record(key(first), Result(outcome=measured(1.0)), run_id=run_id)
         store.record(key(first + 1), Result(outcome=Crashed(reason="x")), run_id=run_id)
         store.record(key(first), Result(outcome=measured(1.0)), run_id=run_id, purpose="finalist")
         return run_id
 
-    def cut_off(seed: int = 7) -> int:
-        return store.interrupted_trials(DEVICE.key, WORKLOAD, sampler="bound", seed=seed)
+    def cut_off() -> list[tuple[int, str | None, int]]:
+        runs = store.interrupted_runs(DEVICE.key, WORKLOAD, lambda one, other: one == other)
+        return [(run.seed, run.options and run.options["cache"], run.trials) for run in runs]
 
-    assert cut_off() == 0
-    run(dead_owner(), 10)
+    assert cut_off() == []
+    run(dead_owner(), 10, cache=None)  # of an earlier version
     run(dead_owner(), 20)
     run(new_owner(), 30)  # still running
     run(dead_owner(), 40, seed=8)
-    assert (cut_off(), cut_off(seed=8), cut_off(seed=9)) == (4, 2, 0)
-    store.finish_run(run(new_owner(), 50), RunSummary())
-    run(dead_owner(), 60)
-    assert cut_off() == 2
+    run(dead_owner(), 50, cache="warm")
+    before = [(7, None, 2), (7, "cold", 2), (8, "cold", 2), (7, "warm", 2)]
+    assert cut_off() == before
+    with pytest.warns(FutureWarning, match="interrupted_runs"):
+        assert store.interrupted_trials(DEVICE.key, WORKLOAD, sampler="bound", seed=7) == 6
+    store.finish_run(run(new_owner(), 60, cache="hot"), RunSummary())
+    assert cut_off() == before[1:]  # the options of the first run may have been these
+    store.finish_run(run(new_owner(), 70), RunSummary())
+    assert cut_off() == [(8, "cold", 2), (7, "warm", 2)]
+    run(dead_owner(), 80)
+    store.record(key(80, revision="r2"), Result(outcome=measured(1.0)))  # its source has changed
+    assert cut_off()[-1] == (7, "cold", 1)
+    ended = new_owner()
+    run(ended, 90, seed=9)
+    assert cut_off()[-1][0] == 7
+    end_owner(ended)  # such as by Ctrl-C in a notebook
+    assert cut_off()[-1] == (9, "cold", 2)
+
+
+def test_run_is_found_by_the_start_of_its_id(store: Store) -> None:
+    ids = [
+        store.begin_run(
+            RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=7, options={"seed": number})
+        )
+        for number in range(17)  # two of them start with the same digit
+    ]
+    assert store.run_of(ids[3]) == store.run_of(ids[3][:16])
+    assert store.run_of(ids[3]).options == {"seed": 3}
+    twice = next(first for first in "0123456789abcdef" if sum(id_[0] == first for id_ in ids) > 1)
+    for prefix, count in ((twice, "several runs"), ("none", "no run"), ("", "several runs")):
+        with pytest.raises(InputError, match=f"{count} with an id that starts with '{prefix}'"):
+            store.run_of(prefix)
 
 
 def test_history_of_one_device_or_of_all(store: Store) -> None:

@@ -223,6 +223,8 @@ def _defaults_of(found: DefaultsFile, name: str, command: Any, arguments: Sequen
         key = max(param.opts, key=len).removeprefix("--")
         if key not in found.values or name not in KEYS[key].commands:
             continue
+        if "--repeat" in given and key != "db":  # the run has its own options
+            continue
         if given.isdisjoint(f"--{option}" for option in KEYS[key].unless):
             value = found.values[key]
             defaults[param.name] = [value] if getattr(param, "multiple", False) else value

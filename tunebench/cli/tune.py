@@ -82,6 +82,15 @@ class TuneOptions:
             help="Tune workloads again that are tuned with the current sources, with --from-profile.",
         ),
     ] = False
+    repeat: Annotated[
+        str | None,
+        _what(
+            metavar="RUN",
+            help="Run of `tunebench db runs` to repeat, or to continue if it was interrupted: the same "
+            "workload, device, options and seed.",
+            show_default=False,
+        ),
+    ] = None
     variant: Annotated[
         list[str] | None,
         _what(metavar="NAME", help="Variant, by name or key; repeatable. Default: all.", show_default=False),
@@ -181,6 +190,27 @@ class TuneOptions:
     ] = False
 
 
+OF_PLAN = {
+    "variant": "variants",
+    "variant_file": "variant_files",
+    "device": "offline",
+    "arch": "offline",
+    "cache": "protocol",
+    "timeout": "timeout_s",
+}
+"""Options that set a field of `Plan` of another name; `tunebench.tuning.run_options` says what it decides."""
+
+OUTSIDE_PLAN = {
+    **dict.fromkeys(("workload", "from_profile", "suite", "batch", "retune"), "selects the workloads"),
+    **dict.fromkeys(("repeat", "db"), "selects the run and its database"),
+    **dict.fromkeys(("as_json", "study_storage"), "is output"),
+    **dict.fromkeys(("recorded", "again", "calibrated"), "is the old name of another option"),
+}
+"""Options that are not stored with a run, with the reason: none of them changes how a workload is tuned."""
+
+_WITH_REPEAT = ("repeat", "db", "as_json", "study_storage")
+
+
 @grouped_options("options", TuneOptions)
 def command(options: TuneOptions) -> None:
     """Find the fastest kernel and parameters for a workload, and record them.
@@ -199,6 +229,9 @@ def command(options: TuneOptions) -> None:
         learned_pruner=options.learned_pruner or options.calibrated,
     )
     _check(options)
+    if options.repeat is not None:
+        _repeat(options)
+        return
     text = options.workload or ""
     sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
     if text and not sizes and not options.variant_file:  # which may bring the operator
@@ -231,6 +264,18 @@ def command(options: TuneOptions) -> None:
         _print_reports(options, result, single=single, sizes=len(sizes))
     else:
         _print_summary(options, result)
+
+
+def _repeat(options: TuneOptions) -> None:
+    """Repeat a stored run."""
+    from tunebench import tuning
+
+    arguments = tuning.repetition(options.repeat or "", options.db)
+    plan, device = arguments.plan, arguments.device
+    with contextlib.ExitStack() as stack:
+        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trials)))
+        report = tuning.tune(arguments.workload, device=device, db=options.db, plan=plan, watcher=show)
+    _print_reports(options, [report], single=True, sizes=0)
 
 
 def _followed(options: TuneOptions, stack: contextlib.ExitStack, show: ProgressCallback) -> ProgressCallback:
@@ -284,7 +329,7 @@ def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool,
     _end(reports)
     for report in reports:
         if report.config is None and not sizes:
-            left = "no trial was left: this run resumes an interrupted one of the same seed; raise --trials"
+            left = "no trial was left: this run resumes one of the same options; raise --trials"
             why = report.failures[0] if report.failures else left
             raise TunebenchError(f"no configuration succeeded on {report.device}: {why}")
 
@@ -301,19 +346,37 @@ def _print_summary(options: TuneOptions, summary: TuningSummary) -> None:
 
 def _check(options: TuneOptions) -> None:
     """Check that the options do not contradict each other."""
-    given = [options.workload is not None, options.from_profile, options.suite is not None]
+    given = [
+        options.workload is not None,
+        options.from_profile,
+        options.suite is not None,
+        options.repeat is not None,
+    ]
     if sum(given) != 1:
         how = "exclude one another" if any(given) else "are all missing"
         raise InputError(
-            f"--workload, --from-profile and --suite {how}: expected one of a workload, the workloads of a "
-            "profile, or those of a model"
+            f"--workload, --from-profile, --suite and --repeat {how}: expected one of a workload, the "
+            "workloads of a profile, those of a model, or a run to repeat"
         )
+    if options.repeat is not None:
+        _refuse_options_of_run(options)
     if options.retune and not options.from_profile:
         raise InputError("--retune goes with --from-profile; a workload is always tuned")
     if options.from_profile and options.cluster is not None:
         raise InputError("--from-profile tunes on this machine: leave --cluster out, or use --workload")
     if options.batch is not None and options.suite is None:
         raise InputError("--batch goes with --suite; the text of a workload has its sizes")
+
+
+def _refuse_options_of_run(options: TuneOptions) -> None:
+    """Refuse options next to --repeat that the run has itself."""
+    extra = [
+        f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(options)
+        if field.name not in _WITH_REPEAT and getattr(options, field.name) != field.default
+    ]
+    if extra:
+        raise InputError(f"--repeat repeats a run with its own options: leave {', '.join(extra)} out")
 
 
 def _plan(options: TuneOptions) -> Plan:

@@ -27,6 +27,7 @@ from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.progress_bar import show_progress
+from tunebench.tuning.repetition import repetition
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import StartExecutor, tune_one
 from tunebench.tuning.run_context import TuningSetup
@@ -48,6 +49,8 @@ __all__ = [
     "default_trials",
     "is_size_range",
     "parse_size_range",
+    "repeat",
+    "repetition",
     "show_progress",
     "suite_workloads",
     "tune",
@@ -99,6 +102,28 @@ def tune(
     find = functools.partial(one.find_variants, plan=plan, names=names)
     with _setup([one], device, db, plan, find) as (setup, start):
         return tune_one(setup, one, start, watcher or _ignore)
+
+
+def repeat(run: str, *, db: str | Path | None = None, watcher: ProgressCallback | None = None) -> Report:
+    """Repeat a run with the same workload, device, options and seed; an interrupted one is continued.
+
+    Outcomes that the database knows are not measured again.
+
+    Args:
+        run: Id of the run, or its first characters (`tunebench db runs` lists them).
+        db: Path or URL of the database with the run. Default: the user's database.
+        watcher: Progress callback, called after every trial.
+
+    Returns:
+        The report of the new run.
+
+    Raises:
+        InputError: if there is no such run, its options are unknown, a variant file of it is gone or has
+            changed, or its device is absent.
+        TunebenchError: as `tune`.
+    """
+    arguments = repetition(run, db)
+    return tune(arguments.workload, device=arguments.device, db=db, plan=arguments.plan, watcher=watcher)
 
 
 def tune_all(
@@ -278,6 +303,7 @@ def tune_suite(
     name, workloads = suite_workloads(suite, batch)
     find = functools.partial(find_any, name, workloads, plan=plan, names=names)
     with _setup(workloads, device, db, plan, find) as (setup, start):
+        setup = dataclasses.replace(setup, shared_budget=f"suite {name}")
         budget = SharedBudget(setup, name, workloads, watcher or _ignore)
         budget.run(start())
         return budget.finish()

@@ -18,6 +18,7 @@ from tunebench.outcome import first_error
 from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
 from tunebench.tuning.report_text import html_report, render_reports
+from tunebench.tuning.run_options import UnresumedRun
 from tunebench.tuning.warm import WarmStartSource
 
 __all__ = ["BoundViolation", "Failure", "Progress", "ProgressCallback", "Report", "Tie"]
@@ -190,6 +191,7 @@ class Report:
         pool: Workers of the cluster, if one measured.
         stopped: Why the run ended early, if not by the user.
         noise: What made the times of the finals unreliable: load, drift, disagreement with the search.
+        unresumed: Interrupted runs of the workload with other options, which stay as they are.
     """
 
     workload: str
@@ -228,6 +230,7 @@ class Report:
     versus_baselines: Mapping[str, Comparison] = dataclasses.field(default_factory=dict)
     default_failure: str | None = None
     noise: tuple[str, ...] = ()
+    unresumed: tuple[UnresumedRun, ...] = ()
 
     def __str__(self) -> str:
         """Return the report as `tunebench tune` prints it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tunebench._console import table
 from tunebench._figure import duration, ratio, significant
 from tunebench._notebook import html_grid, html_table
+from tunebench.db.location import locate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,9 @@ SHOWN_FAILURES = 3
 
 SHOWN_LINES = 12
 """Most lines of a reason that it shows."""
+
+SHOWN_RUNS = 3
+"""Most interrupted runs with other options that it shows, the latest."""
 
 
 def pool_parts(pool: PoolStatus) -> list[str]:
@@ -113,6 +117,13 @@ def _render(report: Report, to: Console) -> None:
     for line in _skipped_lines(report.skipped):
         to.print(f"  skipped  {line}", soft_wrap=True)
     to.print(f"  database {report.database}", soft_wrap=True)
+    for run in report.unresumed[-SHOWN_RUNS:]:
+        to.print(f"  resume   {run}{_named(report.database)}", soft_wrap=True)
+
+
+def _named(database: str) -> str:
+    """Return the option that names a database; empty for the default one."""
+    return "" if database == str(locate()) else f" --db {database}"
 
 
 def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:

@@ -47,6 +47,7 @@ from tunebench.tuning.finalist_rounds import FinalistRounds
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Failure, ProgressCallback, Report, Tie
 from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
+from tunebench.tuning.run_options import run_options
 from tunebench.tuning.run_recorder import RunRecorder
 from tunebench.tuning.tunable import TunableVariant
 from tunebench.tuning.warm import WarmStart, warm_starts
@@ -127,7 +128,12 @@ def prepare(
         bound_us=min(float(each.bounds.us.min()) for each in tunable),
         budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
         recorder=RunRecorder(
-            setup.store, workload, device, {key: each.variant for key, each in by_key.items()}, plan
+            setup.store,
+            workload,
+            device,
+            {key: each.variant for key, each in by_key.items()},
+            plan,
+            run_options(plan, variants=by_key, predicts=setup.predicts, shared_budget=setup.shared_budget),
         ),
         audit=BoundAudit(workload, plan.protocol.cache),
         retry_policy=policy,
@@ -400,6 +406,8 @@ def finish(context: RunContext) -> Report:
     unlikely = [search.unlikely(context.best_us) for search in context.searches]
     if not state.interrupted and not state.cut_short:
         context.recorder.finish(masked, state.cached, seconds)
+    else:
+        context.recorder.leave()
     proof = None  # a prediction proves nothing
     gap = median_us / context.bound_us if median_us is not None and context.bound_us > 0 else None
     if not setup.predicts:
@@ -442,6 +450,7 @@ def finish(context: RunContext) -> Report:
         stopped=state.stopped,
         versus_baselines=finals.versus_baselines(selected.best) if finals and selected is not None else {},
         failures=tuple(sorted(state.failures.values(), key=lambda one: -one.count)),
+        unresumed=context.recorder.unresumed,
     )
 
 

@@ -27,11 +27,12 @@ __all__ = ["RunContext", "RunState", "TuningSetup"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSetup:
-    """Shared state of all runs of one call: the device, the plan and the database."""
+    """Shared state of all runs of one call: the device, the plan, the database, and who shares the budget."""
 
     target: TuningTarget
     plan: Plan
     store: Store
+    shared_budget: str = ""
 
     @property
     def predicts(self) -> bool:

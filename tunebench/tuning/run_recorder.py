@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tunebench import __version__
-from tunebench.db.owner import new_owner
+from tunebench.db.owner import end_owner, new_owner
 from tunebench.db.record import NewMeasurement, RunStart, RunSummary, TrialKey
 from tunebench.db.store import Store
 from tunebench.device import Device
@@ -20,6 +20,7 @@ from tunebench.kernels import file_of
 from tunebench.outcome import VARIANT_FILE, Effort, Measured, Result
 from tunebench.space import Config
 from tunebench.tuning.plan import Plan
+from tunebench.tuning.run_options import UnresumedRun, is_same_search, unresumed
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
@@ -35,8 +36,10 @@ class RunRecorder:
         device: The device it is tuned on.
         variants: The variants that are tried, by key.
         plan: The tuning plan.
+        options: Every option of the run (see `run_options`).
 
     Attributes:
+        unresumed: Interrupted runs of the workload with other options, which this run does not resume.
         revision: Returns the current revision of a configuration, by the key of its variant. The first call
             per configuration takes about a millisecond.
         owner: Claims trials for this run.
@@ -49,9 +52,11 @@ class RunRecorder:
         device: Device,
         variants: Mapping[str, Variant[Any]],
         plan: Plan,
+        options: Mapping[str, Any],
     ) -> None:
         self.store, self._workload, self._device, self._variants = store, workload, device, variants
-        self._plan = plan
+        self._plan, self._options = plan, options
+        self.unresumed: tuple[UnresumedRun, ...] = ()
         self._started = time.perf_counter()
         self._paused: float | None = None
         self._efforts: list[Effort] = []
@@ -76,9 +81,12 @@ class RunRecorder:
 
     def begin(self) -> int:
         """Open the run; returns the trials that the same run finished before it was interrupted."""
-        done = self.store.interrupted_trials(
-            self._device.key, str(self._workload), sampler=self._plan.sampler, seed=self._plan.seed
-        )
+        runs = self.store.interrupted_runs(self._device.key, str(self._workload), is_same_search)
+        resumed = [
+            run for run in runs if run.options is not None and is_same_search(self._options, run.options)
+        ]
+        done = sum(run.trials for run in resumed)
+        self.unresumed = tuple(unresumed(run, self._options) for run in runs if run not in resumed)
         self._run_id = self.store.begin_run(
             RunStart(
                 device=self._device,
@@ -88,6 +96,7 @@ class RunRecorder:
                 host=self.owner,
                 versions={"tunebench": __version__, "python": platform.python_version()},
                 budget_trials=max(0, self._plan.trials - done),
+                options=self._options,
             )
         )
         return done
@@ -141,8 +150,12 @@ class RunRecorder:
         }
         return {"wall_s": wall_s, **parts, "overhead_s": max(0.0, wall_s - busy_s)}
 
+    def leave(self) -> None:
+        """End the run without closing it: it was interrupted, and the same call resumes it."""
+        end_owner(self.owner)
+
     def finish(self, masked: int, cached: int, seconds: Mapping[str, float]) -> None:
-        """Close the run as finished; an interrupted run stays open and is resumed by the same call."""
+        """Close the run as finished."""
         assert self._run_id is not None
         effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
         self.store.finish_run(

@@ -14,6 +14,7 @@ from tunebench.cli.db.bundled import export_bundled, ship
 from tunebench.cli.db.exchange import export, import_
 from tunebench.cli.db.merge import merge
 from tunebench.cli.db.optuna_export import export_optuna
+from tunebench.cli.db.runs import runs
 from tunebench.cli.db.schema import downgrade, upgrade
 from tunebench.cli.db.verify import verify
 
@@ -68,7 +69,7 @@ def _render(console: Console, found: Stats) -> None:
         console.print(f"  {key}", soft_wrap=True)
 
 
-for each in (verify, export_optuna, export, merge, export_bundled):
+for each in (runs, verify, export_optuna, export, merge, export_bundled):
     app.command(cls=HelpCommand)(with_verbosity(each))
 app.command("import", cls=HelpCommand)(with_verbosity(import_))
 app.command(hidden=True, cls=HelpCommand)(with_verbosity(ship))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tunebench.db.browse import DeviceEntry, RunEntry
-from tunebench.db.claim import CLAIM_S
-from tunebench.db.owner import is_dead
 
 __all__ = ["STATES", "Search", "search_of"]
 
@@ -83,7 +81,7 @@ def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: 
         now: Time of the database.
         reason: Reason of its first failure, if it has no time.
     """
-    state = _state(run, now)
+    state = run.state(now)
     newest = run.progress.newest_at or run.started_at
     end = run.finished_at or (now if state == "running" else newest)
     elapsed_s = max(0.0, (end - run.started_at).total_seconds())
@@ -98,15 +96,3 @@ def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: 
         remaining_s=left / rate if state == "running" and rate and run.budget_trials else None,
         reason=reason,
     )
-
-
-def _state(run: RunEntry, now: datetime) -> str:
-    if run.sampler == "import":
-        return "imported"
-    if run.finished_at is not None:
-        return "failed" if run.progress.failed and run.progress.best_us is None else "finished"
-    if is_dead(run.host):
-        return "interrupted"
-    newest = run.progress.newest_at or run.started_at
-    is_active = run.progress.claimed > 0 or now - newest < timedelta(seconds=CLAIM_S)
-    return "running" if is_active else "silent"
