@@ -275,3 +275,32 @@ def test_downgrade_reports_data_that_would_be_lost(tmp_path: Path, run_json: Run
     assert printed == {"database": database, "before": "0002", "after": "0001"}
     assert cli.run(["db", "stats", "--db", database]) == 4
     assert cli.run(["db", "downgrade", "--to", "7", "--db", database]) == 2
+
+
+def test_forget_lists_first_and_deletes_with_yes(run_json: Run, run_text: Run, run_refused: Run) -> None:
+    h100, variant, workload = (
+        device.described()["h100-sxm"],
+        kernels.variant("softmax/cuda_block"),
+        parse(WORKLOAD),
+    )
+    default = variant.default(workload, h100)
+    with open_store() as store:
+        store.begin_run(RunStart(device=h100, workload=WORKLOAD, sampler="random", seed=0))
+        trial = TrialKey(
+            device=h100.key, workload=WORKLOAD, variant=variant.key, revision="r1", config=default
+        )
+        store.record(trial, Result(outcome=CompileFailed(reason="no")))
+    config = str(default).split(",")[0]
+    arguments = ("db", "forget", WORKLOAD, "--variant", "cuda_block", "--config", config)
+    shown = run_text(*arguments, "--arch", "sm_90")
+    assert "1 compile_failed" in shown
+    assert "1 configuration of softmax:rows=16,cols=16,dtype=f32 would be forgotten; --yes forgets" in shown
+    listed = run_json(*arguments)
+    assert (listed["forgotten"], listed["trials"]) == (False, 1)
+    assert listed["spaces"][0]["outcomes"] == {"compile_failed": 1}
+    assert "exclude each other" in run_refused(*arguments, "--arch", "sm_90", "--device", "cpu")
+    assert "--config must be values such as" in run_refused(*arguments[:-1], "block")
+    assert run_json(*arguments, "--yes") == {**listed, "forgotten": True}
+    assert "there is nothing to forget" in run_refused(*arguments, "--yes")
+    assert "does not exist" in run_refused(*arguments, "--yes", "--db", "none.db", exit_code=4)
+    assert not Path("none.db").exists()

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from tunebench import __version__, _environment
 from tunebench._signal import ending_like_ctrl_c
-from tunebench.cli._help import HelpCommand, HelpGroup, write_section
+from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
 
 __all__ = ["COMMANDS", "EXIT_CODES", "app", "main", "run"]
@@ -102,46 +102,6 @@ class _Commands(HelpGroup):
         return name, command, rest
 
 
-class _WorkloadCommand(HelpCommand):
-    """A command that takes workloads with or without `--workload` in front of them."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option = self._workload_option()
-        if option is not None:
-            args = list(self._with_option(args, repeatable=option.multiple))
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        option = self._workload_option()
-        found = super().shell_complete(ctx, incomplete)
-        if option is not None and not incomplete.startswith("-"):
-            found = [*found, *option.shell_complete(ctx, incomplete)]
-        return found
-
-    def _workload_option(self) -> Any:
-        """Return the option `--workload`; None without it, or if other arguments need no option."""
-        if any(param.param_type_name == "argument" for param in self.params):
-            return None
-        return next((param for param in self.params if "--workload" in param.opts), None)
-
-    def _with_option(self, args: list[str], *, repeatable: bool) -> Iterator[str]:
-        """Yield the arguments with `--workload` before those that are no option and no value of one."""
-        values = {
-            name: param.nargs
-            for param in self.params
-            if not getattr(param, "is_flag", False)
-            for name in param.opts
-        }
-        expected, given = 0, False  # values that the option before still takes; whether there is a workload
-        for arg in args:
-            if not expected and not arg.startswith("-") and (repeatable or not given):
-                yield "--workload"
-                given = True
-            yield arg
-            expected = expected - 1 if expected else values.get(arg, 0)
-
-
 def _use_defaults(ctx: Any, name: str, command: Any, rest: list[str]) -> None:
     from tunebench.cli import _defaults
 
@@ -157,7 +117,7 @@ def _load(name: str) -> Any:
     if hasattr(module, "app"):
         return get_command(module.app)
     single = typer.Typer(add_completion=False)
-    single.command(name, cls=_WorkloadCommand)(with_verbosity(module.command))
+    single.command(name, cls=WorkloadCommand)(with_verbosity(module.command))
     return get_command(single)
 
 

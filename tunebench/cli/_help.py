@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["HelpCommand", "HelpGroup", "write_section"]
+__all__ = ["HelpCommand", "HelpGroup", "WorkloadCommand", "write_section"]
 
 _COMMON = "Options"
 _NAME_WIDTH = 26
@@ -38,6 +38,46 @@ class _Help:
 
 class HelpCommand(_Help, TyperCommand):
     """A command with this help."""
+
+
+class WorkloadCommand(HelpCommand):
+    """A command that takes workloads with or without `--workload` in front of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        option = self._workload_option()
+        if option is not None:
+            args = list(self._with_option(args, repeatable=option.multiple))
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        option = self._workload_option()
+        found = super().shell_complete(ctx, incomplete)
+        if option is not None and not incomplete.startswith("-"):
+            found = [*found, *option.shell_complete(ctx, incomplete)]
+        return found
+
+    def _workload_option(self) -> Any:
+        """Return the option `--workload`; None without it, or if other arguments need no option."""
+        if any(param.param_type_name == "argument" for param in self.params):
+            return None
+        return next((param for param in self.params if "--workload" in param.opts), None)
+
+    def _with_option(self, args: list[str], *, repeatable: bool) -> Iterator[str]:
+        """Yield the arguments with `--workload` before those that are no option and no value of one."""
+        values = {
+            name: param.nargs
+            for param in self.params
+            if not getattr(param, "is_flag", False)
+            for name in param.opts
+        }
+        expected, given = 0, False  # values that the option before still takes; whether there is a workload
+        for arg in args:
+            if not expected and not arg.startswith("-") and (repeatable or not given):
+                yield "--workload"
+                given = True
+            yield arg
+            expected = expected - 1 if expected else values.get(arg, 0)
 
 
 class HelpGroup(_Help, TyperGroup):

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tunebench.cli._help import HelpCommand, HelpGroup
+from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand
 from tunebench.cli._option import Database, Json
 from tunebench.cli._option_group import with_verbosity
 from tunebench.cli._output import emit, plain, table
 from tunebench.cli.db.bundled import export_bundled, ship
 from tunebench.cli.db.exchange import export, import_
+from tunebench.cli.db.forget import forget
 from tunebench.cli.db.merge import merge
 from tunebench.cli.db.optuna_export import export_optuna
 from tunebench.cli.db.runs import runs
@@ -71,5 +72,6 @@ def _render(console: Console, found: Stats) -> None:
 
 for each in (runs, verify, export_optuna, export, merge, export_bundled):
     app.command(cls=HelpCommand)(with_verbosity(each))
+app.command(cls=WorkloadCommand)(with_verbosity(forget))
 app.command("import", cls=HelpCommand)(with_verbosity(import_))
 app.command(hidden=True, cls=HelpCommand)(with_verbosity(ship))
