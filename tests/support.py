@@ -82,6 +82,7 @@ REQUIREMENTS = {
     "browser": Requirement(missing=_no_browser, mark="browser"),
     "ray": Requirement(missing=_package("ray", "cluster"), mark="server"),
     "matplotlib": Requirement(missing=_package("matplotlib", "plot")),
+    "pandas": Requirement(missing=_package("pandas", "dataframe")),
     "fork": Requirement(missing=_unless(lambda: hasattr(os, "fork"), "this system has no fork")),
     "sqlite3": Requirement(
         missing=_unless(lambda: shutil.which("sqlite3"), "the sqlite3 shell is not installed")
@@ -102,6 +103,7 @@ needs_postgres = pytest.mark.needs("postgres")
 needs_browser = pytest.mark.needs("browser")
 needs_ray = pytest.mark.needs("ray")
 needs_matplotlib = pytest.mark.needs("matplotlib")
+needs_pandas = pytest.mark.needs("pandas")
 needs_fork = pytest.mark.needs("fork")
 needs_sqlite3 = pytest.mark.needs("sqlite3")
 

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
+
 import torch
 from torch import Tensor
 

@@ -31,6 +31,7 @@ def test_softmax_is_fused_if_a_multiple_of_four_matrices_is_on_a_device(
     assert len(mask) == number + 1  # and dropout
 
 
+@pytest.mark.slow
 def test_balanced_memory_pays_for_96b_without_flash_attention_only() -> None:
     by_name = {case.name: case for case in gpt3.CASES}
     gains = {}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from tests.support import needs_nvrtc
 from tunebench import cli, device, kernels, workloads
 from tunebench.cli import doctor
 from tunebench.errors import install_command
@@ -363,7 +364,7 @@ def test_strict_lookup_for_an_absent_device_does_not_advise_to_predict(run_refus
     assert "offline" not in error
 
 
-@pytest.mark.parametrize("command", ["export", "predict"])
+@pytest.mark.parametrize("command", [pytest.param("export", marks=needs_nvrtc), "predict"])
 def test_unwritable_output_is_named_with_the_exit_code_of_an_invalid_argument(
     command: str, tmp_path: Path, run_refused: Run
 ) -> None:

@@ -14,6 +14,7 @@ from tunebench import cli
 GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", "--batch", "16")
 
 
+@pytest.mark.slow
 def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Run, tmp_path: Path) -> None:
     out = tmp_path / "plan.toml"
     found = run_json(*GPT, "--top", "3", "--out", str(out))
@@ -39,6 +40,7 @@ def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Ru
         assert expected in text
 
 
+@pytest.mark.slow
 def test_plan_for_a_framework_is_all_that_is_printed(
     run_text: Run, run_json: Run, run_refused: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +70,7 @@ def test_fixed_values_and_no_reasons(run_json: Run) -> None:
     assert found["gains"] == found["sensitivity"] == []
 
 
+@pytest.mark.slow
 def test_fronts_are_plotted_and_listed(run_text: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "front.png"
@@ -77,6 +80,7 @@ def test_fronts_are_plotted_and_listed(run_text: Run, tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run_refused: Run) -> None:
     asked = (
         "plan",
@@ -98,6 +102,7 @@ def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run
     assert "--emit is not possible" in run_refused(*mixed, "--emit", "megatron")
 
 
+@pytest.mark.slow
 def test_residual_networks_are_trained_by_copies(run_json: Run, run_text: Run, run_refused: Run) -> None:
     asked = ("plan", "cluster", "--model", "resnet50", "--cluster", "4 x l4, $0.7", "--batch", "256")
     found = run_json(*asked, "--top", "2", "--stack", "compiled")
@@ -142,6 +147,7 @@ def test_mistakes_are_explained(run_refused: Run, changed: tuple[str, ...], expe
     assert expected in run_refused(*GPT, *changed)
 
 
+@pytest.mark.slow
 def test_eight_bit_floats_are_faster_where_the_device_has_them(run_json: Run, run_refused: Run) -> None:
     asked = ("plan", "cluster", "--model", "llama-2-7b", "--cluster", "8 x h100-sxm", "--batch", "32")
     asked += ("--seq", "4096", "--fix", "tensor=1,pipeline=1", "--no-reasons", "--top", "1")

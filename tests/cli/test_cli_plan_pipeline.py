@@ -50,6 +50,7 @@ def test_schedules_of_a_model_are_listed_with_the_best_one(run_json: Run, run_te
         assert expected in text
 
 
+@pytest.mark.slow
 def test_less_memory_needs_balance_or_recomputation(run_json: Run, run_text: Run) -> None:
     asked = (*KNOWN, "--microbatches", "16", "--schedule", "1f1b,gpipe")
     found = run_json(*asked, "--memory", "9GB")
@@ -69,6 +70,7 @@ def test_less_memory_needs_balance_or_recomputation(run_json: Run, run_text: Run
     assert peaks_by_kind == sorted(peaks_by_kind, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_verdict_states_what_balancing_gains(run_json: Run) -> None:
     asked = (*GPT, "--microbatches", "64", "--schedule", "1f1b")
     wide = run_json(*asked)
@@ -90,6 +92,7 @@ def test_the_verdict_states_what_balancing_gains(run_json: Run) -> None:
     assert expected in tight["verdict"][0]
 
 
+@pytest.mark.slow
 def test_files_hold_the_best_schedule(run_json: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     plot, trace, out = (tmp_path / name for name in ("plan.svg", "trace.json", "schedule.csv"))
@@ -117,12 +120,14 @@ def test_costs_come_from_a_file(run_json: Run, tmp_path: Path) -> None:
     assert halves["schedules"][0]["step_us"] == pytest.approx(5 * 600)
 
 
+@pytest.mark.slow
 def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run) -> None:
     asked = ("plan", "pipeline", "--model", "gpt2", "--device", "h100-sxm", "--stages", "8")
     text = run_text(*asked, "--microbatches", "8")
     assert "interleaved-1f1b is left out: 12 layers cannot be divided into 16 stages" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

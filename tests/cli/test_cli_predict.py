@@ -196,6 +196,7 @@ def test_a_model_on_several_devices(run_json: Run, run_text: Run) -> None:
     assert f"{found['tokens_per_s']:,.0f} tokens per second" in text
 
 
+@pytest.mark.slow
 def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], run_json: Run) -> None:
     typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
     said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"

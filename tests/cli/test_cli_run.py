@@ -109,6 +109,7 @@ UNUSED_BY_STORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "unused"),
     [

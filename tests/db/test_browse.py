@@ -31,6 +31,7 @@ def fill(db: str) -> str:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("order", TRIAL_ORDERS)
 def test_pages_of_trials_are_complete_in_both_directions(db: str, order: str, descending: bool) -> None:

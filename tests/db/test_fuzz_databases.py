@@ -17,6 +17,7 @@ from tunebench.errors import DatabaseError
 from tunebench.testing import database_fuzz
 
 
+@pytest.mark.slow
 def test_damaged_databases_are_read_or_refused(tmp_path: Path) -> None:
     outcomes = database_fuzz.fuzz(tmp_path, 0, range(20))
     assert outcomes["failed"] == 0, outcomes

@@ -134,6 +134,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MANY)
 def test_oversized_files_are_refused_early(what: str, store: Store, tmp_path: Path) -> None:
     text, said = MANY[what]

@@ -85,6 +85,7 @@ CHANGED_COLUMNS = [
 COLUMNS = ", ".join(column.name for column in measurement_table.c if column.name != "id")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "place", "statement"),
     [

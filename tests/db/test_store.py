@@ -338,6 +338,7 @@ verifications = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         Measured,
@@ -393,6 +394,7 @@ with open_store({path!r}) as store:
 """
 
 
+@pytest.mark.slow
 def test_process_killed_at_any_moment_loses_and_repeats_no_trial(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     script = _TUNER.format(folder=str(Path(__file__).parents[2]), path=str(path))

@@ -106,6 +106,7 @@ def test_v_schedules_run_in_less_memory_than_they_need_to_be_fast(most: int) -> 
         v_schedule(4, 6, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_schedules_run_for_any_number_of_microbatches(name: str, ranks: int) -> None:
@@ -116,6 +117,7 @@ def test_schedules_run_for_any_number_of_microbatches(name: str, ranks: int) -> 
         assert all(busy == work_of(schedule) for busy in got.busy_us)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 9), st.data())
 def test_times_of_stages_place_weight_gradients(ranks: int, microbatches: int, data: st.DataObject) -> None:

@@ -171,6 +171,7 @@ def walk_gemm(c: dict[str, int]) -> dict[str, float]:
     return {"accesses": accesses, "smem_traffic_bytes": moved, "loads": loads}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mwg", "nwg", "mdimc", "ndimc"), [(128, 128, 16, 8), (64, 128, 8, 8), (32, 64, 32, 8), (16, 16, 8, 16)]
 )

@@ -26,6 +26,7 @@ def test_tile_transform_computes_the_convolution(m: int) -> None:
     np.testing.assert_allclose(tile, direct, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [1, 2])
 @pytest.mark.parametrize("m", [2, 4])
 def test_errors_in_f32_keep_well_within_the_tolerance(m: int, pad: int) -> None:

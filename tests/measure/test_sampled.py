@@ -31,6 +31,7 @@ def product(**dimensions: Any) -> Gemm:
     return Gemm(**{"m": 300, "n": 290, "k": 200, "dtype": "f16", **dimensions})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("epilogue", ["none", "bias", "bias+silu", "bias+gelu", "bias+residual"])

@@ -7,9 +7,12 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.packaging.distribution import ROOT
 
@@ -44,6 +47,86 @@ def test_ci_runs_test_command_of_readme() -> None:
     assert command in CI.splitlines()
 
 
+def load_noxfile() -> Any:
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    noxfile = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(noxfile)
+    return noxfile
+
+
+def distributions(extras: set[str]) -> set[str]:
+    """Return the normalised names of what installing tunebench with these extras installs."""
+    installed: set[tuple[str, str]] = set()
+    waiting = [("tunebench", extra) for extra in ("", *extras)]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in installed:
+            continue
+        installed.add((name, extra))
+        try:
+            requirements = map(Requirement, metadata.requires(name) or ())
+        except metadata.PackageNotFoundError:
+            continue
+        for requirement in requirements:
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                dependency = normalised(requirement.name)
+                waiting += [(dependency, chosen) for chosen in ("", *requirement.extras)]
+    return {name for name, _ in installed}
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+HIDING = """
+import sys
+
+class Hiding:
+    def __init__(self, finder): self.finder = finder
+    def find_spec(self, name, *arguments, **named):
+        hidden = name.split(".")[0] in sys.argv[1].split(",")
+        return None if hidden else self.finder.find_spec(name, *arguments, **named)
+    def __getattr__(self, name): return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+import pytest
+
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:xdist", *sys.argv[2:]]))
+"""
+"""Collects tests in a process that does not find the packages of its first argument."""
+
+
+def collected(hidden: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HIDING, ",".join(sorted(hidden)), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_collection_needs_no_package_that_quick_does_not_install(tmp_path: Path) -> None:
+    """Every module of tests is imported where only the packages of the session `quick` are found."""
+    session = GpuSession()
+    load_noxfile().nox.registry.get()["quick"].func(session)
+    ((*_, target),) = (command for command in session.commands if command[0] == "install")
+    extras = set(target.removeprefix(".[").removesuffix("]").split(","))
+    present = distributions(extras)
+    assert "pytest" in present
+    assert "torch" not in present
+    modules = metadata.packages_distributions()
+    hidden = {name for name, owners in modules.items() if not present & set(map(normalised, owners))}
+    assert {"torch", "pandas", "ray"} & modules.keys() <= hidden
+    arguments = [word for word in session.commands[-1] if word.startswith("--ignore")]
+    done = collected(hidden, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    unguarded = tmp_path / "test_unguarded.py"
+    unguarded.write_text("import torch\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").touch()
+    done = collected({"torch"}, "--noconftest", "-c", str(tmp_path / "pytest.ini"), str(unguarded))
+    assert done.returncode == 2, done.stdout
+    assert "No module named 'torch'" in done.stdout
+
+
 class GpuSession:
     """Session of nox that keeps its commands; the machine has an H100."""
 
@@ -64,11 +147,7 @@ class GpuSession:
 def test_gpu_session_installs_torch_and_needs_no_network_with_wheels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    noxfile = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(noxfile)
+    noxfile = load_noxfile()
     monkeypatch.setattr(noxfile, "_has_driver", lambda: True)
     accept = noxfile.nox.registry.get()["gpu-sm_90"].func
     online = GpuSession("--run", "1")

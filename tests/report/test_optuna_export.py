@@ -63,6 +63,7 @@ def test_failing_storage_does_not_end_the_run(tmp_path: Path) -> None:
     assert follower.failure is not None
 
 
+@pytest.mark.slow
 def test_tune_writes_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor: InstantExecutor[Task] = InstantExecutor(lambda task: measured(5.0, 5.1, 5.2))
     monkeypatch.setattr(tuning, "start_workers", lambda *start: executor)

@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from tests.cli.conftest import Run, run_json, run_refused, run_text  # noqa: F401 (fixtures)
-from tests.support import measured
+from tests.support import measured, needs_pandas
 from tests.tuning.test_replay import recording
 from tunebench import device, kernels
 from tunebench.db import RunStart, TrialKey, open_store
@@ -233,12 +233,18 @@ def test_best_kernel_has_source_roofline_and_occupancy(tmp_path: Path) -> None:
         assert part in text, part
 
 
-def test_replayed_search_has_a_page(tmp_path: Path) -> None:
+def test_replayed_search_has_a_page() -> None:
     space = RecordedReplay.of(recording())
     history = replay_history(space, replay(space, trials=20, seed=0, sampler="random"))
     assert history.best is not None
     assert [record.id for record in history.records] == list(range(1, 21))
     assert "optimum of the recording" in history_page([history], database="mine.json")
+
+
+@needs_pandas
+def test_replayed_search_is_a_data_frame() -> None:
+    space = RecordedReplay.of(recording())
+    history = replay_history(space, replay(space, trials=20, seed=0, sampler="random"))
     assert history.to_pandas()["config.a"].between(1, 12).all()
 
 

@@ -203,6 +203,7 @@ def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
     return VariantSearch("any", prospects, sampler=sampler, seed=0, learned_pruner=True, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
 def test_skipped_rows_stay_open(sampler: str) -> None:
     """The row that is best here is slowest on the other device; the search tries it late, but does."""

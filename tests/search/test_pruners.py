@@ -146,6 +146,7 @@ def _complete(path: str, value: float) -> None:
     found.tell(found.ask(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_best_value_of_another_process_prunes_here(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")

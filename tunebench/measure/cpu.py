@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
-from tunebench.measure.machine import MachineState
+from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks
 from tunebench.measure.runner import Runner, judge
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
@@ -41,14 +42,37 @@ class CpuTimer:
     def __init__(self, device: Device, protocol: Protocol) -> None:
         cold = protocol.cache == "cold"
         self._flush = np.zeros(2 * device.l2_bytes // 8 if cold else 0)
+        self._threads = ThreadClocks(device.sm_count)
+        self._runs: list[RunTimes] = []
+
+    def begin(self) -> None:
+        """Start to record the times of runs for `conditions`."""
+        self._runs.clear()
 
     def time_us(self, call: Callable[[], object]) -> float:
-        """Run `call` once and return its time in microseconds."""
+        """Run `call` once and return its time in microseconds, without waiting for a busy processor."""
         self._flush += 1.0
-        now_ns = _now_ns  # the call must not change the clock that ends the sample
-        start = now_ns()
-        call()
-        return (now_ns() - start) / 1e3
+        times = self._threads.times(call, _now_ns)  # the call must not change the clock that ends the sample
+        self._runs.append(times)
+        return times.run_us
+
+    def conditions(self) -> Mapping[str, Any]:
+        """Return the processor time of the runs since `begin`, and how the load of the machine affected them.
+
+        Returns:
+            `processor_us`, the median processor time of a run, all threads together; if runs were
+            interrupted, `interrupted`, their share, `wall_us`, the median wall time of a run, and
+            `processor_share`, the share of the wall time for which the busiest thread had a processor.
+        """
+        runs = self._runs
+        conditions = {"processor_us": round(statistics.median(run.processor_us for run in runs), 3)}
+        interrupted = sum(run.interrupted for run in runs)
+        if interrupted:
+            wall_us = sum(run.wall_us for run in runs)
+            conditions["interrupted"] = round(interrupted / len(runs), 3)
+            conditions["wall_us"] = round(statistics.median(run.wall_us for run in runs), 3)
+            conditions["processor_share"] = round(min(1.0, sum(run.run_us for run in runs) / wall_us), 3)
+        return conditions
 
 
 class _HostMemory:
@@ -131,13 +155,15 @@ class CpuRunner(Runner):
             return self._stopwatch.time_us(lambda: kernel(*arguments))
 
         self._machine.begin()
+        self._stopwatch.begin()
         samples = collect(
             launches.wrap(sample_us),
             self.protocol_for(task),
             abort_above_us=None if task.thorough else abort_above_us,
         )
         measured = time.perf_counter()
-        conditions = self._machine.conditions(reference=task.thorough)
+        conditions = self._stopwatch.conditions()
+        conditions = {**conditions, **self._machine.conditions(reference=task.thorough)}
         again, wrong = (worst, None) if samples.hopeless else launches.verify()
         wrong = wrong or memory.misuse(launches.inputs_of())
         if threading.active_count() > threads:

@@ -1,16 +1,22 @@
-"""State of this machine while it measures: load of other programs, and drift of a reference kernel."""
+"""State of this machine while it measures: load of other programs, and drift of a reference kernel.
+
+On a busy machine the wall time of a run includes the time in which its threads waited for a processor.
+`ThreadClocks` reads both that waiting and the processor time of every thread, and `RunTimes.run_us` is the time
+that the run would have taken without it (docs/decisions/0077-processor-time-on-a-busy-machine.md).
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunebench._lazy import np
 
-__all__ = ["BUSY", "MachineState"]
+__all__ = ["BUSY", "MachineState", "RunTimes", "ThreadClocks", "busy_elsewhere", "spin_only_if_idle"]
 
 BUSY = 0.1
 """Share of all processors above which the load of other programs is recorded, since it distorts times."""
@@ -26,6 +32,149 @@ _WITHOUT_GUESTS = 8
 
 _REFERENCE_ELEMENTS = 1 << 15
 _REFERENCE_RUNS = 5
+
+_TOLERATED_WAIT = 0.05
+"""Share of a run that its threads may wait for a processor; the wall time of such a run is its time."""
+_TOLERATED_WAIT_US = 20.0
+"""Time that they may wait beyond that share, in microseconds: the start of threads on an idle machine."""
+
+_TASKS = "/proc/self/task"
+# Bound before any kernel could replace them.
+_clock_ns, _process_ns = time.clock_gettime_ns, time.process_time_ns
+_list_folder, _open, _read, _close = os.listdir, os.open, os.read, os.close
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """Times of one run of a kernel.
+
+    Attributes:
+        wall_us: Wall time.
+        busiest_us: Longest processor time of a thread, and at least the processor time of all threads over the
+            number of processors.
+        processor_us: Processor time of all threads.
+        waited_us: Time that all threads together waited for a processor that another thread used.
+    """
+
+    wall_us: float
+    busiest_us: float
+    processor_us: float
+    waited_us: float
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether threads waited for a processor longer than they do on an idle machine."""
+        return self.waited_us > _TOLERATED_WAIT * self.wall_us + _TOLERATED_WAIT_US
+
+    @property
+    def run_us(self) -> float:
+        """Time of the run with a free processor for each thread, in microseconds.
+
+        No more is subtracted from the wall time than the threads waited for a processor, so that a run that
+        sleeps or leaves its work to another process gains nothing. The result is at least the processor time
+        of the busiest thread, so that threads that only wait gain nothing either.
+        """
+        if not self.interrupted:
+            return self.wall_us
+        return min(self.wall_us, max(self.busiest_us, self.wall_us - self.waited_us))
+
+
+class ThreadClocks:
+    """Processor time, and time spent waiting for a processor, of all threads of this process.
+
+    Args:
+        processors: Number of processors that this process may use.
+    """
+
+    def __init__(self, processors: int) -> None:
+        self._processors = processors
+
+    def times(self, run: Callable[[], object], now_ns: Callable[[], int]) -> RunTimes:
+        """Run a function once and return its times.
+
+        Args:
+            run: The function.
+            now_ns: The wall clock, in nanoseconds.
+        """
+        threads = _threads()
+        waited_ns, processor_ns, clocks_ns = _waited_ns(threads), _process_ns(), _clocks_ns(threads)
+        start_ns = now_ns()
+        run()
+        wall_ns = now_ns() - start_ns
+        spent_ns = [
+            after_ns - before_ns
+            for before_ns, after_ns in zip(clocks_ns, _clocks_ns(threads), strict=True)
+            if after_ns  # 0: the thread has ended
+        ]
+        processor_ns = _process_ns() - processor_ns
+        started = [thread for thread in _threads() if thread not in threads]
+        spent_ns += _clocks_ns(started)
+        waited_ns = _waited_ns([*threads, *started]) - waited_ns
+        return RunTimes(
+            wall_us=wall_ns / 1e3,
+            busiest_us=max(processor_ns / self._processors, *spent_ns, 0) / 1e3,
+            processor_us=processor_ns / 1e3,
+            waited_us=max(0, waited_ns) / 1e3,
+        )
+
+
+def _threads() -> list[int]:
+    """Return the system's numbers of the threads of this process; empty if the system does not list them."""
+    try:
+        return [int(name) for name in _list_folder(_TASKS)]
+    except OSError:
+        return []
+
+
+def _clocks_ns(threads: list[int]) -> list[int]:
+    """Return the processor time of each thread, in nanoseconds; 0 of a thread that has ended."""
+    return [_thread_clock_ns(thread) for thread in threads]
+
+
+def _thread_clock_ns(thread: int) -> int:
+    try:
+        return _clock_ns(
+            (~thread << 3) | 6
+        )  # Source: pthread_getcpuclockid of glibc: CPUCLOCK_SCHED, one thread
+    except OSError:
+        return 0
+
+
+def _waited_ns(threads: list[int]) -> int:
+    """Return how long threads waited for a processor since they started, in nanoseconds; 0 if unknown."""
+    total_ns = 0
+    for thread in threads:
+        try:
+            file = _open(f"{_TASKS}/{thread}/schedstat", os.O_RDONLY)
+        except OSError:  # the thread has ended, or the kernel does not count
+            continue
+        try:
+            # Source: Documentation/scheduler/sched-stats.rst: time running, time waiting, number of slices.
+            total_ns += int(_read(file, 64).split()[1])
+        finally:
+            _close(file)
+    return total_ns
+
+
+def busy_elsewhere(seconds: float = _SHORTEST_S) -> float:
+    """Return the share of all processors that other programs use, 0 to 1; 0 if it is unknown.
+
+    Args:
+        seconds: Time over which it is measured.
+    """
+    began, used_s = time.monotonic(), _used_elsewhere_s()
+    time.sleep(seconds)
+    return _share(used_s, _used_elsewhere_s(), time.monotonic() - began)
+
+
+def spin_only_if_idle() -> None:
+    """Let the threads of OpenMP sleep while they wait for one another, if other programs use the processors.
+
+    A thread that spins takes the processor from the thread that it waits for, and its processor time says
+    nothing about the kernel. Call this before OpenMP is loaded; a policy in the environment is kept.
+    """
+    if busy_elsewhere() > BUSY:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 class MachineState:
@@ -55,15 +204,21 @@ class MachineState:
             `reference_us`, the shortest time of the reference kernel, in microseconds.
         """
         found: dict[str, Any] = {}
-        wall_s, used_s = time.monotonic() - self._began, _used_elsewhere_s()
-        if self._used_s is not None and used_s is not None and wall_s >= _SHORTEST_S:
-            share = (used_s - self._used_s) / (wall_s * (os.cpu_count() or 1))
-            if share > BUSY:
-                found["busy_elsewhere"] = round(min(share, 1.0), 2)
+        wall_s = time.monotonic() - self._began
+        share = _share(self._used_s, _used_elsewhere_s(), wall_s) if wall_s >= _SHORTEST_S else 0.0
+        if share > BUSY:
+            found["busy_elsewhere"] = round(share, 2)
         if reference:
             runs = range(_REFERENCE_RUNS)
             found["reference_us"] = min(self._time_us(lambda: np.cumsum(self._values)) for _ in runs)
         return found
+
+
+def _share(before_s: float | None, after_s: float | None, wall_s: float) -> float:
+    """Return the share of all processors that two readings of their use differ by; 0 if one is unknown."""
+    if before_s is None or after_s is None:
+        return 0.0
+    return min(1.0, max(0.0, (after_s - before_s) / (wall_s * (os.cpu_count() or 1))))
 
 
 def _used_elsewhere_s() -> float | None:

@@ -20,6 +20,7 @@ from tunebench.errors import describe_error
 from tunebench.fault import DeviceLost, LaunchRefused, environment_fault
 from tunebench.kernels import preload
 from tunebench.measure._blas import in_one_thread
+from tunebench.measure.machine import spin_only_if_idle
 from tunebench.measure.originals import Originals
 from tunebench.measure.runner import Runner
 from tunebench.measure.timing import Protocol
@@ -67,6 +68,7 @@ def _build(setup: Setup) -> Runner:
     if setup.runner == "cpu":
         from tunebench.measure.cpu import CpuRunner
 
+        spin_only_if_idle()
         return CpuRunner(setup.protocol, setup.device)
     if setup.runner == "cuda":
         from tunebench.measure.cuda import CudaRunner

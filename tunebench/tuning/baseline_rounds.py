@@ -11,6 +11,7 @@ from tunebench.executor import ExecutorClosed, FunctionCaller, WorkerLost
 from tunebench.executor.process import ProcessStage
 from tunebench.kernels import loaded_files, preload
 from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines
+from tunebench.measure.machine import spin_only_if_idle
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 
@@ -88,5 +89,10 @@ class BaselineRounds:
 def stage() -> ProcessStage:
     """Return the process stage that times all baselines once."""
     return ProcessStage(
-        function=measure_baselines, start=preload, start_arguments=(loaded_files(),), timeout_s=TIMEOUT_S
+        function=measure_baselines, start=_start, start_arguments=(loaded_files(),), timeout_s=TIMEOUT_S
     )
+
+
+def _start(files: tuple[str, ...]) -> None:
+    spin_only_if_idle()
+    preload(files)

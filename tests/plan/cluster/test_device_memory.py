@@ -81,6 +81,7 @@ def test_activations_are_those_of_the_simulated_schedule(pipeline: int, chunks: 
     assert peak <= memory.activations <= 1.02 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SPLIT_SCHEDULES)
 @pytest.mark.parametrize(("pipeline", "microbatch"), [(2, 1), (4, 1), (4, 2), (3, 2), (4, 16)])
 @pytest.mark.parametrize("weights_us", [0.5, 1.0, 3.0])
@@ -151,6 +152,7 @@ def test_gathered_keys_and_values_need_memory_while_a_layer_needs_them() -> None
 MACHINES = ("8 x l4, 4 a node, net-100, 12GB", "4 x l4, host 64GB 100, nvme 1TB 6/4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("fp8", ["none", "delayed"])
 def test_memory_of_many_plans_is_that_of_each(machine: str, fp8: Fp8) -> None:

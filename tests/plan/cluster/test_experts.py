@@ -87,6 +87,7 @@ def test_a_token_has_the_products_of_its_experts(stack: str) -> None:
         assert inner == 2 * 512 * 3 * 512 * (2 * sizes.ffn + shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fp8", ["none", "current"])
 def test_step_equals_that_of_predict_step(fp8: Fp8) -> None:
     job = replace(JOB, fp8=fp8)
@@ -125,6 +126,7 @@ def test_experts_in_fp8_have_products_of_their_own(fp8: Fp8, small: int) -> None
     assert sum(each.count for each in loops) - 12 == small * 2 * 2 * 2
 
 
+@pytest.mark.slow
 def test_the_best_plan_is_the_fastest_that_fits() -> None:
     search = ClusterSearch(
         JOB, MACHINE, fixed={"chunks": "1", "flash": "yes", "context": "1", "microbatch": "2"}

@@ -14,6 +14,7 @@ MACHINE = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
 FIXED = {"tensor": "1", "recompute": "none", "schedule": "1f1b|zb-h1"}
 
 
+@pytest.mark.slow
 def test_cost_front_is_that_of_all_plans() -> None:
     search = ClusterSearch(JOB, MACHINE, objective="cost", fixed=FIXED)
     fitting = [each for each in map(search.priced, search.plans) if each.fits]

@@ -23,6 +23,7 @@ MIXED = MixedCluster.parse("2 x l4 + 2 x a100-80-sxm, 2 a node, net-200, 12GB")
 FIXED = {"flash": "yes", "sharding": "none", "sequence_parallel": "no"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["12GB", "4GB"])
 def test_best_plan_is_that_of_all_plans_and_divisions(memory: str) -> None:
     machine = MixedCluster.parse(f"2 x l4 + 2 x a100-80-sxm, 2 a node, net-200, {memory}")
@@ -45,6 +46,7 @@ def test_best_plan_is_that_of_all_plans_and_divisions(memory: str) -> None:
     assert sum(best.mixed.stage_layers) == JOB.network.layers
 
 
+@pytest.mark.slow
 def test_faster_products_get_more_layers() -> None:
     answer = plan_mixed(JOB, MIXED, fixed=FIXED)
     best = answer.best[0]
@@ -58,6 +60,7 @@ def test_faster_products_get_more_layers() -> None:
     assert all(alone is not None for alone in answer.alone)
 
 
+@pytest.mark.slow
 def test_equal_products_have_the_step_and_memory_of_one_cluster() -> None:
     job = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
     mixed = MixedSearch(job, MixedCluster.parse("2 x l4 + 2 x l4, 2 a node, net-200"), fixed=FIXED)
@@ -70,6 +73,7 @@ def test_equal_products_have_the_step_and_memory_of_one_cluster() -> None:
         assert found.mfu == pytest.approx(expected.mfu)
 
 
+@pytest.mark.slow
 def test_three_groups_and_more_stages_than_layers() -> None:
     machine = MixedCluster.parse("1 x l4 + 1 x a100-80-sxm + 1 x h100-sxm, 1 a node, net-100, $1")
     best = plan_mixed(JOB, machine, fixed=FIXED, reasons=False).best[0]

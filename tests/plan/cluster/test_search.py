@@ -27,6 +27,7 @@ JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
 MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
     fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
@@ -58,6 +59,7 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> No
     assert 0 < proof.simulated < len(fitting)
 
 
+@pytest.mark.slow
 def test_lowest_cost_may_use_fewer_nodes() -> None:
     machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
     cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]
@@ -107,6 +109,7 @@ def test_nothing_fits_names_the_least_memory() -> None:
     assert answer.shares == {}
 
 
+@pytest.mark.slow
 def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
     answer = plan_training(JOB, MACHINE, top=2)
     assert answer.best is not None

@@ -125,6 +125,7 @@ def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
 SMALL = TrainingJob(network=network("gpt2"), batch=8, seq=512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job", [SMALL, replace(SMALL, gradient_overlap=False, cuda_graphs=True), replace(SMALL, seq=1024)]
 )

@@ -132,6 +132,7 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
         TrainingCluster.read(path)
 
 
+@pytest.mark.slow
 def test_faster_storage_is_a_gain() -> None:
     answer = plan_training(JOB, MACHINE, fixed={"states": "nvme", "tensor": "1", "pipeline": "1"}, top=1)
     assert answer.best is not None
@@ -170,6 +171,7 @@ def test_file_and_text_describe_the_same_storage(tmp_path: Path) -> None:
 STAGES = ClusterSearch(JOB, MACHINE, fixed={"tensor": "1", "flash": "yes", "pipeline": "2"})
 
 
+@pytest.mark.slow
 def test_best_plans_of_a_pipeline_with_storage_are_those_of_all_plans() -> None:
     found = STAGES.run(3, front=False)
     every = [STAGES.priced(plan) for plan in STAGES.plans]
@@ -198,6 +200,7 @@ def test_stages_store_their_layers() -> None:
     assert device.memory.activations - stage.memory.activations == on_last
 
 
+@pytest.mark.slow
 def test_nodes_of_different_products_use_storage() -> None:
     text = "1 x l4 + 1 x a100-80-sxm, host 64GB 100, 6GB"
     job = replace(JOB, batch=4)

@@ -100,6 +100,7 @@ def test_a_page_has_a_title_on_each_bar_and_nothing_from_a_network(tmp_path: Pat
     assert not re.search(r"<script|<link|<img|@import|url\(http|(src|href)=\"http", page)
 
 
+@pytest.mark.slow
 def test_images_have_the_format_of_their_suffix(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     from tunebench.plan.pipeline.plot import draw

@@ -361,6 +361,7 @@ def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
             catalogue._look()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "path", "status"),
     [
