@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -47,6 +48,7 @@ def test_ci_runs_test_command_of_readme() -> None:
     assert command in CI.splitlines()
 
 
+@functools.cache  # nox warns if a session is registered twice
 def load_noxfile() -> Any:
     spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
     assert spec is not None
