@@ -5,6 +5,7 @@ TunebenchError                 1  base class; catch this to catch all
 │   ├── UnknownName            2  a workload, variant, device, sampler … that does not exist
 │   ├── ConfigError            2  a configuration outside its space
 │   ├── EnvironmentFault       2  a disk, memory, a folder or a compiler failed, not a kernel
+│   ├── NoCompiler             6  the compiler of every variant for a workload is missing or does not work
 │   └── VariantError           2  the code of a variant failed, or returned something else
 ├── LookupMiss                 3  no result is known for this workload on this device
 ├── DatabaseError              4  the database cannot be read or written
@@ -12,6 +13,7 @@ TunebenchError                 1  base class; catch this to catch all
 ├── DeviceError                5  the device is absent or refuses
 │   └── ClusterLost            5  the measuring cluster cannot be reached, or its workers are gone
 ├── MissingDependency          6  an optional dependency is not installed
+│   └── BrokenDependency       6  an optional dependency is installed, but does not work
 ├── RankFailed                 1  a process of a pipeline raised, was killed, or did not answer in time
 ├── TaskUnreadable             1  a task or its result cannot be passed between processes
 └── WorkerUnusable             1  no worker process starts
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
+    "BrokenDependency",
     "ClusterLost",
     "ConfigError",
     "DatabaseError",
@@ -39,6 +42,7 @@ __all__ = [
     "InputError",
     "LookupMiss",
     "MissingDependency",
+    "NoCompiler",
     "RankFailed",
     "SchemaError",
     "TaskUnreadable",
@@ -115,6 +119,12 @@ class WorkerUnusable(TunebenchError):
     """No worker process starts."""
 
 
+class NoCompiler(InputError):
+    """The compiler of every variant that could do a workload is missing or does not work."""
+
+    exit_code = 6
+
+
 class EnvironmentFault(InputError):
     """Something other than the kernel failed: a disk, memory, a folder, a compiler that is not installed."""
 
@@ -159,8 +169,26 @@ class MissingDependency(TunebenchError):
         super().__init__(f"{package} is not installed; run: {install_command(extra)}")
         self.package, self.extra = package, extra
 
-    def __reduce__(self) -> tuple[type[MissingDependency], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[MissingDependency], tuple[str, ...]]:
         return (MissingDependency, (self.package, self.extra))
+
+
+class BrokenDependency(MissingDependency):
+    """An optional dependency is installed, but cannot be used.
+
+    Args:
+        package: The package, with its version.
+        extra: The extra of tunebench that installs it.
+        fault: What it does instead, and with which other versions.
+        remedy: What to do.
+    """
+
+    def __init__(self, package: str, extra: str, fault: str, remedy: str) -> None:
+        TunebenchError.__init__(self, f"{package} {fault}; {remedy}")
+        self.package, self.extra, self._fault, self._remedy = package, extra, fault, remedy
+
+    def __reduce__(self) -> tuple[type[MissingDependency], tuple[str, ...]]:
+        return (BrokenDependency, (self.package, self.extra, self._fault, self._remedy))
 
 
 def install_command(extra: str) -> str:

@@ -14,9 +14,14 @@ __device__ __forceinline__ void load_rows(u32 (&registers)[4], const u8* tile, i
            (along % Tile::LINE * Tile::SIZE ^ line % 8 * 16);
   };
   if constexpr (Tile::ALONG_X && Tile::SIZE == 4) {  // ldmatrix cannot transpose words
+    // Row 8 r and line 4 r' of the four change one bit of the permuted offset each, since `x` is a multiple of 16 and `k`
+    // of 8. Four calls of `place` take so many registers that ptxas 13.0 spills.
+    const u8* const lines = tile + (row + lane / 4) / Tile::LINE * Tile::PANEL_PITCH + (k + lane % 4) * Tile::LINE_BYTES;
+    const int along = (row + lane / 4) % Tile::LINE * Tile::SIZE ^ lane % 4 * 16;
 #pragma unroll
     for (int r = 0; r < 4; ++r)
-      registers[r] = *reinterpret_cast<const u32*>(place(row + lane / 4 + r % 2 * 8, k + lane % 4 + r / 2 * 4));
+      registers[r] =
+          *reinterpret_cast<const u32*>(lines + r / 2 * 4 * Tile::LINE_BYTES + (along ^ r % 2 * 32 ^ r / 2 * 64));
   } else if constexpr (Tile::ALONG_X) {
     // Lanes 8 i to 8 i + 7 pass the lines of matrix i: its rows are 8 (i % 2) after the first, its K 8 (i / 2).
     ldmatrix_x4_trans(registers, place(row + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8));

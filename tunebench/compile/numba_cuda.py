@@ -6,7 +6,9 @@ call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Literal
 
@@ -15,9 +17,9 @@ from tunebench.binary.cubin import read_cubin, resources, spills
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.errors import MissingDependency
+from tunebench.errors import BrokenDependency, MissingDependency, describe_error
 from tunebench.space import Config
-from tunebench.variant import Argument, NumbaCudaVariant, Scalar, TensorMap
+from tunebench.variant import OLDEST_CC, Argument, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor, Workload
 
 __all__ = [
@@ -26,7 +28,19 @@ __all__ = [
     "key_numba_cuda",
     "numba_cuda_versions",
     "ptx_of_numba_cuda",
+    "require_numba_cuda",
 ]
+
+_INCOMPATIBLE = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What packages raise that were written for other versions of one another."""
 
 
 @functools.cache
@@ -35,21 +49,86 @@ def numba_cuda_versions() -> str:
 
     Raises:
         MissingDependency: One of them is not installed.
+        BrokenDependency: Their versions do not work together.
     """
     try:
-        import numba.cuda
+        # Without the package numba-cuda, numba provides an older module that lacks LTO-IR output.
+        compiler = metadata.version("numba-cuda")
+        with _numpy_names_of_numba_cuda():
+            import numba.cuda
         from cuda.bindings import nvjitlink
 
         linker = ".".join(map(str, nvjitlink.version()))
-        # Without the package numba-cuda, numba provides an older module that lacks LTO-IR output.
-        compiler = metadata.version("numba-cuda")
-    except (ImportError, RuntimeError) as error:
+    except (ModuleNotFoundError, RuntimeError) as error:  # nvJitLink is loaded at its first use
         raise MissingDependency("numba-cuda or nvJitLink", "cuda") from error
+    except _INCOMPATIBLE as error:
+        raise _broken(error) from error
     try:
         nvvm = metadata.version("nvidia-nvvm")
     except metadata.PackageNotFoundError:
         nvvm = "of the toolkit"
     return f"numba {numba.__version__}, numba-cuda {compiler}, nvvm {nvvm}, nvjitlink {linker}"
+
+
+@functools.cache
+def require_numba_cuda() -> None:
+    """Compile and link a kernel of one line, with every package that a kernel needs.
+
+    Installed packages may not fit one another: numba-cuda limits the versions of numba and numpy only from
+    below.
+
+    Raises:
+        MissingDependency: One of the packages is not installed.
+        BrokenDependency: Their versions do not work together.
+    """
+    numba_cuda_versions()
+    from numba import cuda, types
+    from numba.core.errors import NumbaError
+
+    def store(values: Any) -> None:
+        values[0] = 1
+
+    signature = types.void(types.Array(types.float32, 1, "C"))
+    try:
+        with _numpy_names_of_numba_cuda():
+            code, _ = cuda.compile(store, signature, device=False, abi="numba", cc=OLDEST_CC, output="ltoir")
+        _link(code, "sm_{}{}".format(*OLDEST_CC))
+    except (CompileError, NumbaError, *_INCOMPATIBLE) as error:
+        raise _broken(error) from error
+
+
+@contextlib.contextmanager
+def _numpy_names_of_numba_cuda() -> Iterator[None]:
+    """Let numba-cuda find `numpy.row_stack` while it is imported.
+
+    numba-cuda 0.30 registers an implementation of it, but NumPy 2.5 has no such function. The name is removed
+    again, so that programs and kernels do not see it.
+    """
+    import numpy
+
+    def row_stack(*_: Any) -> None:
+        raise NotImplementedError("NumPy 2.5 and later have no row_stack")
+
+    absent = not hasattr(numpy, "row_stack")
+    if absent:
+        vars(numpy)["row_stack"] = row_stack
+    try:
+        yield
+    finally:
+        if absent:
+            del vars(numpy)["row_stack"]
+
+
+def _broken(error: Exception) -> BrokenDependency:
+    """Return the error that names the packages which do not work together, and what to install."""
+    numpy, numba = metadata.version("numpy"), metadata.version("numba")
+    series = ".".join(numpy.split(".")[:2])
+    return BrokenDependency(
+        f"numba-cuda {metadata.version('numba-cuda')}",
+        "cuda",
+        f"does not work with numba {numba} and numpy {numpy} ({describe_error(error)})",
+        f"run: pip install --upgrade numba-cuda numba; without a newer version: pip install 'numpy<{series}'",
+    )
 
 
 def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
@@ -129,8 +208,9 @@ def compile_numba_cuda(
 
     Raises:
         CompileError: Numba or the linker failed; the message is shortened.
-        MissingDependency: Numba-CUDA or its linker is not installed.
+        MissingDependency: Numba-CUDA or its linker is not installed, or does not work.
     """
+    require_numba_cuda()
     key = key_numba_cuda(variant, workload, config, device)
     cubin, log = _link(_compile(variant, workload, config, device, "ltoir"), device.architecture)
     symbols = tuple(read_cubin(cubin)) * len(variant.launches(workload, config))
@@ -157,9 +237,9 @@ def ptx_of_numba_cuda(
 
     Raises:
         CompileError: Numba rejected the kernel.
-        MissingDependency: Numba-CUDA or its linker is not installed.
+        MissingDependency: Numba-CUDA or its linker is not installed, or does not work.
     """
-    numba_cuda_versions()
+    require_numba_cuda()
     ptx: str = _compile(variant, workload, config, device, "ptx")
     return ptx
 
@@ -175,9 +255,10 @@ def _compile(
     from numba import cuda
     from numba.core.errors import NumbaError
 
+    kernel = variant.kernel(workload, config)
     try:
         code, _ = cuda.compile(
-            variant.kernel(workload, config),
+            kernel,
             _signature(variant, workload, config),
             device=False,
             abi="numba",
@@ -185,7 +266,10 @@ def _compile(
             output=output,
             launch_bounds=_threads(variant, workload, config),
         )
-    except NumbaError as error:
+    except (
+        NumbaError,
+        AttributeError,
+    ) as error:  # AttributeError: what numba-cuda lacks of an installed numpy
         raise CompileError(f"numba-cuda: {str(error).strip()[:2000]}") from error
     return code
 

@@ -11,14 +11,19 @@ from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import resources, spills
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device
-from tunebench.errors import MissingDependency
+from tunebench.errors import BrokenDependency, MissingDependency, install_command
 from tunebench.space import Config
-from tunebench.variant import CudaVariant, strip_comments
+from tunebench.variant import OLDEST_CC, CudaVariant, strip_comments
 from tunebench.workload import Workload
 
-__all__ = ["compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda"]
+__all__ = ["compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda", "require_nvrtc"]
 
-_FLAGS = ("--std=c++17", "--ptxas-options=-v")
+_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+"""Options of NVRTC besides the target.
+
+NVRTC 13.0 rejects generic lambdas as host code, unless code without an annotation is for the device. Later
+versions generate the same machine code with and without this option.
+"""
 _MOST_ERRORS = 5
 
 
@@ -41,6 +46,23 @@ def nvrtc_version() -> str:
         package = ""
     # The package's version has a build number, but counts only if the package is the library that was loaded.
     return package if package.startswith(f"{major}.{minor}.") else f"{major}.{minor}"
+
+
+@functools.cache
+def require_nvrtc() -> None:
+    """Compile a kernel of one line, which loads every library that NVRTC needs.
+
+    Raises:
+        MissingDependency: NVRTC or its bindings are not installed.
+        BrokenDependency: NVRTC is installed, but fails.
+    """
+    version = nvrtc_version()
+    kernel, target = "__global__ void store(float* value) { *value = 1; }", "sm_{}{}".format(*OLDEST_CC)
+    try:
+        _compile(kernel, ("store",), target)
+    except CompileError as error:
+        remedy = f"reinstall it: {install_command('cuda')} --force-reinstall"
+        raise BrokenDependency(f"NVRTC {version}", "cuda", f"fails: {error}", remedy) from error
 
 
 def key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:

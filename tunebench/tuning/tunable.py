@@ -12,7 +12,7 @@ from tunebench import device as devices
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
 from tunebench.device import Device
-from tunebench.errors import ConfigError, InputError, MissingDependency, UnknownName, VariantError
+from tunebench.errors import ConfigError, InputError, NoCompiler, UnknownName, VariantError
 from tunebench.forecast import interval_us, least_us, predict_us
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
@@ -105,7 +105,8 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
     Raises:
         UnknownName: if there is no such device.
         InputError: if it is a CPU other than this machine's.
-        MissingDependency: if it is a GPU of this machine and its Python packages are not installed.
+        NoCompiler: if it is a GPU of this machine, and NVRTC is not installed.
+        MissingDependency: if it is a GPU of this machine, and cuda.core is not installed.
     """
     found = device if isinstance(device, Device) else devices.find(device)
     if found.kind == "cpu":
@@ -118,7 +119,7 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
         return TuningTarget(device=found, runner="offline")
     reason = unavailable("cuda")
     if reason is not None:
-        raise MissingDependency(f"a GPU is here ({found.name}), but {reason}", "cuda")
+        raise NoCompiler(f"this machine has a GPU ({found.name}), but {reason}")
     require_cuda_core()
     return TuningTarget(device=found, runner="cuda")
 
@@ -146,6 +147,7 @@ def find_variants(
     Raises:
         UnknownName: if a name is of no variant of the operator.
         InputError: if no variant supports the workload, with the reason for each.
+        NoCompiler: if those that do cannot be compiled here.
     """
     reason = unsuitable(device) or exceeds_memory(workload, device)
     if reason is not None:
@@ -157,11 +159,13 @@ def find_variants(
     chosen = [v for v in known.values() if not names or v.name in names or v.key in names]
     found: list[TunableVariant] = []
     skipped: dict[str, str] = {}
+    failure: type[InputError] = InputError
     for variant in chosen:
         try:
             reason = variant.refuses(workload, device)
             if reason is None and compilable:
                 reason = unavailable(variant.language)
+                failure = failure if reason is None else NoCompiler
             if reason is None:
                 tunable = _tunable(variant, workload, device, cache)
                 if tunable is not None:
@@ -173,8 +177,8 @@ def find_variants(
             reason = str(error)
         skipped[variant.key] = reason
     if not found:
-        reasons = "; ".join(skipped.values()) or f"{workload.operator} has no variants"
-        raise InputError(f"no variant can do {workload} on {device.name}: {reasons}")
+        reasons = "; ".join(dict.fromkeys(skipped.values())) or f"{workload.operator} has no variants"
+        raise failure(f"no variant can do {workload} on {device.name}: {reasons}")
     return found, skipped
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunebench.db.record import Record
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError, NoCompiler, UnknownName
 from tunebench.kernels import variants
 from tunebench.tuning.budget_scheduler import TaskState
 from tunebench.tuning.plan import Plan
@@ -133,7 +133,9 @@ def find_any(
     Raises:
         UnknownName: if a name is of no variant of any workload.
         InputError: if no variant supports any of the workloads.
+        NoCompiler: likewise, and some variant only lacks its compiler.
     """
+    failure: type[InputError] = InputError
     known = {name: None for one in workloads for name in _variant_names(one.workload)}
     for variant in names:
         if variant not in known:
@@ -144,9 +146,10 @@ def find_any(
             one.find_variants(target, plan, [n for n in names if n in own], compilable=compilable)
         except InputError as error:
             one.refused = str(error)
+            failure = NoCompiler if isinstance(error, NoCompiler) else failure
         one.variants.sort(key=lambda found: found.predicted_us(found.fastest()))
     if not any(one.variants for one in workloads):
-        raise InputError(f"nothing of {name} can be tuned: {workloads[0].refused}")
+        raise failure(f"nothing of {name} can be tuned: {workloads[0].refused}")
 
 
 def _variant_names(workload: Workload) -> list[str]:
