@@ -328,8 +328,8 @@ class Browser(Reader):
             pair: Device id and workload of the runs; None for all.
             workload: Canonical text of the workload; None for all.
             device_ids: Ids of the devices; None for all.
-            state: ``"tuned"`` for runs of `tune`, ``"finished"`` for those that ended with a time, ``"failed"``
-                for those that ended without one, ``"imported"``, or empty for all.
+            state: ``"tuned"`` for runs of `tune`, ``"finished"`` for those that ended with a time,
+                ``"failed"`` for those that ended without one, ``"imported"``, or empty for all.
             limit: Most runs.
         """
         query = _runs().order_by(_run.c.started_at.desc(), _run.c.id.desc()).limit(limit)
