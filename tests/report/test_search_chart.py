@@ -99,6 +99,20 @@ def test_slower_trials_are_marked_at_the_edge_and_aborted_ones_are_no_best() -> 
     assert "best so far: 10 us" in near
 
 
+def test_of_many_lines_the_whole_range_labels_those_outside_of_the_near_panel() -> None:
+    lines = [
+        TimeLine(style="library", label=name, us=us)
+        for name, us in zip("abcdef", range(10, 70, 10), strict=True)
+    ]
+    near, whole = panels(search_chart([point(1, 10.0, mark="served")], lines, trials=1, name="Times"))
+    labels = re.findall(r"<tspan x=\S+>(\w+)</tspan>", whole)
+    assert labels == ["f", "e", "d", "c", "served"]
+    assert "<title>f: 60 us</title>" in whole
+    assert "↑ f" in near
+    few = panels(search_chart([point(1, 10.0)], lines[:4], trials=1, name="Times"))[1]
+    assert re.findall(r"<tspan x=\S+>(\w+)</tspan>", few) == ["d", "c", "b", "a"]
+
+
 @pytest.mark.parametrize("lines", [(), (TimeLine(style="bound", label="bound", us=5.0),)])
 def test_one_trial_has_a_chart_without_or_with_a_bound(lines: tuple[TimeLine, ...]) -> None:
     chart = search_chart([point(1, 5.0)], lines, trials=1, name="<b>")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tunebench._figure import duration, significant
 from tunebench._version import __version__
 from tunebench.report.style import script, style_sheet
+from tunebench.report.unit import ColumnUnit, unit_of
 from tunebench.space import Config
 
 __all__ = [
@@ -56,23 +57,50 @@ def page(title: str, body: str) -> str:
 def data_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a sortable table; a column whose header starts with ``>`` is aligned right.
 
+    Times of a column, from `time_cell`, have one unit, which its header names.
+
     Args:
         columns: Headers as plain text.
         rows: Cells as HTML: the caller escapes them. A cell with a ``<data>`` element is sorted by its value.
     """
+    rows = [list(row) for row in rows]
+    units = [_unit(cells) for cells in zip(*rows, strict=True)] if rows else [None] * len(columns)
+    columns = [
+        column if unit is None else f"{column}, {unit.name}"
+        for column, unit in zip(columns, units, strict=True)
+    ]
     right = [' class="right"' if column.startswith(">") else "" for column in columns]
     head = "".join(
         f'<th scope="col"{style}><button type="button">{safe(column.lstrip(">"))}</button></th>'
         for column, style in zip(columns, right, strict=True)
     )
     body = "".join(
-        "<tr>" + "".join(f"<td{style}>{cell}</td>" for cell, style in zip(row, right, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(
+            f"<td{style}>{_in_unit(cell, unit)}</td>"
+            for cell, style, unit in zip(row, right, units, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _unit(cells: Sequence[object]) -> ColumnUnit | None:
+    """Return the unit of a column of times; None for other columns."""
+    filled = [cell for cell in cells if cell]
+    times = [cell.us for cell in filled if isinstance(cell, _TimeCell)]
+    return unit_of(times) if times and len(times) == len(filled) else None
+
+
+def _in_unit(cell: object, unit: ColumnUnit | None) -> object:
+    """Return a cell; a time in the unit of its column."""
+    if unit is None or not isinstance(cell, _TimeCell):
+        return cell
+    return f'<data value="{cell.us!r}">{unit.text(cell.us)}</data>'
 
 
 def tiles(facts: Mapping[str, str]) -> str:
@@ -113,9 +141,25 @@ def folded(title: str, content: str, *, opened: bool = False) -> str:
     return f"<details{' open' * opened}><summary>{safe(title)}</summary>{content}</details>"
 
 
+class _TimeCell(str):
+    """A time with its unit, as HTML, and its microseconds."""
+
+    __slots__ = ("us",)
+
+    def __new__(cls, us: float) -> _TimeCell:
+        cell = super().__new__(cls, f'<data value="{us!r}">{duration(us)}</data>')
+        cell.us = us
+        return cell
+
+    us: float
+
+
 def time_cell(us: float | None) -> str:
-    """Return a time with its unit, which sorts by its microseconds; empty without a time."""
-    return "" if us is None else f'<data value="{us!r}">{duration(us)}</data>'
+    """Return a time which sorts by its microseconds; empty without a time.
+
+    `data_table` shows the times of a column in one unit.
+    """
+    return "" if us is None else _TimeCell(us)
 
 
 def count_cell(number: int) -> str:

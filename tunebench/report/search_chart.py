@@ -37,6 +37,8 @@ NEAR, LEAST_NEAR = 2.0, 1.15
 """Most and least ratio of the upper end of the panel near the best to the best time, for the trials."""
 SLOWER, FASTER = 2.5, 1.5
 """Ratio of the slowest line that the panel includes to the best time, and of the best time to the fastest."""
+MOST_LINES = 4
+"""Most lines that are all labelled in the whole range; of more, those outside of the other."""
 SHARE = 0.75
 """Share of the trials that the panel near the best includes, within these limits."""
 BELOW = 0.1
@@ -198,13 +200,28 @@ def _panels(
         ("Near the best, linear", _panel(points, lines, curves, y=close, trials=trials, name=name)),
         (
             "Whole range, logarithmic",
-            _panel(points, lines, curves, y=whole, trials=trials, name=f"{name}, whole range", under=focus),
+            _panel(
+                points,
+                lines,
+                curves,
+                y=whole,
+                trials=trials,
+                name=f"{name}, whole range",
+                labelled=_most_apart(lines, near),
+                under=focus,
+            ),
         ),
     )
     drawn = "".join(
         f"<figure><figcaption>{caption}</figcaption>{panel}</figure>" for caption, panel in figures
     )
     return f'<div class="panels">{drawn}</div>'
+
+
+def _most_apart(lines: Sequence[TimeLine], near: tuple[float, float]) -> Sequence[TimeLine]:
+    """Return the lines to label in the whole range: of many, only those that the other panel cannot show."""
+    outside = [line for line in lines if not near[0] <= line.us <= near[1]]
+    return lines if len(lines) <= MOST_LINES else outside
 
 
 def _band(y: Axis, near: tuple[float, float]) -> str:
@@ -221,6 +238,7 @@ def _panel(
     y: Axis,
     trials: int,
     name: str,
+    labelled: Sequence[TimeLine] | None = None,
     under: str = "",
 ) -> str:
     box, x = PANEL, trial_axis(PANEL, trials)
@@ -234,7 +252,7 @@ def _panel(
     radius = RADIUS if len(points) < MANY else SMALL_RADIUS
     drawn += [_mark(point, x, y, radius) for point in inside]
     labels = place_labels(
-        list(_labels(points, lines, curves, y)),
+        list(_labels(points, lines if labelled is None else labelled, curves, y)),
         left=box.x_end + LEADER_PX,
         width=box.right - LEADER_PX - 2,
         top=2,

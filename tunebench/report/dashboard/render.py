@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -12,7 +14,7 @@ from tunebench._console import printable
 from tunebench._figure import duration, ratio, significant
 from tunebench._version import __version__
 from tunebench.outcome import first_error
-from tunebench.report.dashboard.unit import ColumnUnit, unit_of
+from tunebench.report.unit import ColumnUnit, unit_of
 
 if TYPE_CHECKING:  # importing a module needs no extra
     import jinja2
@@ -54,7 +56,7 @@ def _environment() -> jinja2.Environment:
     )
     found.filters |= {
         "us": _us,
-        "unit": unit_of,
+        "unit": _unit,
         "first_error": first_error,
         "ratio": _ratio,
         "share": lambda value: "" if value is None else f"{value:.0%}",
@@ -83,6 +85,12 @@ def _us(value: float | None, unit: ColumnUnit | None = None) -> str:
     if value is None:
         return ""
     return duration(value).replace(" us", " µs") if unit is None else unit.text(value)
+
+
+def _unit(times_us: Iterable[float | None]) -> ColumnUnit:
+    """Return the unit of a column of times in microseconds."""
+    unit = unit_of(times_us)
+    return replace(unit, name="µs") if unit.name == "us" else unit
 
 
 def _ratio(value: float | None) -> str:

@@ -11,7 +11,7 @@ from tunebench._figure import significant
 
 __all__ = ["ColumnUnit", "unit_of"]
 
-_UNITS = (("h", 3.6e9), ("min", 6e7), ("s", 1e6), ("ms", 1e3), ("µs", 1.0))
+_UNITS = (("h", 3.6e9), ("min", 6e7), ("s", 1e6), ("ms", 1e3), ("us", 1.0))
 """Units with their microseconds, the longest first."""
 _DIGITS = 4
 """Significant digits of the median of a column; its decimals are those of all its times."""
@@ -28,7 +28,7 @@ class ColumnUnit:
     def text(self, value_us: float) -> str:
         """Return a time without its unit; one that the decimals would round has three significant digits."""
         value = value_us / self.us
-        is_rounded = 0 < abs(value) < 10.0 ** (2 - self.decimals) and self.decimals > 0
+        is_rounded = 0 < abs(value) < 10.0 ** (2 - self.decimals)
         return significant(value, 3) if is_rounded else f"{value:,.{self.decimals}f}"
 
 
