@@ -447,10 +447,10 @@ def _limited(database: Database, connection: sa.Connection) -> Iterator[None]:
 
 
 def _has_failed() -> sa.ColumnElement[bool]:
-    """Return the condition of runs with a failure and without a time."""
+    """Return the condition of runs with a failure and without a time, new or known before."""
     of_run, kind = _measurement.c.run_id == _run.c.id, _measurement.c.kind
     timed = sa.exists().where(of_run, kind.in_(("measured", "predicted")))
-    return sa.exists().where(of_run, kind.in_(_FAILED)) & ~timed
+    return (_run.c.cached == 0) & sa.exists().where(of_run, kind.in_(_FAILED)) & ~timed
 
 
 def _is_winner() -> sa.ColumnElement[bool]:

@@ -284,7 +284,8 @@ class RunEntry:
         if self.sampler == "import":
             return "imported"
         if self.finished_at is not None:
-            return "failed" if self.progress.failed and self.progress.best_us is None else "finished"
+            has_time = self.progress.best_us is not None or self.cached > 0
+            return "failed" if self.progress.failed and not has_time else "finished"
         if is_dead(self.host):
             return "interrupted"
         newest = self.progress.newest_at or self.started_at

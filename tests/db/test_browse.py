@@ -87,20 +87,21 @@ def test_changes_name_the_workloads(db: str) -> None:
 
 def test_runs_without_a_time_have_failed(db: str) -> None:
     with open_store(db) as store:
-        runs = {name: begin(store) for name in ("timed", "failed", "empty", "pruned")}
+        runs = {name: begin(store) for name in ("timed", "failed", "empty", "pruned", "known")}
         store.record(key(1), result(4.0), run_id=runs["timed"])
         store.record(key(2), Result(outcome=CompileFailed(reason="first")), run_id=runs["timed"])
         for number, reason in ((3, "second"), (4, "third"), (5, "third")):
             store.record(key(number), Result(outcome=CompileFailed(reason=reason)), run_id=runs["failed"])
         store.record(key(6), Result(outcome=Pruned(bound_us=2.0, incumbent_us=1.0)), run_id=runs["pruned"])
-        for run in runs.values():
-            store.finish_run(run, RunSummary(wall_s=1.0))
+        store.record(key(7), Result(outcome=CompileFailed(reason="fourth")), run_id=runs["known"])
+        for name, run in runs.items():
+            store.finish_run(run, RunSummary(wall_s=1.0, cached=8 if name == "known" else 0))
     with open_browser(db) as browser:
         assert [run.id for run in browser.runs(state="failed")] == [runs["failed"]]
         assert runs["failed"] not in {run.id for run in browser.runs(state="finished")}
-        assert len(browser.runs(state="finished")) == 3
+        assert len(browser.runs(state="finished")) == 4
         found = browser.first_failures(list(runs.values()))
-        assert found == {runs["timed"]: "first", runs["failed"]: "second"}
+        assert found == {runs["timed"]: "first", runs["failed"]: "second", runs["known"]: "fourth"}
         failures = [(failure.reason, failure.count) for failure in browser.failures(runs["failed"])]
         assert failures == [("third", 2), ("second", 1)]
 

@@ -13,7 +13,7 @@ STATES = {
     "running": "measured or claimed a configuration within the last ten minutes",
     "silent": "has no end, and measured nothing within ten minutes; its machine is another one",
     "interrupted": "its process has ended before the search",
-    "failed": "has ended without a time: every configuration failed",
+    "failed": "has ended without a time, new or known before, and configurations failed",
     "finished": "has ended",
     "imported": "was imported from a file",
 }
