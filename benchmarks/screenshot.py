@@ -3,8 +3,8 @@
     python -m benchmarks.screenshot report.html docs/images/report-search.png --height 780
     python -m benchmarks.screenshot http://127.0.0.1:8642/workloads docs/images/dashboard-workloads.png --dark
 
-Makes the pictures of reports and of the dashboard in the documentation; the gallery has the commands that write
-the pages.
+Makes the pictures of reports and of the dashboard in the documentation; the gallery has the commands that
+write the pages.
 """
 
 from __future__ import annotations
