@@ -622,6 +622,7 @@ def test_cached_answer_is_not_returned_for_values_of_other_types_or_another_data
         lookup("softmax", **DIMENSIONS, device=SXM, strict=True)
 
 
+@pytest.mark.slow
 def test_records_of_other_processes_are_returned_soon(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_balanced_memory_pays_for_96b_without_flash_attention_only() -> None:
     assert 0.98 < gains["flash attention"] < 1.03
 
 
+@pytest.mark.slow
 def test_measured_interleaved_steps_are_predicted() -> None:
     rows = [row for row in training.measured(found("training")) if row.chunks > 1]
     assert len(rows) >= 2

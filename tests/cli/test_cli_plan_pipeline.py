@@ -165,6 +165,7 @@ def test_mistakes_are_refused(run_refused: Run, given: tuple[str, ...], expected
     assert expected in run_refused("plan", "pipeline", "--microbatches", "4", *given)
 
 
+@pytest.mark.slow
 def test_a_plot_of_unknown_format_is_refused(run_refused: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     asked = (*KNOWN, "--microbatches", "2", "--plot", str(tmp_path / "plan.txt"))

@@ -359,6 +359,7 @@ def test_stored_predictions_are_shown_with_their_intervals(
     assert "90 % interval 50 us to 171 us)" in said
 
 
+@pytest.mark.slow
 def test_recorded_space_is_compared_with_a_device_from_a_file(run_json: Run, tmp_path: Path) -> None:
     recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
     sheet = tmp_path / "twice.toml"

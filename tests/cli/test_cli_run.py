@@ -247,6 +247,7 @@ def test_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_closed_stdout_is_no_error(closed: str) -> None:
     line = f'"{sys.executable}" -m tunebench workloads {closed}'
@@ -326,6 +327,7 @@ def test_progress_of_a_file_with_any_name_is_shown(monkeypatch: pytest.MonkeyPat
     assert ESCAPED in text.getvalue()
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_stdout_whatever_code_prints() -> None:
     code = """
 import os, sys

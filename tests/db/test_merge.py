@@ -289,6 +289,7 @@ def test_interrupted_merge_keeps_only_complete_sources(db: str, place: Any) -> N
         assert store.stats().runs == 1
 
 
+@pytest.mark.slow
 def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
     one = place()
     with one.store._write():

@@ -453,6 +453,7 @@ def test_claims_last_longer_than_any_trial_should() -> None:
 # -- imports ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_public_names_exist_and_importing_them_is_lazy() -> None:
     script = (
         "import sys, tunebench.db\n"

@@ -143,6 +143,7 @@ def _error(expected: Array, measured: Array) -> float:
     return float(100 * np.abs(expected / measured - 1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "name", "filling", "over_all"),
     [("h100_sxm", "h100-sxm", 17.6, 113), ("a100_sxm", "a100-80-sxm", 18.1, 179)],
@@ -157,6 +158,7 @@ def test_known_error_with_one_tile_per_block(data: str, name: str, filling: floa
     assert _error(expected, measured) == pytest.approx(over_all, abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "name", "error", "within"),
     [

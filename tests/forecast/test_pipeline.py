@@ -72,6 +72,7 @@ def test_no_pipeline_beats_its_busiest_stage_or_its_first_microbatch(
     assert got.step_us <= microbatches * once * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_order_ends_when_its_longest_path_does(data: st.DataObject) -> None:
     """Against a fixpoint over the dependencies, for random orders and split backward passes."""

@@ -124,6 +124,7 @@ def test_lowest_finite_biases_share_attention_and_pass_no_gradient(direction: st
         assert not outputs["dq"][0, 0, 1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cuda_mma", "cuda_wgmma", "cuda_simt"])
 def test_defaults_are_valid_for_prompts_and_single_tokens(name: str) -> None:
     for text in (

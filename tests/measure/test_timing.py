@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunebench.errors import InputError
-from tunebench.measure.timing import Protocol, collect, median_interval
+from tunebench.measure import timing
+from tunebench.measure.timing import PATIENCE, Protocol, collect, median_interval
 
 
 def test_steady_samples_stop_at_minimum_count() -> None:
@@ -20,6 +21,24 @@ def test_steady_samples_stop_at_minimum_count() -> None:
 def test_noisy_samples_continue_to_maximum_count() -> None:
     noise = itertools.cycle([1.0, 100.0])
     assert len(collect(lambda: next(noise), Protocol(min_samples=5, max_samples=20)).samples_us) == 20
+
+
+def test_busy_machine_gets_as_many_samples_as_a_quiet_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the wall time is processor time."""
+    noise, wall = itertools.cycle([1.0, 100.0]), itertools.count(0.0, 0.4)
+    by_wall, by_processor = itertools.count(0.0, 0.4), itertools.count(0.0, 0.1)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(wall))
+    protocol = Protocol(warmups=0, min_samples=1, max_s=0.95)
+    for clock, count in ((by_wall, 3), (by_processor, 10)):
+        stopped = collect(lambda: next(noise), protocol, seconds=lambda clock=clock: next(clock))
+        assert len(stopped.samples_us) == count
+
+
+def test_wait_for_a_processor_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, wall = itertools.cycle([1.0, 100.0]), itertools.count(0.0, 1.0)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(wall))
+    stopped = collect(lambda: next(noise), Protocol(warmups=0, min_samples=1, max_s=1.0), seconds=lambda: 0.0)
+    assert len(stopped.samples_us) == PATIENCE
 
 
 def test_warmup_runs_are_not_samples() -> None:

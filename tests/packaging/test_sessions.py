@@ -164,6 +164,7 @@ def test_gpu_session_installs_torch_and_needs_no_network_with_wheels(
         accept(GpuSession("--offline"))
 
 
+@pytest.mark.slow
 def test_every_architecture_with_bf16_has_gpu_session() -> None:
     """Earlier architectures are described for bounds and forecasts only."""
     from tunebench import device

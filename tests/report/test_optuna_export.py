@@ -40,6 +40,7 @@ def trials(url: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=name, storage=url).trials
 
 
+@pytest.mark.slow
 def test_follower_adds_what_is_missing_after_a_crash(tmp_path: Path) -> None:
     url, db = f"sqlite:///{tmp_path / 'studies.db'}", database(tmp_path / "a.db", {32: 8.0})
     with StudyFollower(url, str(db)) as follower:

@@ -93,6 +93,7 @@ def _f64(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.asarray(value, dtype=np.float64) for name, value in inputs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_text_reads_back(name: str) -> None:
     cls = all_operators()[name]
@@ -118,6 +119,7 @@ def test_text_reads_back(name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_declarations_agree(name: str) -> None:
     """Shapes, types, traffic and FLOPs of any workload are consistent."""
@@ -156,6 +158,7 @@ def test_declarations_agree(name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_parts_are_workloads(name: str) -> None:
     cls = all_operators()[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -87,13 +88,15 @@ def measure_baselines(
     """
     inputs = workload.draw(np.random.default_rng(seed))
     found: list[Baseline | BaselineFailed] = []
+    seconds = time.thread_time if device.kind == "cpu" else time.monotonic
     for library, calls_of, sampler_of in _libraries(workload, device, protocol):
         calls = _or_failed(library, functools.partial(calls_of, workload, inputs))
         if isinstance(calls, BaselineFailed):
             found.append(calls)
             continue
         for name, call in calls.items():
-            found.append(_or_failed(name, functools.partial(_time, name, sampler_of, call, protocol)))
+            sampler = functools.partial(sampler_of, call)
+            found.append(_or_failed(name, functools.partial(_time, name, sampler, protocol, seconds)))
     return sorted(found, key=lambda one: one.median_us if isinstance(one, Baseline) else math.inf)
 
 
@@ -133,8 +136,10 @@ def _or_failed(name: str, do: Callable[[], T]) -> T | BaselineFailed:
         return BaselineFailed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
-def _time(name: str, sampler_of: SamplerOf, call: baselines.BaselineCall, protocol: Protocol) -> Baseline:
-    return Baseline.of(name, collect(sampler_of(call), protocol).samples_us)
+def _time(
+    name: str, sampler: Callable[[], Callable[[], float]], protocol: Protocol, seconds: Callable[[], float]
+) -> Baseline:
+    return Baseline.of(name, collect(sampler(), protocol, seconds=seconds).samples_us)
 
 
 # -- CPU ---------------------------------------------------------------------------------------------

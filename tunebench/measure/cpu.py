@@ -160,6 +160,7 @@ class CpuRunner(Runner):
             launches.wrap(sample_us),
             self.protocol_for(task),
             abort_above_us=None if task.thorough else abort_above_us,
+            seconds=time.thread_time,
         )
         measured = time.perf_counter()
         conditions = self._stopwatch.conditions()

@@ -1,8 +1,8 @@
 """State of this machine while it measures: load of other programs, and drift of a reference kernel.
 
 On a busy machine the wall time of a run includes the time in which its threads waited for a processor.
-`ThreadClocks` reads both that waiting and the processor time of every thread, and `RunTimes.run_us` is the time
-that the run would have taken without it (docs/decisions/0077-processor-time-on-a-busy-machine.md).
+`ThreadClocks` reads that waiting and the processor time of every thread. `RunTimes.run_us` is the time that
+the run would have taken without it (docs/decisions/0077-processor-time-on-a-busy-machine.md).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RunTimes:
 
     Attributes:
         wall_us: Wall time.
-        busiest_us: Longest processor time of a thread, and at least the processor time of all threads over the
-            number of processors.
+        busiest_us: Longest processor time of a thread; at least that of all threads together over the number
+            of processors.
         processor_us: Processor time of all threads.
         waited_us: Time that all threads together waited for a processor that another thread used.
     """
@@ -102,17 +102,17 @@ class ThreadClocks:
         run()
         wall_ns = now_ns() - start_ns
         spent_ns = [
-            after_ns - before_ns
+            max(0, after_ns - before_ns)  # the clock of a thread that has ended is 0
             for before_ns, after_ns in zip(clocks_ns, _clocks_ns(threads), strict=True)
-            if after_ns  # 0: the thread has ended
         ]
         processor_ns = _process_ns() - processor_ns
         started = [thread for thread in _threads() if thread not in threads]
         spent_ns += _clocks_ns(started)
+        ended_ns = processor_ns - sum(spent_ns)  # as if it were one thread: the busiest is never underrated
         waited_ns = _waited_ns([*threads, *started]) - waited_ns
         return RunTimes(
             wall_us=wall_ns / 1e3,
-            busiest_us=max(processor_ns / self._processors, *spent_ns, 0) / 1e3,
+            busiest_us=max(processor_ns / self._processors, ended_ns, *spent_ns) / 1e3,
             processor_us=processor_ns / 1e3,
             waited_us=max(0, waited_ns) / 1e3,
         )

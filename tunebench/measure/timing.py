@@ -18,6 +18,10 @@ from tunebench.outcome import CacheState, median_interval
 __all__ = ["Protocol", "Samples", "collect", "median_interval"]
 
 
+PATIENCE = 4.0
+"""Wall time after which no further sample is started, as a multiple of `Protocol.max_s`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """How samples are taken.
@@ -65,7 +69,11 @@ class Samples:
 
 
 def collect(
-    sample_us: Callable[[], float], protocol: Protocol, *, abort_above_us: float | None = None
+    sample_us: Callable[[], float],
+    protocol: Protocol,
+    *,
+    abort_above_us: float | None = None,
+    seconds: Callable[[], float] = time.monotonic,
 ) -> Samples:
     """Take samples until the protocol's stopping rule holds.
 
@@ -73,17 +81,21 @@ def collect(
         sample_us: Runs once and returns its time in microseconds.
         protocol: When to stop.
         abort_above_us: Median of the incumbent in microseconds; None never aborts.
+        seconds: Clock of `Protocol.max_s`. By the processor time of this thread, a busy machine gets as many
+            samples as a quiet one, within `PATIENCE` times as long.
     """
     for _ in range(protocol.warmups):
         sample_us()
     samples: list[float] = []
-    end = time.monotonic() + protocol.max_s
+    end, latest = seconds() + protocol.max_s, time.monotonic() + PATIENCE * protocol.max_s
     while len(samples) < protocol.max_samples:
         samples.append(sample_us())
         if len(samples) == protocol.abort_after and _hopeless(samples, protocol, abort_above_us):
             return Samples(tuple(samples), hopeless=True)
         if len(samples) >= protocol.min_samples and (
-            time.monotonic() >= end or _standard_error(samples) <= protocol.relative_error
+            seconds() >= end
+            or time.monotonic() >= latest
+            or _standard_error(samples) <= protocol.relative_error
         ):
             break
     return Samples(tuple(samples))
@@ -94,7 +106,7 @@ def _hopeless(samples: Sequence[float], protocol: Protocol, incumbent_us: float 
 
 
 def _standard_error(samples: Sequence[float]) -> float:
-    """Return the standard error of the mean, relative to the mean; infinite if the mean is not positive."""
-    if statistics.fmean(samples) <= 0:
+    """Return the standard error of the mean, relative to it; infinite of one sample or no positive mean."""
+    if len(samples) < 2 or statistics.fmean(samples) <= 0:
         return math.inf
     return statistics.stdev(samples) / math.sqrt(len(samples)) / statistics.fmean(samples)

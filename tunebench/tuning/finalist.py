@@ -105,8 +105,11 @@ class TimedConfig:
         effort = Effort(
             **{name: sum(getattr(e, name) for e in efforts) for name in Effort.__dataclass_fields__}
         )
-        busy = max(self.conditions("busy_elsewhere"), default=None)
-        marks = {} if busy is None else {"busy_elsewhere": busy}
+        marks = {
+            name: worst(self.conditions(name))
+            for name, worst in (("busy_elsewhere", max), ("interrupted", max), ("processor_share", min))
+            if self.conditions(name)
+        }
         if self.disagreement > DISAGREEMENT:
             marks["search_us"] = self.search_us
         outcome = dataclasses.replace(

@@ -28,6 +28,12 @@ __all__ = [
     "time_of",
 ]
 
+REMEDY = (
+    "trust the order below more than the times: stop other programs and run the same command again, which "
+    "times the finalists again"
+)
+"""What to do about noise."""
+
 SHOWN_FAILURES = 3
 """Most reasons of failure that the report of a workload shows."""
 
@@ -85,6 +91,11 @@ def render_reports(reports: Sequence[Report], to: Console) -> None:
 
 def _render(report: Report, to: Console) -> None:
     to.print(f"{report.workload} on {report.device}")
+    if report.noise:
+        to.print(f"  noise    {report.noise[0]}", soft_wrap=True)
+        for line in report.noise[1:]:
+            to.print(f"           {line}", soft_wrap=True)
+        to.print(f"           {REMEDY}", soft_wrap=True)
     if report.median_us is None:
         to.print("no configuration succeeded")
     else:
@@ -98,8 +109,6 @@ def _render(report: Report, to: Console) -> None:
     to.print(f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before")
     if report.default_failure is not None:
         to.print(f"  default  failed, so that the best is compared with none: {report.default_failure}")
-    for line in report.noise:
-        to.print(f"  noise    {line}; tune again on an idle machine", soft_wrap=True)
     for line in _failures(report):
         to.print(line, soft_wrap=True)
     for source in report.warm:

@@ -67,6 +67,9 @@ __all__ = [
 REFERENCE_DRIFT = 1.5
 """Ratio of the reference kernel's times in different rounds above which the report mentions it."""
 
+INTERRUPTED = 0.1
+"""Share of interrupted runs above which the report mentions them."""
+
 StartExecutor = Callable[[], WorkerExecutor[Task]]
 """Starts the executor at the first call, and returns it."""
 
@@ -484,6 +487,13 @@ def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
     busy = max((share for timed in finals for share in timed.conditions("busy_elsewhere")), default=None)
     if busy is not None:
         yield f"other programs used {100 * busy:.0f} % of the processor while the finalists were timed"
+    interrupted = max((share for timed in finals for share in timed.conditions("interrupted")), default=0.0)
+    if interrupted > INTERRUPTED:
+        had = min(share for timed in finals for share in timed.conditions("processor_share"))
+        yield (
+            f"up to {100 * interrupted:.0f} % of their runs were interrupted, and had a processor for "
+            f"{100 * had:.0f} % of their wall time: times leave out this waiting"
+        )
     reference_us = [us for timed in finals for us in timed.conditions("reference_us")]
     if reference_us and max(reference_us) > REFERENCE_DRIFT * min(reference_us):
         drift = max(reference_us) / min(reference_us)

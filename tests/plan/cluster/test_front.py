@@ -35,6 +35,7 @@ def test_cost_front_is_that_of_all_plans() -> None:
     assert {each.plan.nodes for each in one} == {2}
 
 
+@pytest.mark.slow
 def test_fronts_are_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     answer = plan_training(JOB, MACHINE, fixed=FIXED)

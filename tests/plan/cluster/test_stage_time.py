@@ -51,6 +51,7 @@ def predicted(plans: list[ClusterPlan]) -> list[ClusterPlan]:
 PLANS = random.Random(3).sample(enumerated(plan_space(JOB, MACHINE)), 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_step_equals_that_of_predict_step(overlap: bool) -> None:
     job = replace(JOB, gradient_overlap=overlap, tensor_overlap=overlap)
@@ -143,6 +144,7 @@ def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: 
         assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12), plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", get_args(PlanSchedule))
 def test_step_of_a_schedule_equals_that_of_predict_step(schedule: PlanSchedule) -> None:
     chunks = 3 if schedule == "interleaved-zb" else 1

@@ -308,6 +308,7 @@ def test_unchanged_pages_are_not_sent_again(get: Get) -> None:
     assert (again.status, again.text) == (304, "")
 
 
+@pytest.mark.slow
 def test_catalogue_follows_the_database(tmp_path: Path) -> None:
     db = str(tmp_path / "changing.db")
     fill(db)
