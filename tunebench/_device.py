@@ -27,6 +27,10 @@ _POSITIVE = (
     *("smem_bytes_per_clock", "fill_bytes_per_clock", "accesses_per_clock", "registers_per_sm", "partitions"),
 )
 """Fields that a lower bound divides by; they must be positive."""
+_POSITIVE_IF_KNOWN = (
+    *("boost_clock_mhz", "tdp_w", "process_nm", "power_limit_w", "mma_pj_per_ghz2"),
+    *("measured_gb_s", "measured_gflop_s"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,11 @@ class Device:
         process_nm: Name of the foundry's process, in nm.
         mma_pj_per_ghz2: Energy of a 16-bit tensor-core FLOP on random numbers, in pJ, over the square of the
             clock in GHz (voltage rises with the clock); None if unknown (see `forecast.library.power`).
-        assumed: Whether rates, and with them optimality gaps, are assumed (a virtual machine hides its
-            clock).
+        assumed: Whether rates are assumed (a virtual machine hides its clock), so that a gap to them says
+            nothing.
+        measured_gb_s: Memory bandwidth that a processor with assumed rates achieves, in 1e9 bytes per second;
+            None if it is not measured.
+        measured_gflop_s: f32 multiply-adds that its cores achieve together, in 1e9 FLOP/s; None likewise.
     """
 
     name: str
@@ -108,12 +115,14 @@ class Device:
     process_nm: float | None = None
     mma_pj_per_ghz2: float | None = None
     assumed: bool = False
+    measured_gb_s: float | None = None
+    measured_gflop_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
-        for name in ("boost_clock_mhz", "tdp_w", "process_nm", "power_limit_w", "mma_pj_per_ghz2"):
+        for name in _POSITIVE_IF_KNOWN:
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
 
@@ -128,6 +137,24 @@ class Device:
         """Key under which results are stored; times of devices with different keys are not comparable."""
         power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
         return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
+
+    def with_meaningful_rates(self) -> Device | None:
+        """Return the device whose lower bounds give a gap that means something; None if there is none.
+
+        It is this device, unless its rates are assumed. Then it has the measured rates instead. Those are
+        achieved rates: no optimum may be pruned and no proof be made by them.
+        """
+        if not self.assumed:
+            return self
+        if self.measured_gb_s is None or self.measured_gflop_s is None:
+            return None
+        flop_per_clock = 2 * self.sm_count * self.fma_per_clock
+        return dataclasses.replace(
+            self,
+            assumed=False,
+            dram_gb_s=self.measured_gb_s,
+            max_clock_mhz=1e3 * self.measured_gflop_s / flop_per_clock,
+        )
 
 
 @functools.cache

@@ -131,6 +131,8 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _with_shares(found: Explanation, us: float) -> str:
     shares = found.shares(us)
+    if found.bound.assumed:
+        return f"{duration(us)}, {_rate(shares.gflop_s)}"
     why = f" ({_BELOW_ROOFLINE[found.roofline.limit]})" if shares.of_roofline > 1 else ""
     return (
         f"{duration(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the rate at the lower bound, "

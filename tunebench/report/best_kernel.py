@@ -110,7 +110,7 @@ def _of_variant(
         how="measured here",
     )
     return BestKernel(
-        roofline=roofline(workload, costs, device),
+        roofline=roofline(workload, costs, device.with_meaningful_rates() or device),
         block=None if block is None else _compiled(block, best.result.resources, device),
         waves=waves,
         source=_source(choice),
@@ -148,7 +148,8 @@ def _gaps(
         found, _ = find_variants(workload, device, names, cache=cache, compilable=False)
     except InputError:  # such as a variant that no longer supports the workload
         return ()
-    return optimality_gaps(records, {one.variant.key: (one.table, one.bounds.us) for one in found})
+    spaces = {one.variant.key: (one.table, one.gap_bounds.us) for one in found if one.gap_bounds is not None}
+    return optimality_gaps(records, spaces) if len(spaces) == len(found) else ()
 
 
 # -- recorded tuning spaces ----------------------------------------------------------------------------------

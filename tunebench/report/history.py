@@ -131,9 +131,9 @@ class SearchHistory(Tabular):
 
     @property
     def bound_ratio(self) -> float | None:
-        """Best time divided by `bound_us`; None without either."""
-        best = self.best
-        return None if best is None or self.bound_us is None else record_us(best) / self.bound_us
+        """Best time divided by `bound_us`; None without either, or if the device's rates are assumed."""
+        best, assumed = self.best, self.described is not None and self.described.assumed
+        return None if best is None or self.bound_us is None or assumed else record_us(best) / self.bound_us
 
     @property
     def bound_us(self) -> float | None:

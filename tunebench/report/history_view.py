@@ -159,7 +159,8 @@ def _tiles(history: SearchHistory, kernel: BestKernel) -> str:
         facts[f"speedup over {name}"] = f"{ratio(faster)}x"
     gap = kernel.gaps[-1] if kernel.gaps and isinstance(best.result.outcome, Measured) else None
     if gap is not None:
-        facts["optimality gap"] = "1, proved" if gap == 1 else significant(gap)
+        proved = gap == 1 and (history.described is None or not history.described.assumed)
+        facts["optimality gap"] = "1, proved" if proved else significant(gap)
     elif history.bound_ratio is not None:
         facts["best / lowest bound"] = significant(history.bound_ratio)
     failures = sum(count for _, _, count in history.failures)

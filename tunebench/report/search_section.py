@@ -47,6 +47,8 @@ def _gaps(history: SearchHistory, kernel: BestKernel) -> str:
     meaning = "Best time so far over the lowest lower bound of a configuration that may still be faster."
     if history.best is not None and isinstance(history.best.result.outcome, Measured):
         proof = "At 1 the best is proved optimal in its search space."
+        if history.described is not None and history.described.assumed:
+            proof = "The bounds rest on measured rates of the processor, which prove nothing."
         return f"<h3>Optimality gap</h3><p>{meaning} {proof}</p>{chart}"
     return f"<h3>Predicted time over lower bound</h3><p>{meaning} A predicted time proves nothing.</p>{chart}"
 

@@ -37,7 +37,7 @@ class Progress:
         masked: Configurations pruned by their lower bound without a trial.
         cached: Configurations whose outcome was known before.
         best_us: Time of the incumbent, in microseconds; None before the first success.
-        bound_us: Lower bound of all configurations, in microseconds.
+        bound_us: Lower bound of all configurations, in microseconds; 0 if it rests on assumed rates.
         seconds_left: Expected rest of the phase; None if unknown.
         elsewhere: Records of other devices or workloads that warm-start the search.
         unlikely: Open configurations that the learned pruner postpones.
@@ -165,9 +165,10 @@ class Report:
         baselines: Times of the baselines, fastest first.
         bound_us: Lower bound of all configurations of all variants, in microseconds; 0 after a violation.
         gap: `median_us` over the lowest open bound (see `optimality_proof`), 1 if proved optimal; None if an
-            open configuration has no bound. Of a prediction, `predicted / bound_us`.
+            open configuration has no bound, or if the rates of the device are assumed. Of a prediction, and
+            at measured rates, the time over `bound_us`.
         optimality_proof: What is proved of the best among the searched configurations; None of a prediction.
-        assumed: Whether bound and optimality proof rest on assumed device rates.
+        assumed: Whether the optimality proof rests on assumed device rates.
         outside: Variants of the operator that were not searched; the optimality proof excludes them.
         versus: Comparison of the best with the `default`, the `runner_up` and the `baseline`, as far as they
             were timed in the same rounds.
@@ -192,6 +193,7 @@ class Report:
         stopped: Why the run ended early, if not by the user.
         noise: What made the times of the finals unreliable: load, drift, disagreement with the search.
         unresumed: Interrupted runs of the workload with other options, which stay as they are.
+        measured_rates: Measured rates of a processor, on which `bound_us` and `gap` rest; else None.
     """
 
     workload: str
@@ -231,6 +233,7 @@ class Report:
     default_failure: str | None = None
     noise: tuple[str, ...] = ()
     unresumed: tuple[UnresumedRun, ...] = ()
+    measured_rates: str | None = None
 
     def __str__(self) -> str:
         """Return the report as `tunebench tune` prints it."""
@@ -249,6 +252,8 @@ class Report:
         data["optimality_proof"] = (
             self.optimality_proof.to_json() if self.optimality_proof is not None else None
         )
+        if self.assumed and data["optimality_proof"] is not None:
+            data["optimality_proof"]["gap"] = None
         for name in ("versus", "versus_baselines"):
             data[name] = {rival: comparison.to_json() for rival, comparison in getattr(self, name).items()}
         for baseline in data["baselines"]:

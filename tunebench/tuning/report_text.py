@@ -161,8 +161,11 @@ def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
     for baseline in report.baselines:
         comparison = report.versus_baselines.get(baseline.name)
         yield _versus(baseline.name, baseline.median_us, best_us, comparison)
-    label = "lower bound (assumed rates)" if report.assumed else "lower bound"
-    yield label, time_of(report.bound_us) if report.bound_us else "none", None, None
+    bound = time_of(report.bound_us) if report.bound_us else "none"
+    if report.measured_rates is not None:
+        yield "lower bound", bound, None, f"at measured {report.measured_rates}"
+    else:
+        yield "lower bound (assumed rates)" if report.assumed else "lower bound", bound, None, None
 
 
 def _versus(name: str, us: float | None, best_us: float, versus: Comparison | None) -> tuple[object, ...]:
@@ -200,17 +203,22 @@ def _proof(report: Report) -> Iterator[str]:
         gap = f"; {ratio(report.gap)} times the bound" if report.gap is not None else ""
         yield f"  proof    none: the time is predicted{gap}"
         return
-    assumed = " (assumed rates)" if report.assumed else ""
     closed = f"{proof.timed} timed, {proof.bounded} closed by bound, {proof.impossible} cannot run"
     if proof.proved:
-        yield f"  proof    optimal in its space{assumed}: {closed}"
+        yield f"  proof    optimal in its space{' (assumed rates)' if report.assumed else ''}: {closed}"
     else:
         counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in proof.open.items())
-        gap = f"gap {ratio(proof.gap)}" if proof.gap is not None else "no bound on what is open"
-        yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
+        yield f"  proof    {_gap(report)}: {proof.open_count} open ({counts}); {closed}"
     left_out = [variant for variant in report.outside if variant not in report.skipped]
     if left_out:
         yield f"  outside  not searched, not covered by the proof: {', '.join(left_out)}"
+
+
+def _gap(report: Report) -> str:
+    """Return the optimality gap, or why there is none."""
+    if report.gap is not None:
+        return f"gap {ratio(report.gap)}{' to measured rates' if report.measured_rates is not None else ''}"
+    return "no gap, since the device's rates are assumed" if report.assumed else "no bound on what is open"
 
 
 # -- several workloads -------------------------------------------------------------------------------------

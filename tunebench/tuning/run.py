@@ -15,6 +15,7 @@ import numpy as np
 from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
+from tunebench.device import Device
 from tunebench.emulate.host_compiler import find_compiler
 from tunebench.errors import ClusterLost, DatabaseError, EnvironmentFault
 from tunebench.executor import ExecutorClosed, WorkerExecutor
@@ -35,7 +36,7 @@ from tunebench.outcome import (
     time_us,
 )
 from tunebench.search.loop import Budget, optimality_proof, run_search
-from tunebench.search.optimality_proof import is_impossible
+from tunebench.search.optimality_proof import OptimalityProof, is_impossible
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
@@ -128,7 +129,7 @@ def prepare(
         defaults={key: each.variant.default(workload, device) for key, each in by_key.items()},
         searches=[],
         warm={},
-        bound_us=min(float(each.bounds.us.min()) for each in tunable),
+        bound_us=min(float((each.gap_bounds or each.bounds).us.min()) for each in tunable),
         budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
         recorder=RunRecorder(
             setup.store,
@@ -412,10 +413,8 @@ def finish(context: RunContext) -> Report:
     else:
         context.recorder.leave()
     proof = None  # a prediction proves nothing
-    gap = median_us / context.bound_us if median_us is not None and context.bound_us > 0 else None
     if not setup.predicts:
         proof = optimality_proof(context.searches, np.inf if median_us is None else median_us)
-        gap = proof.gap
     return Report(
         workload=str(context.workload),
         device=setup.target.device.key,
@@ -430,10 +429,11 @@ def finish(context: RunContext) -> Report:
         default_failure=_default_failure(context, best) if default is None else None,
         noise=tuple(_noise(context, best)),
         baselines=finals.baselines.baselines() if finals else (),
-        bound_us=0.0 if context.audit.violations else context.bound_us,
-        gap=gap,
+        bound_us=0.0 if context.audit.violations else min(context.bound_us, median_us or np.inf),
+        gap=_gap(context, median_us, proof),
         optimality_proof=proof,
         assumed=setup.target.device.assumed,
+        measured_rates=_measured_rates(setup.target.device),
         outside=tuple(sorted({v.key for v in variants(context.workload)} - context.variants.keys())),
         versus=finals.versus(selected) if finals is not None and selected is not None else {},
         ties=_ties(context, best),
@@ -455,6 +455,26 @@ def finish(context: RunContext) -> Report:
         failures=tuple(sorted(state.failures.values(), key=lambda one: -one.count)),
         unresumed=context.recorder.unresumed,
     )
+
+
+def _gap(context: RunContext, best_us: float | None, proof: OptimalityProof | None) -> float | None:
+    """Return the optimality gap: that of the proof, or of the lower bound at measured rates.
+
+    There is none if the rates of the device are assumed. Measured rates are achieved, so that a kernel may
+    beat them: its gap is then 1.
+    """
+    if best_us is None or not context.gap_is_meaningful:
+        return None
+    if proof is not None and not context.setup.target.device.assumed:
+        return proof.gap
+    return max(1.0, best_us / context.bound_us) if context.bound_us > 0 else None
+
+
+def _measured_rates(device: Device) -> str | None:
+    """Return the measured rates that gaps rest on, as text; None if they rest on those of the device."""
+    if not device.assumed or device.measured_gb_s is None or device.measured_gflop_s is None:
+        return None
+    return f"{significant(device.measured_gb_s, 3)} GB/s, {significant(device.measured_gflop_s, 3)} GFLOP/s"
 
 
 def _ties(context: RunContext, best: TimedConfig | None) -> tuple[Tie, ...]:

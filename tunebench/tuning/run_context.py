@@ -91,7 +91,8 @@ class RunContext:
         defaults: The default configuration of each variant, by key.
         searches: One search per variant.
         warm: The warm starts, by key of the variant.
-        bound_us: Lower bound of all configurations before compiling, in microseconds.
+        bound_us: Lower bound of all configurations before compiling, in microseconds; at measured rates if
+            those of the device are assumed and others are measured.
         budget: The budget of trials.
         recorder: Writes to the database.
         audit: Compares runs with their bounds.
@@ -119,6 +120,11 @@ class RunContext:
     def best_us(self) -> float:
         """Time of the incumbent, in microseconds; infinite before the first success."""
         return min((search.best_us for search in self.searches), default=float("inf"))
+
+    @property
+    def gap_is_meaningful(self) -> bool:
+        """Whether the best time over `bound_us` says something: the rates of the device are not assumed."""
+        return all(tunable.gap_bounds is not None for tunable in self.variants.values())
 
     @property
     def sources(self) -> tuple[WarmStartSource, ...]:
@@ -149,7 +155,7 @@ class RunContext:
                 masked=sum(search.masked for search in self.searches),
                 cached=state.cached,
                 best_us=min((timed.median()[0] for timed in state.timed), default=None),
-                bound_us=self.bound_us,
+                bound_us=self.bound_us if self.gap_is_meaningful else 0.0,
                 seconds_left=rate * (total - done) if rate is not None and phase == "search" else None,
                 elsewhere=sum(source.records for source in self.sources),
                 unlikely=sum(search.postponed.count for search in self.searches),

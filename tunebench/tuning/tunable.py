@@ -16,6 +16,7 @@ from tunebench.errors import ConfigError, InputError, NoCompiler, UnknownName, V
 from tunebench.forecast import interval_us, least_us, predict_us
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
+from tunebench.measure.processor import with_measured_rates
 from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
 from tunebench.space import Config, Table
@@ -55,6 +56,8 @@ class TunableVariant:
         table: Its valid configurations, at least one.
         costs: Work of each configuration.
         bounds: Lower bound of each configuration.
+        gap_bounds: Lower bounds that gaps are computed with (`Device.with_meaningful_rates`): `bounds`, or
+            those at the measured rates of a processor; None if the rates of the device are assumed only.
         device: The device.
     """
 
@@ -63,6 +66,7 @@ class TunableVariant:
     costs: Costs
     bounds: Bounds
     device: Device
+    gap_bounds: Bounds | None = None
 
     def prospects(self) -> Prospects:
         """Return the configurations with bounds and costs, as the samplers take them."""
@@ -114,7 +118,7 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
             raise InputError(
                 f"{found.name}: of CPUs, only that of this machine can be tuned; use --device cpu"
             )
-        return TuningTarget(device=found, runner="cpu")
+        return TuningTarget(device=with_measured_rates(found), runner="cpu")
     if offline or found.key not in {gpu.key for gpu in devices.local_gpus()}:
         return TuningTarget(device=found, runner="offline")
     reason = unavailable("cuda")
@@ -234,4 +238,10 @@ def _tunable(
         return None
     costs = variant.costs(workload, table, device)
     bounds = bound(costs, workload.traffic(), device, cache=cache, rows=len(table))
-    return TunableVariant(variant=variant, table=table, costs=costs, bounds=bounds, device=device)
+    on = device.with_meaningful_rates()
+    gap_bounds = bounds if on is device else None
+    if on is not None and on is not device:
+        gap_bounds = bound(costs, workload.traffic(), on, cache=cache, rows=len(table))
+    return TunableVariant(
+        variant=variant, table=table, costs=costs, bounds=bounds, device=device, gap_bounds=gap_bounds
+    )

@@ -87,7 +87,9 @@ class Line:
 
     @property
     def gap(self) -> float | None:
-        """Best time over the lowest lower bound of any measurement."""
+        """Best time over the lowest lower bound of any measurement; None at assumed rates."""
+        if self.device.descriptor.get("assumed"):
+            return None
         best, bound_us = self.best, self.entry.least_bound_us
         return best.time_us / bound_us if best is not None and bound_us else None
 

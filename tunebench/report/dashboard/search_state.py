@@ -67,7 +67,9 @@ class Search:
 
     @property
     def gap(self) -> float | None:
-        """Best time over the lowest lower bound of its measurements."""
+        """Best time over the lowest lower bound of its measurements; None at assumed rates."""
+        if self.device is not None and self.device.descriptor.get("assumed"):
+            return None
         best_us, bound_us = self.run.progress.best_us, self.run.progress.least_bound_us
         return best_us / bound_us if best_us is not None and bound_us else None
 
