@@ -26,6 +26,7 @@ class Binary:
         payload: A cubin, or serialised object code of Numba on the CPU.
         entries: Symbol of each launch, in launch order.
         resources: Resources in use: the maximum of each over the entries.
+        notes: What ptxas noted; `tunebench.binary.ptxas_note` says what they mean.
     """
 
     key: str
@@ -34,3 +35,4 @@ class Binary:
     payload: bytes
     entries: tuple[str, ...] = ()
     resources: Resources = Resources()
+    notes: tuple[str, ...] = ()

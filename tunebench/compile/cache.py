@@ -22,7 +22,7 @@ from tunebench.outcome import Resources
 
 __all__ = ["BinaryCache", "binary_key"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def binary_key(*parts: str) -> str:
@@ -65,8 +65,8 @@ class BinaryCache:
             fields: dict[str, Any] = json.loads(header)
             digest = fields.pop("payload_sha256")
             resources = Resources(**fields.pop("resources"))
-            entries = tuple(fields.pop("entries"))
-            binary = Binary(**fields, entries=entries, resources=resources, payload=payload)
+            entries, notes = tuple(fields.pop("entries")), tuple(fields.pop("notes"))
+            binary = Binary(**fields, entries=entries, resources=resources, notes=notes, payload=payload)
         except (OSError, ValueError, TypeError, KeyError):
             return None
         intact = binary.key == key and hashlib.sha256(payload).hexdigest() == digest

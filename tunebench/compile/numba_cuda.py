@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import read_cubin, resources, spills
+from tunebench.binary.ptxas_note import ptxas_notes
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device
 from tunebench.dtype import itemsize
@@ -221,6 +222,7 @@ def compile_numba_cuda(
         payload=cubin,
         entries=symbols,
         resources=resources(cubin, symbols, spills(log)),
+        notes=ptxas_notes(log),
     )
 
 
@@ -275,7 +277,7 @@ def _compile(
 
 
 def _link(ltoir: bytes, target: str) -> tuple[bytes, str]:
-    """Return the cubin of one kernel, and the linker's log, which lists spills."""
+    """Return the cubin of one kernel, and the linker's log, which lists spills and notes."""
     from cuda.bindings import nvjitlink
 
     flags = [f"-arch={target}", "-lto", "-Xptxas=-v"]

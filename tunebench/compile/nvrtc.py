@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import resources, spills
+from tunebench.binary.ptxas_note import ptxas_notes
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device
 from tunebench.errors import BrokenDependency, MissingDependency, install_command
@@ -106,8 +107,15 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
     target = variant.target(device)
     cubin, symbols, log, _ = _compile(variant.source(workload, config), entries, target)
-    used = resources(cubin, symbols, spills(log))
-    return Binary(key=key, language="cuda", target=target, payload=cubin, entries=symbols, resources=used)
+    return Binary(
+        key=key,
+        language="cuda",
+        target=target,
+        payload=cubin,
+        entries=symbols,
+        resources=resources(cubin, symbols, spills(log)),
+        notes=ptxas_notes(log),
+    )
 
 
 def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
@@ -129,7 +137,7 @@ def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, d
 
 
 class _Compiled(NamedTuple):
-    """Output of NVRTC; `log` lists spills."""
+    """Output of NVRTC; `log` lists spills and notes of ptxas."""
 
     cubin: bytes
     symbols: tuple[str, ...]

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunebench.errors import InputError, MissingDependency
+from tunebench._highs import silent_solver
+from tunebench.errors import InputError
 from tunebench.graph._deadlock import Deadlock, deadlocked, deadlocks
 from tunebench.graph._precedence import Precedence, bits
 
@@ -217,18 +218,15 @@ class _ExactCover:
     """
 
     def __init__(self, groups: Sequence[_Group], nodes: int) -> None:
-        try:
-            import highspy
-        except ModuleNotFoundError:
-            raise MissingDependency("highspy", "torch") from None
+        self._highs = highs = silent_solver()
+        import highspy
+
         self._groups, self._nodes, self.cuts = groups, nodes, 0
         self.holding = [0] * nodes
         for place, group in enumerate(groups):
             for node in bits(group.nodes):
                 self.holding[node] |= 1 << place
         self._scale = _LARGEST_COST / (max((group.cost_us for group in groups), default=0) or 1)
-        self._highs = highs = highspy.Highs()
-        highs.silent()
         for option in ("mip_rel_gap", "mip_abs_gap"):
             highs.setOptionValue(option, 0.0)
         for option in (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunebench.errors import MissingDependency
+from tunebench._highs import silent_solver
 
 __all__ = ["IntegerProgram", "Solution"]
 
@@ -64,12 +64,9 @@ class IntegerProgram:
         Raises:
             MissingDependency: HiGHS is not installed.
         """
-        try:
-            import highspy
-        except ModuleNotFoundError:
-            raise MissingDependency("highspy", "torch") from None
-        highs = highspy.Highs()
-        highs.silent()
+        highs = silent_solver()
+        import highspy
+
         highs.setOptionValue("parallel", "off")
         highs.setOptionValue("time_limit", limit_s)
         for option in ("mip_rel_gap", "mip_abs_gap"):
