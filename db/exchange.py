@@ -177,19 +177,16 @@ def device_keys(name: str, known: Collection[str]) -> set[str]:
     """Return the stored keys that a name, an architecture or a key selects.
 
     Args:
-        name: What the user wrote, such as ``cpu``, ``h100-sxm`` or ``sm_90``.
+        name: What the user wrote, such as ``cpu``, ``H100 SXM`` or ``sm_90``; an ambiguous product selects
+            all that it may mean.
         known: Stored keys.
 
     Raises:
         UnknownName: if it selects none.
     """
-    if name == "cpu" or name.startswith("cuda"):
+    if name.lower() == "cpu" or name.lower().startswith("cuda"):
         name = devices.find(name).key
-    keys = {key for key in known if name in (key, key.partition(":")[0], _product(key))}
+    keys = {key for key in known if devices.selects(name, key)}
     if not keys:
         raise UnknownName("device", name, known)
     return keys
-
-
-def _product(key: str) -> str:
-    return key.partition(":")[2].partition(",")[0]

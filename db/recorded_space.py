@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tunebench import device as devices
 from tunebench._deprecation import renamed
-from tunebench._host import product_name
 from tunebench._version import __version__
 from tunebench.cache_file import CacheFileHeader, RecordedTrial, RejectedEntry, TuningLog, read_header
 from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
@@ -150,12 +149,10 @@ class _SpaceImport(RowImport):
 def _device_of(name: str) -> Device:
     if not name:
         raise InputError("it does not name its device; give --device")
-    known = devices.described()
-    found = known.get(product_name(name))
-    if found is None:
-        names = ", ".join(sorted(known))
-        raise InputError(f"its device {name[:100]!r} is unknown; give --device. Known: {names}")
-    return found
+    try:
+        return devices.find_product(name[:100])
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; give --device") from None
 
 
 def _order(log: TuningLog, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:

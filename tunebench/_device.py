@@ -16,10 +16,16 @@ from tunebench.errors import InputError
 __all__ = [
     "Device",
     "architecture_facts",
+    "architecture_name",
     "architectures",
     "described_facts",
+    "driver_names",
     "highest_rates",
     "product_facts",
+    "product_name",
+    "products_named",
+    "selects",
+    "slug",
 ]
 
 _POSITIVE = (
@@ -31,6 +37,14 @@ _POSITIVE_IF_KNOWN = (
     *("boost_clock_mhz", "tdp_w", "process_nm", "power_limit_w", "mma_pj_per_ghz2"),
     *("measured_gb_s", "measured_gflop_s"),
 )
+
+_NAMING = {"names", "model", "words", "source"}
+"""Keys of a product in devices.toml that are no fields of `Device`."""
+
+_UNNAMED = frozenset(
+    ("nvidia", "geforce", "tesla", "amd", "instinct", "gpu", "tensor", "core", "graphics", "card")
+)
+"""Words of names that do not tell products apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +187,7 @@ def architecture_facts(architecture: str) -> dict[str, Any]:
 def product_facts(name: str) -> dict[str, Any]:
     """Return the fields that only a described product has; empty if it is not described."""
     entry = described_facts()["device"].get(name, {})
-    return {name: value for name, value in entry.items() if name != "source"}
+    return {key: value for key, value in entry.items() if key not in _NAMING}
 
 
 def highest_rates() -> dict[str, Any]:
@@ -196,3 +210,90 @@ def architectures() -> dict[str, str]:
     """Return the described architectures, each with its representative product."""
     table = described_facts()["architecture"]
     return {name: str(entry["representative"]) for name, entry in table.items()}
+
+
+# -- names of products -----------------------------------------------------------------------------------
+
+
+def slug(product: str) -> str:
+    """Return a product name in lower case with hyphens: ``NVIDIA H200`` is ``h200``."""
+    words = re.sub(r"\((?:r|tm)\)|nvidia|geforce|tesla|processor|cpu|@.*", " ", product.lower())
+    return "-".join(re.findall(r"[a-z0-9.]+", words)) or "unknown"
+
+
+def driver_names(name: str) -> tuple[str, ...]:
+    """Return the names that drivers report for a described product; empty if it is not described."""
+    return tuple(described_facts()["device"].get(name, {}).get("names", ()))
+
+
+@functools.lru_cache(maxsize=256)
+def products_named(text: str) -> tuple[str, ...]:
+    """Return the described products that a name may mean: one, none, or several if it is ambiguous.
+
+    The name of an entry of devices.toml means that product. Any other name means the products whose `model`
+    it contains, if each further word is one of theirs: ``RTX 4090`` is one product, ``A100`` is four.
+
+    Args:
+        text: Name as a driver or a person writes it, such as ``NVIDIA A100-SXM4-80GB`` or ``h100_sxm``.
+    """
+    name = slug(text)
+    if name in described_facts()["device"]:
+        return (name,)
+    words = _words(text)
+    return tuple(name for name, (model, allowed) in _spellings().items() if model <= words <= allowed)
+
+
+def product_name(text: str) -> str:
+    """Return the product that a name means: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``.
+
+    A name that is not described, or that may mean several products, is returned in lower case with hyphens.
+
+    Args:
+        text: Name as a driver or a person writes it.
+    """
+    names = products_named(text)
+    return names[0] if len(names) == 1 else slug(text)
+
+
+def architecture_name(text: str) -> str:
+    """Return an architecture as devices.toml writes it: ``SM90`` is ``sm_90``; other texts are unchanged."""
+    match = re.fullmatch(r"sm[ _-]?(\d{2,3})", text.lower())
+    return f"sm_{match[1]}" if match else text
+
+
+def selects(name: str, key: str) -> bool:
+    """Return whether a name selects the device of a stored key; an ambiguous one selects all its products.
+
+    Args:
+        name: A key, an architecture, or a product as in `products_named`.
+        key: The stored key (see `Device.key`).
+    """
+    architecture, _, rest = key.partition(":")
+    product = rest.partition(",")[0]
+    return (
+        name == key
+        or architecture_name(name) == architecture
+        or product in (name, slug(name))
+        or product in products_named(name)
+    )
+
+
+@functools.cache
+def _spellings() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """Return the words that a name of each product must contain, and all that it may contain."""
+    spellings = {}
+    for name, entry in described_facts()["device"].items():
+        model = _words(entry.get("model", name))
+        texts = (name, *entry["names"], entry.get("words", ""), f"{round(entry['memory_bytes'] / 2**30)}GB")
+        words = frozenset[str]().union(*map(_words, texts))
+        short = {re.sub(r"(?<=^sxm)\d$|(?<=\d)gb$", "", word) for word in words}  # sxm for sxm4, 80 for 80gb
+        spellings[name] = (model, words | short)
+    return spellings
+
+
+def _words(text: str) -> frozenset[str]:
+    """Return the words of a product name that tell products apart, in lower case and one spelling."""
+    text = re.sub(r"\((?:r|tm)\)|[\s_-]+", " ", text.lower())
+    text = re.sub(r"(?<=rtx)(?=\d|a\d|pro)|(?<=pro)(?=\d)|(?<=\d{4})(?=ti\b|super\b)", " ", text)
+    text = re.sub(r"(?<![\w.])(\d+) ?(?:gib|gb|g)\b", r"\1gb", text)
+    return frozenset(re.findall(r"[a-z0-9.]+", text)) - _UNNAMED

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench import _environment
+from tunebench._device import product_name, slug
 
 __all__ = ["cores", "cpu", "gpus"]
 
@@ -98,46 +99,6 @@ def _last_level_cache_bytes() -> int:
         if match:
             sizes.append(int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]])
     return max(sizes) or 32 << 20
-
-
-def slug(product: str) -> str:
-    """Return a product name in lower case with hyphens: ``NVIDIA H200`` is ``h200``."""
-    words = re.sub(r"\((?:r|tm)\)|nvidia|geforce|tesla|processor|cpu|@.*", " ", product.lower())
-    return "-".join(re.findall(r"[a-z0-9.]+", words)) or "unknown"
-
-
-# Product names as the driver reports them, where the slug differs from the name in devices.toml.
-_PRODUCTS = {
-    "a100-sxm4-40gb": "a100-40-sxm",
-    "a100-sxm4-80gb": "a100-80-sxm",
-    "a100-pcie-40gb": "a100-40-pcie",
-    "a100-80gb-pcie": "a100-80-pcie",
-    "h100-80gb-hbm3": "h100-sxm",
-    "h200": "h200-sxm",
-    "v100-sxm2-16gb": "v100-sxm2",
-    "v100-sxm2-32gb": "v100-sxm2",
-    "v100-pcie-16gb": "v100-pcie",
-    "v100-pcie-32gb": "v100-pcie",
-    "p100-pcie-16gb": "p100-pcie",
-    "rtx-a4000": "a4000",
-    "rtx-a6000": "a6000",
-    "rtx-3060-laptop-gpu": "rtx-3060-laptop",
-    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
-    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtx-pro-6000",
-    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000-server",
-    "amd-instinct-mi100": "mi100",
-    "amd-instinct-mi210": "mi210",
-    "amd-instinct-mi250": "mi250",
-    "amd-instinct-mi300x": "mi300x",
-    "gh200-480gb": "gh200",
-    "b300-sxm6-ac": "b300",
-}
-
-
-def product_name(driver_name: str) -> str:
-    """Return the name in devices.toml of a driver's name: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``."""
-    name = slug(driver_name)
-    return _PRODUCTS.get(name, name)
 
 
 @cache

@@ -29,9 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunebench._device import Device, architecture_facts, architectures, product_facts
+from tunebench._device import (
+    Device,
+    architecture_facts,
+    architectures,
+    product_facts,
+    product_name,
+    products_named,
+)
 from tunebench._figure import significant
-from tunebench._host import product_name
 from tunebench.errors import InputError, UnknownName
 
 __all__ = ["Sheet", "is_file", "read"]
@@ -179,10 +185,12 @@ def _product(like: str | None, name: str) -> dict[str, Any]:
     """Return the fields of the product that completes the file: named in `like`, or by the same name."""
     if like is None:
         return product_facts(name)
-    found = product_facts(product_name(like))
-    if not found:
+    products = products_named(like)
+    if not products:
         raise InputError(f"like = {like!r} names no described device; `tunebench devices` lists them")
-    return found
+    if len(products) > 1:
+        raise InputError(f"like = {like!r} may be {', '.join(products)}: name one of them")
+    return product_facts(products[0])
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ from tunebench import _host, datasheet
 from tunebench._device import (
     Device,
     architecture_facts,
+    architecture_name,
     architectures,
     described_facts,
     highest_rates,
     product_facts,
+    products_named,
+    selects,
+    slug,
 )
-from tunebench.errors import DeviceError, UnknownName
+from tunebench.errors import DeviceError, InputError, UnknownName, close_names
 
 __all__ = [
     "Device",
@@ -24,11 +28,14 @@ __all__ = [
     "architectures",
     "described",
     "find",
+    "find_product",
     "from_file",
     "local_cpu",
     "local_gpus",
     "product_facts",
+    "products_named",
     "representative",
+    "selects",
 ]
 
 
@@ -51,10 +58,10 @@ def representative(architecture: str) -> Device:
     Raises:
         UnknownName: The architecture is not described.
     """
-    known = architectures()
-    if architecture not in known:
+    known, name = architectures(), architecture_name(architecture)
+    if name not in known:
         raise UnknownName("architecture", architecture, known)
-    return _build(known[architecture])
+    return _build(known[name])
 
 
 def local_cpu() -> Device:
@@ -84,25 +91,27 @@ def find(name: str | None = None) -> Device:
     """Return a device by name.
 
     Args:
-        name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name in `described`, an
-            architecture (its representative), or a file that ends in ``.toml`` or ``.json`` (see
-            `from_file`). None selects the first GPU, or the CPU if there is none.
+        name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a product as `described`, the driver
+            or a person writes it (``h100-sxm``, ``NVIDIA H100 80GB HBM3``, ``RTX 4090``), an architecture
+            (its representative), or a file that ends in ``.toml`` or ``.json`` (see `from_file`). None
+            selects the first GPU, or the CPU if there is none.
 
     Returns:
         The device with its rates and limits.
 
     Raises:
         UnknownName: No device has this name.
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or the name may mean several products and none or several of
+            them are in this machine.
         DeviceError: This machine has no such GPU.
     """
     if name is None:
         return (*local_gpus(), local_cpu())[0]
     if datasheet.is_file(name):
         return from_file(name)
-    if name == "cpu":
+    if name.lower() == "cpu":
         return local_cpu()
-    if match := re.fullmatch(r"cuda(?::(\d+))?", name):
+    if match := re.fullmatch(r"cuda(?::(\d+))?", name.lower()):
         gpus, index = local_gpus(), int(match[1] or 0)
         if index < len(gpus):
             return gpus[index]
@@ -110,13 +119,35 @@ def find(name: str | None = None) -> Device:
             f"{name}: this machine has {len(gpus)} NVIDIA GPU(s); run `tunebench doctor` for details"
         )
     local = {device.name: device for device in (local_cpu(), *local_gpus())}
-    if name in local:
-        return local[name]
-    if name in described_facts()["device"]:
-        return _build(name)
-    if name in architectures():
+    if name in local or slug(name) in local:
+        return local.get(name) or local[slug(name)]
+    if architecture_name(name) in architectures():
         return representative(name)
-    raise UnknownName("device", name, {"cpu", "cuda", *local, *described_facts()["device"], *architectures()})
+    here = [local[product] for product in products_named(name) if product in local]
+    return here[0] if len(here) == 1 else find_product(name, {"cpu", "cuda", *local, *architectures()})
+
+
+def find_product(name: str, others: Iterable[str] = ()) -> Device:
+    """Return the described product that a name means.
+
+    Args:
+        name: Name as a driver or a person writes it, such as ``NVIDIA A100-SXM4-80GB``.
+        others: Names of other kinds that are valid, for the message.
+
+    Raises:
+        UnknownName: No product has this name.
+        InputError: The name may mean several products.
+    """
+    products = products_named(name)
+    if len(products) > 1:
+        *first, last = products
+        raise InputError(f"device {name!r} may be {', '.join(first)} or {last}: name one of them")
+    if not products:
+        known = {*others, *described_facts()["device"]}
+        close = [] if close_names(name, known) else close_names(slug(name), known)
+        hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise UnknownName("device", name, known, hint)
+    return _build(products[0])
 
 
 def from_file(path: str | Path) -> Device:

@@ -50,6 +50,7 @@ __all__ = [
     "UnknownName",
     "VariantError",
     "WorkerUnusable",
+    "close_names",
     "describe_error",
     "install_command",
     "message_of",
@@ -88,8 +89,7 @@ class UnknownName(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
-        close = [known for known in names if known.startswith(name)][:4] if len(name) > 1 else []
-        close = close or difflib.get_close_matches(name, names, n=1)
+        close = close_names(name, names)
         guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         more = f" {hint}" if hint else ""
         super().__init__(f"unknown {kind} {quoted(name)}.{guess} Known: {', '.join(names) or 'none'}.{more}")
@@ -189,6 +189,24 @@ class BrokenDependency(MissingDependency):
 
     def __reduce__(self) -> tuple[type[MissingDependency], tuple[str, ...]]:
         return (BrokenDependency, (self.package, self.extra, self._fault, self._remedy))
+
+
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the valid names that an unknown one may be meant for; case and separators do not matter.
+
+    Args:
+        name: The unknown name.
+        known: All valid names.
+    """
+    plain = {valid: re.sub(r"[\s_-]+", "-", valid.lower()) for valid in known}
+    wanted = re.sub(r"[\s_-]+", "-", name.lower())
+    longer = [valid for valid, text in plain.items() if len(name) > 1 and text.startswith(wanted)]
+    if longer:
+        return longer[:4]
+    alike = difflib.get_close_matches(wanted, list(dict.fromkeys(plain.values())), n=3)
+    ratios = [difflib.SequenceMatcher(None, text, wanted).ratio() for text in alike]
+    alike = [text for text, ratio in zip(alike, ratios, strict=True) if ratio > max(ratios) - 0.01]
+    return [valid for text in alike for valid in plain if plain[valid] == text]
 
 
 def install_command(extra: str) -> str:

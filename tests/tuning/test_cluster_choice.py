@@ -1,4 +1,4 @@
-"""Choice of a cluster's workers and of the device to tune for; these tests do not need Ray."""
+"""Choice of a cluster's workers and of the device to tune for; few of these tests need Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tunebench.device import find
+from tests.support import needs_ray
+from tunebench._device import driver_names
+from tunebench.device import described, find
 from tunebench.errors import InputError, MissingDependency
 from tunebench.executor._accelerator import labels, may_have
 from tunebench.executor._worker_actor import WorkerActor, _placed
@@ -39,6 +41,18 @@ class _Found:
         ({"GPU": 1, "accelerator_type:A100": 1, "tunebench:h100-sxm": 1}, "h100-sxm", True),
         ({"GPU": 1, "accelerator_type:A100": 1, "tunebench:sm_90": 1}, "h100-sxm", True),
         ({"GPU": 1, "accelerator_type:GeForce-RTX-3090": 1}, "rtx-3090", True),
+        ({"GPU": 1, "accelerator_type:GeForce-RTX-4090": 1}, "RTX 4090", True),
+        ({"GPU": 1, "accelerator_type:GeForce-RTX-4090": 1}, "rtx-4080", False),
+        ({"GPU": 1, "accelerator_type:GeForce-RTX-5070-Ti": 1}, "sm_120:rtx-5070-ti,sm=70", True),
+        ({"GPU": 1, "accelerator_type:GeForce-RTX-5070-Ti": 1}, "NVIDIA GeForce RTX 5070 Ti", True),
+        ({"GPU": 1, "accelerator_type:GeForce-RTX-5070-Ti": 1}, "rtx-5060", False),
+        ({"GPU": 1, "accelerator_type:RTX-PRO-6000": 1}, "RTX PRO 6000 Server", True),
+        ({"GPU": 1, "accelerator_type:RTX-A6000": 1}, "NVIDIA RTX A6000", True),
+        ({"GPU": 1, "accelerator_type:L40": 1}, "NVIDIA L40", True),
+        ({"GPU": 1, "accelerator_type:H200": 1}, "H200 NVL", True),
+        ({"GPU": 1, "accelerator_type:H200": 1}, "NVIDIA_H200", True),
+        ({"GPU": 1, "accelerator_type:A100": 1}, "A100", True),
+        ({"GPU": 1, "accelerator_type:A100": 1}, "NVIDIA H100 80GB HBM3", False),
         ({"GPU": 1, "node:10.0.0.1": 1}, "h100-sxm", True),
     ],
 )
@@ -46,9 +60,20 @@ def test_nodes_are_chosen_by_their_resources(resources: dict[str, float], wanted
     assert may_have(resources, labels(wanted)) is asked
 
 
+@needs_ray
+@pytest.mark.parametrize("product", [name for name in described() if not name.startswith("mi")])
+def test_every_described_gpu_has_the_resource_that_ray_gives_it(product: str) -> None:
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    for driver_name in driver_names(product):
+        name = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(driver_name)
+        assert may_have({f"accelerator_type:{name}": 1}, labels(product))
+    assert not may_have({"accelerator_type:RTX": 1}, labels(product))
+
+
 def test_device_is_named_by_name_architecture_or_key_and_must_be_unique() -> None:
     cluster = _Found(H100, A100)
-    for wanted in ("h100-sxm", "sm_90", H100.key, H100):
+    for wanted in ("h100-sxm", "sm_90", H100.key, H100, "H100", "NVIDIA H100 80GB HBM3", "SM90"):
         assert [target.device for target in targets(cluster, [wanted])] == [H100]
     assert [target.device for target in targets(cluster, ["sm_90", "a100-80-sxm", "h100-sxm"])] == [
         H100,

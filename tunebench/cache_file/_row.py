@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tunebench._host import product_name
+from tunebench._device import product_name
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.outcome import (

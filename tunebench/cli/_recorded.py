@@ -77,7 +77,6 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     """
     from tunebench import datasheet
     from tunebench import device as devices
-    from tunebench._host import product_name
     from tunebench.cache_file import read
     from tunebench.kernels.recorded_kernel import RECORDED_KERNELS
     from tunebench.tuning.replay import Space
@@ -85,10 +84,8 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     if problem and not re.fullmatch(r"[0-9]+(x[0-9]+)*", problem):
         raise InputError(f"--problem must be sizes such as 4096x4096, got {problem!r}")
     described = absent_device(device) if datasheet.is_file(device) else None
-    if device and described is None and product_name(device) not in devices.described():
-        raise UnknownName("device", device, devices.described())
+    product = devices.find_product(device).name if device and described is None else ""
     if kernel and kernel not in (known := {recorded.kernel for recorded in RECORDED_KERNELS}):
         raise UnknownName("recorded kernel", kernel, known)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
-    name = "" if described is not None else device
-    return Space.of(read(path).completed(kernel=kernel, device=name, problem=sizes), described)
+    return Space.of(read(path).completed(kernel=kernel, device=product, problem=sizes), described)

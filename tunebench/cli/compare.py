@@ -92,12 +92,14 @@ def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
 
 
 def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:
-    """Parse ``a=2.5,b=4``, with devices as typed or by name."""
+    """Parse ``a=2.5,b=4``, with devices as typed or by any name."""
+    from tunebench._device import product_name
+
     prices: dict[str, float] = {}
     for item in filter(None, (text or "").split(",")):
         name, _, value = item.rpartition("=")
         try:
-            prices[names.get(name, name)] = float(value)
+            prices[names.get(name) or (name if name in names.values() else product_name(name))] = float(value)
         except ValueError:
             raise InputError(f"--price must have the form device=price, got {item!r}") from None
     return prices

@@ -1,16 +1,18 @@
 """Ray resource names of devices, which select the nodes that may have a device.
 
-A node has a resource ``accelerator_type:NAME`` for its first GPU. Ray derives NAME from the product name: the
-first word of capitals with a digit in it, or the whole product with hyphens. For other devices, a node can be
-started with a custom resource ``tunebench:NAME`` for each name of its devices.
-Source: ray/_private/accelerators/nvidia_gpu.py and ray.util.accelerators of Ray 2.60.
+A node has a resource ``accelerator_type:NAME`` for its first GPU. Ray derives NAME from the driver's name of
+the product: the first words of capitals up to one with a digit, or the whole product with hyphens. For other
+devices, a node can be started with a custom resource ``tunebench:NAME`` for each name of its devices.
+Source: ray/_private/accelerators/nvidia_gpu.py of Ray 2.60.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from tunebench import device as devices
+from tunebench._device import architecture_name, driver_names, products_named, slug
 
 __all__ = ["CUSTOM", "labels", "may_have"]
 
@@ -19,45 +21,53 @@ CUSTOM = "tunebench:"
 
 ACCELERATOR = "accelerator_type:"
 
-# Products whose name in Ray is not their first word in capitals.
-_NAMES = {
-    "a4000": "RTX-A4000",
-    "a6000": "RTX-A6000",
-    "gh200": "GH200",
-    "rtx-2080-ti": "GeForce-RTX-2080-Ti",
-    "rtx-3060-laptop": "GeForce-RTX-3060-Laptop-GPU",
-    "rtx-3080": "GeForce-RTX-3080",
-    "rtx-3090": "GeForce-RTX-3090",
-    "rtx-4080": "GeForce-RTX-4080",
-    "rtx-4090": "GeForce-RTX-4090",
-    "rtx-5080": "GeForce-RTX-5080",
-    "rtx-5090": "GeForce-RTX-5090",
-    "rtx-pro-6000": "RTX-PRO-6000",
-    "rtx-pro-6000-server": "RTX-PRO-6000",
-    "titan-rtx": "TITAN-RTX",
-}
+_MODEL = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
 
 
 def labels(wanted: str) -> frozenset[str]:
-    """Return the Ray resources for a device; a node is used if it has at least one of them.
+    """Return the Ray resources for a device; a node is used if it has at least one of them (see `may_have`).
 
     Args:
-        wanted: A product such as ``h100-sxm``, an architecture, or the key of a device.
+        wanted: A product in any spelling, such as ``h100-sxm``, an architecture, or the key of a device.
     """
     architecture, _, rest = wanted.partition(":")
-    names = {wanted, rest.partition(",")[0] or wanted}
-    alike = [one for one in devices.described().values() if names & {one.name, one.architecture}]
-    custom = names | {one.name for one in alike} | {one.architecture for one in alike}
+    name = rest.partition(",")[0] or architecture_name(wanted)
+    products = set(products_named(name))
+    alike = [one for one in devices.described().values() if one.name in products or one.architecture == name]
+    custom = {wanted, name, *(one.name for one in alike), *(one.architecture for one in alike)}
     custom |= {architecture} if rest else set()
-    accelerators = {
-        _NAMES.get(name, name.partition("-")[0].upper()) for name in {one.name for one in alike} | names
-    }
+    accelerators = {_accelerator(driver) for one in alike for driver in driver_names(one.name)}
+    if not alike:
+        accelerators |= {slug(name), _up_to_digit(slug(name))}
     return frozenset(
-        {f"{ACCELERATOR}{name}" for name in accelerators} | {f"{CUSTOM}{name}" for name in custom}
+        {f"{ACCELERATOR}{slug(name)}" for name in accelerators} | {f"{CUSTOM}{slug(name)}" for name in custom}
     )
 
 
 def may_have(resources: Mapping[str, float], wanted: Iterable[str]) -> bool:
-    """Return whether a node may have one of the wanted devices; without resource names it may have any."""
-    names = {name for name in resources if name.startswith((CUSTOM, ACCELERATOR))}
+    """Return whether a node may have one of the wanted devices; without resource names it may have any.
+
+    Args:
+        resources: Resources of the node, by name. Case, and the maker in a name, do not matter.
+        wanted: Resource names as `labels` returns them.
+    """
+    names = {
+        f"{prefix}{slug(name.removeprefix(prefix))}"
+        for name in resources
+        for prefix in (CUSTOM, ACCELERATOR)
+        if name.startswith(prefix)
+    }
     return not names or bool(names & set(wanted))
+
+
+def _accelerator(driver_name: str) -> str:
+    """Return Ray's name of a product from the driver's name."""
+    match = _MODEL.match(driver_name)
+    name = match[1] if match is not None and len(match[1]) > 1 else driver_name.removeprefix("NVIDIA ")
+    return name.replace(" ", "-")
+
+
+def _up_to_digit(name: str) -> str:
+    """Return the words of a slug up to the first with a digit: ``h200-nvl`` is ``h200``."""
+    match = re.match(r"(?:[^\d-]+-)*[^-]*\d[^-]*", name)
+    return match[0] if match is not None else name

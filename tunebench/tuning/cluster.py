@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
-from tunebench import device as devices
+from tunebench._device import architecture_name, products_named, selects
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError
 from tunebench.executor._accelerator import labels
@@ -68,7 +68,7 @@ def _kind(wanted: Wanted) -> Kind | None:
         return wanted.kind
     if wanted is None or wanted == EVERY:
         return None
-    if wanted == "cuda" or wanted.startswith("sm_") or wanted in devices.described():
+    if wanted == "cuda" or architecture_name(wanted).startswith("sm_") or products_named(wanted):
         return "gpu"
     return "cpu" if wanted == "cpu" or wanted.startswith(PROCESSORS) else None
 
@@ -106,7 +106,7 @@ def _fits(device: Device, wanted: Wanted) -> bool:
         return device.key == wanted.key
     if wanted is None:
         return True
-    return wanted in (device.name, device.architecture, device.key) or (OF_KIND.get(wanted) == device.kind)
+    return selects(wanted, device.key) or OF_KIND.get(wanted) == device.kind
 
 
 def worker_setup_of(target: TuningTarget, plan: Plan, variants: Sequence[TunableVariant]) -> WorkerSetup:

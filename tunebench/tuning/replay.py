@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunebench import device as devices
-from tunebench._host import product_name
+from tunebench._device import product_name
 from tunebench.bound import Bounds, bound
 from tunebench.cache_file import RecordedSpace
 from tunebench.device import Device

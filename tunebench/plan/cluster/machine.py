@@ -49,7 +49,7 @@ _KINDS = ("nvlink", "pcie")
 PER_NODE = 8
 """Devices per node if a text does not say; fewer if the cluster has fewer."""
 
-_COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w.-]+)")
+_COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w. -]*[\w.-])")
 _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
 _PRICE = re.compile(r"(\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?|(?P<hourly>\d+(\.\d+)?)\s*/\s*h)")

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tunebench._device import selects
 from tunebench.db.browse import MOST_POINTS, TRIAL_ORDERS, Answer, Browser, DeviceEntry, RunEntry, TrialFilter
 from tunebench.errors import InputError, LookupMiss
 from tunebench.outcome import first_error
@@ -457,7 +458,7 @@ def _filtered(lines: Iterable[Line], query: Query) -> Iterator[Line]:
     for line in lines:
         best = line.best
         if (
-            device in ("", line.device.key)
+            (not device or selects(device, line.device.key))
             and operator in ("", line.operator)
             and text in line.entry.workload.lower()
             and (not how or how == (line.how or "none"))
