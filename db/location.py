@@ -33,6 +33,10 @@ _SECRET = re.compile(r"pass(?!file)|secret|token|pwd", re.IGNORECASE)
 """Names of values that are not shown."""
 
 
+NO_RECORD = "tune a workload first, or name another one by --db"
+"""What to do about a database without records."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """Location of a database; exactly one of the two fields is set.
@@ -52,9 +56,15 @@ class Location:
             DatabaseError: if it does not.
         """
         if self.path is not None and not self.path.exists():
-            raise DatabaseError(
-                f"database {self} does not exist: run tunebench tune first, or name another one by --db"
-            )
+            raise DatabaseError(f"database {self} does not exist: {NO_RECORD}")
+
+    @property
+    def option(self) -> str | None:
+        """Value of `--db` in a command for this database; None for the default one, which needs no option."""
+        try:
+            return None if self == locate(None) else str(self)
+        except InputError:  # TUNEBENCH_DB names no database, so only the option does
+            return str(self)
 
     def __str__(self) -> str:
         """Return the path, or the URL without its passwords."""

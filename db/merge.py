@@ -27,6 +27,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._command import command_line
 from tunebench._deprecation import renamed
 from tunebench.db import schema
 from tunebench.db.location import Location, locate
@@ -154,7 +155,8 @@ def _snapshot(source: Reader) -> Iterator[sa.Connection]:
             yield connection
     except (ValueError, TypeError) as error:  # from JSON, times and texts that cannot be decoded
         said = f"database {source.location} contains rows that cannot be read ({error})"
-        raise DatabaseError(f"{said}; tunebench db verify lists them") from error
+        verify = command_line("db verify", db=source.location.option)
+        raise DatabaseError(f"{said}; {verify} lists them") from error
 
 
 def _groups(there: sa.Connection) -> list[MergeGroup]:

@@ -14,9 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._command import command_line
 from tunebench.db import schema
 from tunebench.db.engine import create_engine, translate_errors, write
-from tunebench.db.location import Location, locate
+from tunebench.db.location import NO_RECORD, Location, locate
 from tunebench.db.migrations import newer_schema
 from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
@@ -40,9 +41,7 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
     """
     with engine.connect() as connection:
         if read_only and not sa.inspect(connection).get_table_names():
-            raise DatabaseError(
-                f"database {location} is empty: run tunebench tune first, or name another one by --db"
-            )
+            raise DatabaseError(f"database {location} is empty: {NO_RECORD}")
         found = _revision(connection, location)
     if found is None and not read_only:
         with write(engine) as connection:
@@ -78,7 +77,7 @@ def _refuse(found: str | None, location: Location) -> None:
     if found in schema.REVISIONS:
         raise SchemaError(
             f"database {location} has schema {found}, older than {schema.HEAD} of this version; run: "
-            f"tunebench db upgrade --db {location}"
+            + command_line("db upgrade", db=location.option)
         )
     raise SchemaError(newer_schema(location, found))
 
@@ -154,12 +153,11 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
         _lock(connection)
         before = _known_revision(connection, location)
         if before is None:
-            raise DatabaseError(
-                f"database {location} is empty: run tunebench tune first, or name another one by --db"
-            )
+            raise DatabaseError(f"database {location} is empty: {NO_RECORD}")
         if before < to:
             raise InputError(
-                f"database {location} has schema {before}, older than {to}; run: tunebench db upgrade"
+                f"database {location} has schema {before}, older than {to}; run: "
+                + command_line("db upgrade", db=location.option)
             )
         there = _value_counts(connection)
         if before != to:
@@ -169,9 +167,13 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
         if lost and not force:
             raise InputError(
                 f"schema {to} cannot store {', '.join(lost)} of database {location}, which was not changed. "
-                "Export it first (tunebench db export --format jsonl), or discard the data by --force"
+                f"Export it first ({_export(location)}), or discard the data by --force"
             )
     return before, to
+
+
+def _export(location: Location) -> str:
+    return command_line("db export", out="tunebench.jsonl.gz", format="jsonl", db=location.option)
 
 
 _DERIVED = {"measurement.fastest_us", "origin.id"}

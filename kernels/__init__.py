@@ -34,6 +34,7 @@ __all__ = [
     "broken_plugins",
     "failed_files",
     "file_of",
+    "files_of",
     "headers",
     "import_file",
     "include",
@@ -50,6 +51,8 @@ ENTRY_POINTS = "tunebench.variants"
 
 _USER = "tunebench_user_"
 """Prefix of the names under which users' files are imported."""
+
+_OWN = "A variant of your own needs its file: --variant-file, or tunebench.kernels.load_file in Python."
 
 _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
@@ -137,7 +140,7 @@ def variant(key: str) -> Variant[Any]:
     """
     known = _known(key.partition("/")[0])
     if key not in known:
-        raise UnknownName("variant", key, _known())
+        raise UnknownName("variant", key, _known(), _OWN)
     return known[key]
 
 
@@ -230,6 +233,16 @@ def file_of(variant: Variant[Any]) -> str | None:
     """Return the user's file that defines a variant; None if it is of this package or of a plug-in."""
     name = type(variant).__module__
     return sys.modules[name].__file__ if name.startswith(_USER) else None
+
+
+def files_of(operator: str) -> tuple[str, ...]:
+    """Return the users' files with a loaded variant of an operator, which commands need by `--variant-file`.
+
+    Args:
+        operator: Name of the operator.
+    """
+    files = (file_of(variant) for variant in _loaded.values() if variant.operator.operator == operator)
+    return tuple(file for file in files if file is not None)
 
 
 def loaded_files() -> tuple[str, ...]:

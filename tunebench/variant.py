@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from tunebench._command import command_line
 from tunebench._deprecation import accept_renamed_attribute
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -514,18 +515,20 @@ class NumbaVariant(Variant[W]):
         return _digest(_syntax(type(self).__module__), *filter(None, (generated,)), str(config))
 
 
-def unsuitable(device: Device) -> str | None:
+def unsuitable(workload: Workload, device: Device) -> str | None:
     """Return why no variant runs on a device, or None if some may.
 
     Args:
+        workload: Workload to compute.
         device: A GPU or a CPU.
     """
     if device.kind == "cpu" or device.compute_capability >= OLDEST_CC:
         return None
     oldest = "an NVIDIA GPU of sm_{}{} or later".format(*OLDEST_CC)
+    predict = command_line("predict", workload=workload, device=device.name)
     return (
-        f"{device.name} ({device.architecture}) runs no variant, all need {oldest}; `tunebench predict` "
-        "estimates its time with the libraries of its vendor"
+        f"{device.name} ({device.architecture}) runs no variant, all need {oldest}; `{predict}` estimates "
+        "its time with the libraries of its vendor"
     )
 
 
@@ -553,7 +556,7 @@ class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):
     def refuses(self, workload: W, device: Device) -> str | None:
         """Return why this variant cannot compute `workload` on `device`, or None if it can."""
         reason = super().refuses(workload, device)
-        return reason or unsuitable(device)
+        return reason or unsuitable(workload, device)
 
 
 class NumbaCpuVariant(NumbaVariant[W]):

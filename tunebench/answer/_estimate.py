@@ -104,7 +104,7 @@ def default_answer(workload: Workload, device: Device, variant: str | None, data
     Raises:
         InputError: if no variant supports the workload on the device; the message lists the reasons.
     """
-    reason = unsuitable(device) or exceeds_memory(workload, device)
+    reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
     refused, found = [], []

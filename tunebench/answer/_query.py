@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tunebench import device as devices
+from tunebench import kernels
+from tunebench._command import command_line
 from tunebench.answer._answer import Answer, How
 from tunebench.answer._reader import AnswerReader, AnswerRow
 from tunebench.answer._target import lookup_target
@@ -183,7 +186,7 @@ class LookupQuery:
             if file is not None:
                 self._unloaded[row.variant] = (
                     f"{row.variant} took {row.time_us:.2f} us on {row.device}, but its file is not loaded: "
-                    f"use --variant-file {file}, or tunebench.kernels.load_file in Python"
+                    f"use --variant-file {shlex.quote(file)}, or tunebench.kernels.load_file in Python"
                 )
         return None
 
@@ -233,18 +236,20 @@ class LookupQuery:
     def _miss(self, *, strict: bool) -> str:
         target, location = self.target, self.location
         local = {device.key: device for device in (devices.local_cpu(), *devices.local_gpus())}
-        device = f"--arch {target.architecture}"
+        where_to: dict[str, str] = {"arch": target.architecture}
         if target.key in local:
-            device = "--device cpu" if local[target.key].kind == "cpu" else f"--device {target.product}"
-        database = f" --db {location}" if self._db is not None else ""
+            where_to = {"device": "cpu" if local[target.key].kind == "cpu" else target.product}
+        if strict and target.key not in local:  # here, tuning would only predict
+            where_to = {"device": target.product}
         empty = location.path is not None and not location.path.exists()
         where = f"database {location}" + (", which does not exist yet" if empty else "")
         reasons = "".join(f"; {reason}" for reason in self._refused.values())
         known = "was measured" if strict else "is known"
-        remedy = f"; run: tunebench tune --workload {self.text} {device}{database}"
-        if strict and target.key not in local:  # here, tuning would only predict
-            device = f"--device {target.product}"
-            remedy = f"; run, where that device is: tunebench tune --workload {self.text} {device}{database}"
+        files = kernels.files_of(self.text.partition(":")[0])
+        tune = command_line("tune", workload=self.text, **where_to, variant_file=files, db=location.option)
+        remedy = f"; run: {tune}"
+        if strict and target.key not in local:
+            remedy = f"; run, where that device is: {tune}"
         elif "by default" in self._refused:  # the last reason: no variant supports the workload
             remedy = ""
         return (

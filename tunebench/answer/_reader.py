@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tunebench._command import command_line
 from tunebench._figure import significant
 from tunebench.answer._answer import BaselineComparison
 from tunebench.answer._target import LookupTarget
@@ -361,12 +362,12 @@ class AnswerReader:
         if str(error) == "interrupted":
             return DatabaseError(
                 f"database {self.location} did not answer a query within {QUERY_S:.0f} s: its tables are too "
-                "large or were edited; `tunebench db verify` checks them"
+                f"large or were edited; `{command_line('db verify', db=self.location.option)}` checks them"
             )
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaError(
                 f"database {self.location} has no view answer_v1 of this version: another program's, or "
-                "has another schema; `tunebench db upgrade` says which"
+                f"has another schema; `{command_line('db upgrade', db=self.location.option)}` says which"
             )
         return DatabaseError(explain_sqlite(self.path, error))
 

@@ -76,6 +76,7 @@ class RecordedSpace:
             measurements; NaN for a failure.
         fastest_us: Fastest sample of each, in microseconds; NaN for a failure.
         failures: Outcomes of the rows without a time.
+        workload: Canonical text of its workload if a kernel of tunebench was tuned; else empty.
     """
 
     kernel: str
@@ -85,6 +86,7 @@ class RecordedSpace:
     times_us: NDArray[np.float64]
     fastest_us: NDArray[np.float64]
     failures: Mapping[int, Outcome]
+    workload: str = ""
 
     def completed(
         self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()
@@ -235,6 +237,7 @@ class TuningLog:
             kernel=self.kernel,
             device=self.device,
             problem=self.problem,
+            workload=self.workload,
             table=Table(space, ordinals[order]),
             times_us=np.array([row.time_us for row in placed]),
             fastest_us=np.array([row.fastest_us for row in placed]),

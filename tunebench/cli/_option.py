@@ -16,7 +16,7 @@ from tunebench.cli._output import json_stdout
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from tunebench.device import Device
 
@@ -46,7 +46,9 @@ __all__ = [
     "looked_up_device",
     "renamed_flag",
     "split_devices",
+    "stored_keys",
     "target_device",
+    "variant_files_option",
 ]
 
 
@@ -312,16 +314,23 @@ def _load_variant_files(paths: list[Path] | None) -> list[Path] | None:
     return paths
 
 
-VariantFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
+def variant_files_option(panel: str | None = None) -> Any:
+    """Return the option `--variant-file`, which loads users' files with variants before the command runs.
+
+    Args:
+        panel: Title of its group in the help; None for the common group.
+    """
+    return typer.Option(
         "--variant-file",
         metavar="FILE.py",
         help="Python file with a variant, and its operator if that is new; repeatable.",
         show_default=False,
         callback=_load_variant_files,
-    ),
-]
+        rich_help_panel=panel,
+    )
+
+
+VariantFiles = Annotated[list[Path] | None, variant_files_option()]
 """Users' files with variants, which are loaded before the command runs; None without the option."""
 
 ConfigText = Annotated[
@@ -369,6 +378,30 @@ def looked_up_device(device: str | None, arch: str | None) -> Device | str | Non
     return absent_device(device) if device is not None and datasheet.is_file(device) else device
 
 
+def stored_keys(device: str | None, arch: str | None, known: Collection[str]) -> set[str]:
+    """Return the keys among those of records that `--device` or `--arch` selects: all without either.
+
+    Args:
+        device: Product in any spelling, architecture, key, or a file that describes a device.
+        arch: Architecture.
+        known: Keys of the devices that have records.
+
+    Raises:
+        InputError: if both are given, or the name is unknown.
+        DeviceError: if it names a missing GPU of this machine.
+    """
+    from tunebench import datasheet
+    from tunebench import device as devices
+
+    if device is None or arch is not None:
+        wanted = target_device(device, arch).architecture if arch is not None else None
+        return {key for key in known if wanted is None or devices.selects(wanted, key)}
+    named = {key for key in known if devices.selects(device, key)}
+    if named and not datasheet.is_file(device):
+        return named
+    return {absent_device(device).key} & {*known}
+
+
 def absent_device(name: str) -> Device:
     """Return a device by name or from a file; assumptions about a file are printed to stderr.
 
@@ -410,7 +443,7 @@ def gpus(names: Sequence[str] | None, arch: str | None = None) -> list[Device]:
         raise InputError("this machine has no GPU: name one by --device; `tunebench devices` lists them")
     for device in found:
         if device.kind != "gpu":
-            raise InputError(f"{device.name} is not a GPU: use `tunebench tune` to measure on it")
+            raise InputError(f"{device.name} is not a GPU, as this command needs; tune measures on a CPU")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json, renamed_flag
+from tunebench.cli._option import Json, VariantFiles, renamed_flag
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import (
     OptionalRecordedFile,
@@ -33,6 +33,7 @@ def command(
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
     problem: RecordedSizes = "",
+    variant_file: VariantFiles = None,
     as_json: Json = False,
     replay: Annotated[
         Path | None, typer.Option("--replay", hidden=True, callback=renamed_flag("the argument FILE"))
@@ -44,7 +45,7 @@ def command(
     """
     path = file or replay
     if path is None:
-        raise InputError("name the recorded tuning space: tunebench bound FILE")
+        raise InputError("name the recorded tuning space by the argument FILE")
     space = space_of(path, kernel, device, problem)
     data = _figures(space)
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Devices, Json, ReadDatabase, Tolerance, Workloads, target_device
+from tunebench.cli._option import (
+    Devices,
+    Json,
+    ReadDatabase,
+    Tolerance,
+    VariantFiles,
+    Workloads,
+    target_device,
+)
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 
@@ -56,6 +64,7 @@ def command(
     ] = False,
     workload: Workloads = None,
     device: Devices = None,
+    variant_file: VariantFiles = None,
     db: ReadDatabase = None,
     as_json: Json = False,
 ) -> None:

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tunebench.cli._option import ReadDatabase
+from tunebench.cli._option import ReadDatabase, VariantFiles
 from tunebench.cli._output import console
 
 __all__ = ["command"]
 
 
 def command(
+    variant_file: VariantFiles = None,
     db: ReadDatabase = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8642,

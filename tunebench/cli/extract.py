@@ -16,6 +16,7 @@ from tunebench.cli._option import (
     ModelInputs,
     ModelType,
     Training,
+    VariantFiles,
     target_device,
 )
 from tunebench.cli._output import duration, emit, table
@@ -51,6 +52,7 @@ def command(
             metavar="FOLDER", help="Folder for the graphs (JSON) and the suite (TOML).", show_default=False
         ),
     ] = None,
+    variant_file: VariantFiles = None,
     as_json: Json = False,
 ) -> None:
     """Extract the workloads of a PyTorch model, and the groups of operations that share a kernel.

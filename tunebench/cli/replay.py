@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench.cli._file import require_folder, write_page
-from tunebench.cli._option import Json, LearnedPruner, StopAtGap, renamed_flag
+from tunebench.cli._option import Json, LearnedPruner, StopAtGap, VariantFiles, renamed_flag
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel, RecordedSizes, space_of
 
@@ -49,6 +49,7 @@ def command(
     warm: Annotated[
         list[Path] | None, typer.Option("--warm", hidden=True, callback=renamed_flag("--warm-from"))
     ] = None,
+    variant_file: VariantFiles = None,
     as_json: Json = False,
 ) -> None:
     """Search a recorded tuning space instead of a device, to compare samplers.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._command import command_line
 from tunebench.cli._file import require_folder, write_page
 from tunebench.cli._option import (
     Architecture,
@@ -16,6 +17,7 @@ from tunebench.cli._option import (
     ReadDatabase,
     StoredDevice,
     Tolerance,
+    VariantFiles,
     Workloads,
     absent_device,
 )
@@ -59,6 +61,7 @@ def command(
         ),
     ] = None,
     tolerance: Tolerance = 0.05,
+    variant_file: VariantFiles = None,
     db: ReadDatabase = None,
     as_json: Json = False,
 ) -> None:
@@ -132,9 +135,10 @@ def _check_size(store: Reader, workloads: Collection[str], devices: Collection[s
         if (not workloads or space.workload in workloads) and (not devices or space.device in devices)
     )
     if trials > MOST_TRIALS:
+        browse = command_line("dashboard", db=store.location.option)
         raise InputError(
             f"a page has at most {MOST_TRIALS:,} trials, and {trials:,} are selected: select some by "
-            "--workload, --suite or --device; `tunebench dashboard` browses all of them"
+            f"--workload, --suite or --device; `{browse}` browses all of them"
         )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tunebench._figure import significant
+from tunebench.cli import _completion
 from tunebench.cli._choice import ConfigRequest
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, stored_keys
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
@@ -24,9 +26,26 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@grouped_options("asked", ConfigRequest)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowRequest(ConfigRequest):
+    """The options of a configuration, or of records, which are of all devices by default."""
+
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME|FILE",
+            help="Device: a name, or a file that describes one. Default: all devices with records; with "
+            "--sass, --ptx or --resources GPU, else CPU.",
+            show_default=False,
+            autocompletion=_completion.devices,
+        ),
+    ] = None
+
+
+@grouped_options("asked", ShowRequest)
 def command(
-    asked: ConfigRequest,
+    asked: ShowRequest,
     limit: Annotated[int, typer.Option(min=1, help="Number of fastest configurations to show.")] = 10,
     sass: Annotated[
         bool, typer.Option("--sass", help="Show the machine code of one configuration (SASS on a GPU).")
@@ -53,19 +72,19 @@ def command(
     elif asked.variant or asked.config:
         raise InputError("--variant and --config need --sass, --ptx or --resources")
     else:
-        key = asked.target().key if asked.device or asked.arch else None
-        _show_records(asked.workload, key, limit, asked.db, as_json)
+        _show_records(asked, limit, as_json)
 
 
-def _show_records(workload: str, key: str | None, limit: int, db: str | None, as_json: bool) -> None:
+def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
     from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
     from tunebench.report import best_records
     from tunebench.workloads import parse
 
-    text = workload if workload.startswith(RECORDED) else str(parse(workload))
-    with open_store(db, read_only=True) as store:
-        entries = store.history(text, key)
+    text = asked.workload if asked.workload.startswith(RECORDED) else str(parse(asked.workload))
+    with open_store(asked.db, read_only=True) as store:
+        keys = stored_keys(asked.device, asked.arch, {space.device for space in store.spaces()})
+        entries = [entry for entry in store.history(text) if entry.key.device in keys]
     best = best_records(entries)[:limit]
     outcomes = Counter(entry.result.outcome.kind for entry in entries)
     reasons: Counter[tuple[str, str]] = Counter()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._command import command_line
 from tunebench._deprecation import warn_renamed
-from tunebench.cli._option import Json, ModelInputs, ModelType, Training
+from tunebench.cli._option import Json, ModelInputs, ModelType, Training, VariantFiles
 from tunebench.cli._output import duration, emit, note, table
 from tunebench.errors import InputError
 
@@ -52,6 +55,7 @@ def command(
     benchmark: Annotated[
         bool, typer.Option(help="Time each group against torch inside the model first, and keep the faster.")
     ] = True,
+    variant_file: VariantFiles = None,
     as_json: Json = False,
 ) -> None:
     """Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.
@@ -69,24 +73,29 @@ def command(
         torch_compile = library
     factory = load_factory(model)
     specs = [InputSpec.parse(text) for text in inputs]
+    given = {"input": inputs, "dtype": dtype, "training": training, "variant_file": variant_file}
+    extract = functools.partial(command_line, "extract", model, **given)
+    where = _where(device, extract)
+    module = make_model(factory, specs, dtype)
     times = _timed(
-        make_model(factory, specs, dtype),
+        module,
         specs,
-        device,
+        where,
         rounds=rounds,
         training=training,
         torch_compile=torch_compile,
         benchmark=benchmark,
     )
-    emit(as_json, times.to_json(), lambda to: _render(times, to))
+    suite = f"suite/{type(module).__name__.lower()}.toml"
+    tune = (extract(device=device, out="suite"), command_line("tune", suite=suite, device=device))
+    emit(as_json, times.to_json(), lambda to: _render(times, tune, to))
 
 
-def _timed(model: Any, specs: list[InputSpec], device: str | None, **how: Any) -> ModelTimes:
+def _timed(model: Any, specs: list[InputSpec], where: str, **how: Any) -> ModelTimes:
     import torch
 
     from tunebench.torch import time_model
 
-    where = _where(device)
     torch.manual_seed(0)
     tensors = [spec.tensor() for spec in specs]
     drawn = [one.normal_() if one.is_floating_point() else one for one in tensors]
@@ -94,8 +103,8 @@ def _timed(model: Any, specs: list[InputSpec], device: str | None, **how: Any) -
     return time_model(model.to(where), *(one.to(where) for one in drawn), **how)
 
 
-def _where(device: str | None) -> str:
-    """Return torch's name of a device of this machine."""
+def _where(device: str | None, extract: Callable[..., str]) -> str:
+    """Return torch's name of a device of this machine; `extract` returns the command for other devices."""
     from tunebench import device as devices
 
     found = devices.find(device)
@@ -103,11 +112,13 @@ def _where(device: str | None) -> str:
         return "cpu"
     local = devices.local_gpus()
     if found not in local:
-        raise InputError(f"{found.name} is not in this machine; `tunebench extract` predicts times on it")
-    return device if device is not None and device.startswith("cuda") else f"cuda:{local.index(found)}"
+        predict = extract(device=device)
+        raise InputError(f"{found.name} is not in this machine; `{predict}` predicts times on it")
+    name = (device or "").lower()
+    return name if name.startswith("cuda") else f"cuda:{local.index(found)}"
 
 
-def _render(times: ModelTimes, to: Console) -> None:
+def _render(times: ModelTimes, tune: Sequence[str], to: Console) -> None:
     rows = [
         (
             way,
@@ -132,6 +143,6 @@ def _render(times: ModelTimes, to: Console) -> None:
         )
         to.print(table(">time", ">torch", ">planned", "run by", "workloads of the group", rows=lines))
     else:
-        to.print(
-            "no group has a tuned kernel measured to be faster on this device: run `tunebench tune --suite`"
-        )
+        to.print("no group has a tuned kernel measured to be faster on this device; to tune them, run:")
+        for line in tune:
+            to.print(f"  {line}", soft_wrap=True)

@@ -27,6 +27,7 @@ from tunebench.cli._option import (
     renamed_flag,
     split_devices,
     target_device,
+    variant_files_option,
 )
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, note
@@ -95,14 +96,7 @@ class TuneOptions:
         list[str] | None,
         _what(metavar="NAME", help="Variant, by name or key; repeatable. Default: all.", show_default=False),
     ] = None
-    variant_file: Annotated[
-        list[Path] | None,
-        _what(
-            metavar="FILE.py",
-            help="Python file with a variant, and its operator if that is new; repeatable.",
-            show_default=False,
-        ),
-    ] = None
+    variant_file: Annotated[list[Path] | None, variant_files_option("What to tune")] = None
     device: Annotated[
         list[str] | None,
         _where(

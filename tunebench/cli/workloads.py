@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench import workloads
+from tunebench._command import command_line
 from tunebench._figure import significant
 from tunebench.cli._option import Json, VariantFiles
 from tunebench.cli._output import emit, plain, table
@@ -50,11 +51,20 @@ def command(
         from tunebench.workloads.networks import networks
 
         if name in networks():
+            predict = command_line("predict", model=name, seq=_sequence_length(name), device="h100-sxm")
             raise InputError(
-                f"{name} is a model, not a suite: `tunebench predict --model {name}` lists its workloads "
-                f"with their times; suites: {', '.join(workloads.suites())}"
+                f"{name} is a model, not a suite: `{predict}` lists its workloads with their times; "
+                f"suites: {', '.join(workloads.suites())}"
             )
         raise UnknownName("operator or suite", name, {*workloads.all_operators(), *workloads.suites()})
+
+
+def _sequence_length(model: str) -> int | None:
+    """Return a number of tokens that a model can take; None if it has no sequences of any length."""
+    from tunebench.workloads.networks import network
+
+    architecture = getattr(network(model), "architecture", None)
+    return None if architecture is None else architecture.positions or 512
 
 
 def _all(batch: int, as_json: bool) -> None:

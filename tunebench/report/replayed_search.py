@@ -7,12 +7,15 @@ from datetime import UTC, datetime
 from tunebench._version import __version__
 from tunebench.db.record import Record, TrialKey, Verdict
 from tunebench.db.recorded_space import workload_of
+from tunebench.device import Device
+from tunebench.explanation.roofline import Roofline, roofline_of_work
 from tunebench.kernels.recorded_kernel import RecordedKernel, find_recorded_kernel
 from tunebench.outcome import Result
 from tunebench.report.best_kernel import BestKernel, recorded_roofline
 from tunebench.report.gap import optimality_gaps
 from tunebench.report.history import SearchHistory
 from tunebench.tuning.replay import ReplayResult, Space
+from tunebench.workloads import parse
 
 __all__ = ["replay_history"]
 
@@ -64,12 +67,26 @@ def _of_replay(space: Space, records: tuple[Record, ...]) -> BestKernel:
     missing = space.missing or "the recording has neither source nor resources"
     if space.bounds is None or space.device is None or not records:
         return BestKernel(missing=missing)
+    return BestKernel(
+        roofline=_roofline(space, space.device),
+        gaps=optimality_gaps(records, {records[0].key.variant: (space.recording.table, space.bounds.us)}),
+        missing=missing,
+    )
+
+
+def _roofline(space: Space, device: Device) -> Roofline | None:
+    """Return the roofline of a recorded kernel, or of the workload of an exported variant."""
     recording = space.recording
+    if recording.workload and space.costs is not None:
+        workload = parse(recording.workload)
+        return roofline_of_work(
+            flops=workload.flops(),
+            traffic=workload.traffic(),
+            dtype=workload.dtype,
+            costs=space.costs,
+            device=device,
+        )
     values = {parameter.name: parameter.values for parameter in recording.table.space.parameters}
     known = find_recorded_kernel(recording.kernel, values, recording.problem)
     assert isinstance(known, RecordedKernel)
-    return BestKernel(
-        roofline=recorded_roofline(known, recording.table.columns, space.device),
-        gaps=optimality_gaps(records, {records[0].key.variant: (recording.table, space.bounds.us)}),
-        missing=missing,
-    )
+    return recorded_roofline(known, recording.table.columns, device)

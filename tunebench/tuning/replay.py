@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ from tunebench._device import product_name
 from tunebench.bound import Bounds, bound
 from tunebench.cache_file import RecordedSpace
 from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.kernels import variant
 from tunebench.kernels.recorded_kernel import find_recorded_kernel
 from tunebench.outcome import Measured, Outcome, Result, Verification
 from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import OptimalityProof, violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
-from tunebench.space import Config
+from tunebench.space import Config, Table
 from tunebench.variant import Costs
+from tunebench.workloads import parse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,9 +62,11 @@ class Space:
 
         Args:
             recording: The recorded configurations and times.
-            device: Its device. Default: the described device of the recorded name.
+            device: Its device. Default: the described device of the recorded name, or this machine's.
         """
         device = device or devices.described().get(product_name(recording.device))
+        if recording.workload:
+            return cls._of_variant(recording, device or _local(recording.device))
         table = recording.table
         values = {parameter.name: parameter.values for parameter in table.space.parameters}
         known = find_recorded_kernel(recording.kernel, values, recording.problem)
@@ -74,6 +80,23 @@ class Space:
                 missing = f"the cost model of {known.kernel} does not cover {device.architecture}"
             return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
         bounds = bound(costs, known.traffic, device, cache="warm", rows=len(table))
+        return cls(recording=recording, device=device, costs=costs, bounds=bounds)
+
+    @classmethod
+    def _of_variant(cls, recording: RecordedSpace, device: Device | None) -> Space:
+        """Return the exported space of a variant, with the cost model of the variant."""
+        unknown = cls(recording=recording, device=device, costs=None, bounds=None)
+        if device is None:
+            missing = f"{recording.device or 'its device'} is not described"
+            return dataclasses.replace(unknown, missing=missing)
+        try:
+            workload, known = parse(recording.workload), variant(recording.kernel)
+            ordinals = [known.space.ordinals(recording.table.config(i)) for i in range(len(recording.table))]
+            table = Table(known.space, np.array(ordinals, dtype=np.int16))
+            costs = known.costs(workload, table, device)
+        except InputError as error:
+            return dataclasses.replace(unknown, missing=str(error))
+        bounds = bound(costs, workload.traffic(), device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
 
     @property
@@ -112,6 +135,12 @@ def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.floa
     rows = other.table.rows_of(recording.table)
     there = np.where(np.isnan(other.times_us), np.inf, other.times_us)
     return np.where(rows >= 0, there[rows], np.nan)
+
+
+def _local(name: str) -> Device | None:
+    """Return the device of this machine that has a name; None if there is none."""
+    here = (devices.local_cpu(), *devices.local_gpus())
+    return next((device for device in here if device.name == product_name(name)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

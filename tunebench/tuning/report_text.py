@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tunebench._command import command_line
 from tunebench._console import table
 from tunebench._figure import duration, ratio, significant
 from tunebench._notebook import html_grid, html_table
 from tunebench.db.location import locate
+from tunebench.kernels import files_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,7 +188,14 @@ def _failures(report: Report) -> Iterator[str]:
         if len(lines) > 1:
             yield from (f"           | {line}" for line in lines[:SHOWN_LINES])
     if len(report.failures) > SHOWN_FAILURES:
-        yield f"           `tunebench show` lists {len(report.failures) - SHOWN_FAILURES} more reasons"
+        show = command_line(
+            "show",
+            workload=report.workload,
+            device=report.device,
+            variant_file=files_of(report.workload.partition(":")[0]),
+            db=locate(report.database).option,
+        )
+        yield f"           {len(report.failures) - SHOWN_FAILURES} more reasons: {show}"
 
 
 def _ties(report: Report) -> Iterator[str]:

@@ -153,7 +153,7 @@ def find_variants(
         InputError: if no variant supports the workload, with the reason for each.
         NoCompiler: if those that do cannot be compiled here.
     """
-    reason = unsuitable(device) or exceeds_memory(workload, device)
+    reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
     known = {variant.key: variant for variant in variants(workload)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand
-from tunebench.cli._option import Database, Json
+from tunebench.cli._option import Database, Json, VariantFiles
 from tunebench.cli._option_group import with_verbosity
 from tunebench.cli._output import emit, plain, table
 from tunebench.cli.db.bundled import export_bundled, ship
@@ -40,7 +40,7 @@ app.command(cls=HelpCommand)(with_verbosity(downgrade))
 
 @app.command(cls=HelpCommand)
 @with_verbosity
-def stats(db: Database = None, as_json: Json = False) -> None:
+def stats(variant_file: VariantFiles = None, db: Database = None, as_json: Json = False) -> None:
     """Show statistics of a database: devices, workloads, trials, and outcomes by class."""
     from tunebench.db import open_store
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tunebench.cli._option import Database, Json
+from tunebench.cli._option import Database, Json, VariantFiles
 from tunebench.cli._output import console, emit, plain, progress, table
 from tunebench.cli._recorded import RecordedKernel, RecordedSizes
 from tunebench.errors import InputError
@@ -34,6 +34,7 @@ def import_(
     ] = "",
     kernel: RecordedKernel = "",
     problem: RecordedSizes = "",
+    variant_file: VariantFiles = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
@@ -131,6 +132,7 @@ def export(
             help="Format: t4 or kernel-tuner, one space for other tuners; jsonl, all measurements.",
         ),
     ] = "t4",
+    variant_file: VariantFiles = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:

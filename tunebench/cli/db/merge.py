@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, VariantFiles
 from tunebench.cli._output import console, emit, plain, progress, table
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def merge(
     into: Annotated[
         str, typer.Option(metavar="PATH|URL", help="Target database; created if it does not exist.")
     ],
+    variant_file: VariantFiles = None,
     as_json: Json = False,
 ) -> None:
     """Merge databases into one: each measurement, run and device once.

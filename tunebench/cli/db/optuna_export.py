@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, Json, ReadDatabase, StoredDevice, Workloads, target_device
+from tunebench.cli._option import (
+    Architecture,
+    Json,
+    ReadDatabase,
+    StoredDevice,
+    VariantFiles,
+    Workloads,
+    stored_keys,
+)
 from tunebench.cli._output import emit
 from tunebench.errors import InputError
 
@@ -20,6 +28,7 @@ def export_optuna(
     workload: Workloads = None,
     device: StoredDevice = None,
     arch: Architecture = None,
+    variant_file: VariantFiles = None,
     db: ReadDatabase = None,
     as_json: Json = False,
 ) -> None:
@@ -34,9 +43,9 @@ def export_optuna(
     from tunebench.workloads import parse
 
     texts = [text if text.startswith(RECORDED) else str(parse(text)) for text in workload or []]
-    keys = [target_device(device, arch).key] if device or arch else []
     with open_store(db, read_only=True) as store:
-        histories = search_histories(store, workloads=texts, devices=keys)
+        keys = stored_keys(device, arch, {space.device for space in store.spaces()})
+        histories = search_histories(store, workloads=texts, devices=keys) if keys else []
         if not histories:
             raise InputError(f"no record to export in {store.location}")
     names = export_studies(histories, storage)

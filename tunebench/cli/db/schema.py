@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tunebench._command import command_line
 from tunebench.cli._option import Database, Json
 from tunebench.cli._output import emit
 
@@ -37,9 +38,11 @@ def downgrade(
     --force is given.
     """
     from tunebench.db import downgrade as downgrade_database
+    from tunebench.db import locate
 
     before, after = downgrade_database(db, to=to, force=force)
-    done = f"downgraded from {before} to {after}; tunebench db upgrade reverts this"
+    upgrade_again = command_line("db upgrade", db=locate(db).option)
+    done = f"downgraded from {before} to {after}; {upgrade_again} reverts this"
     _report(db, before, after, done, as_json)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tunebench._command import command_line
 from tunebench._lazy import np
 from tunebench.bound import dram_us
 from tunebench.device import Device
@@ -72,12 +73,11 @@ def predict_all(
     Raises:
         DeviceError: if the device is not a GPU.
     """
-    if device.kind != "gpu":
-        raise DeviceError(
-            f"{device.name} is not a GPU: times are predicted for GPUs only; measure a CPU with "
-            "`tunebench tune`"
-        )
     problems = tuple(workloads)
+    if device.kind != "gpu":
+        tune = command_line("tune", workload=problems[0] if problems else None, device="cpu")
+        measure = f"; `{tune}` measures on this processor" if problems else ""
+        raise DeviceError(f"{device.name} is not a GPU: times are predicted for GPUs only{measure}")
     sums = _Totals.of(len(problems))
     for (family, arithmetic), group in _grouped(problems, device).items():
         figures = np.array([launch.kernel.figures for launch in group], dtype=np.float64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ def create_app(pages: Pages, *, names: Iterable[str] = ()) -> Starlette:
         "/dashboard.js": ("text/javascript", chart_script() + _file("dashboard.js")),
         "/icon.svg": ("image/svg+xml", _ICON),
     }
-    routes = [Route(path, _page(show, pages.database, pages.paused)) for path, show in shown.items()]
+    routes = [Route(path, _page(show, pages)) for path, show in shown.items()]
     routes += [Route(path, _fixed(*file)) for path, file in files.items()]
 
     def missing(request: Request, error: Exception) -> Response:
@@ -86,19 +85,17 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _page(
-    show: Show, database: str, paused: Callable[[], AbstractContextManager[None]]
-) -> Callable[[Request], Response]:
+def _page(show: Show, pages: Pages) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         try:
-            with paused():
+            with pages.paused():
                 text = show(request)
             return _answer(request, text, "text/html")
         except TunebenchError as error:
             status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-            return _failure(status, str(error), database)
+            return _failure(status, str(error), pages.database)
         except DAMAGE as error:
-            return _failure(503, damage_of(error), database)
+            return _failure(503, damage_of(error, pages.db), pages.database)
 
     return answer
 

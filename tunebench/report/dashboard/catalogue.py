@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from tunebench._command import command_line
 from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGroup, WorkloadEntry
 from tunebench.errors import TunebenchError
+from tunebench.kernels import files_of
 
 __all__ = ["DAMAGE", "Catalogue", "Line", "Snapshot", "damage_of"]
 
@@ -109,14 +111,36 @@ class Line:
         }
         return min(ratios.items(), key=lambda item: item[1]) if ratios else None
 
+    def tune_command(self, db: str | None, variant: str | None = None) -> str:
+        """Return the command that measures the workload again.
+
+        Args:
+            db: Value of `--db`; None for the default database.
+            variant: Key of the only variant to measure; None for all.
+        """
+        return command_line(
+            "tune",
+            workload=self.entry.workload,
+            variant=variant,
+            variant_file=files_of(self.operator),
+            device="cpu" if self.device.kind == "cpu" else self.device.product,
+            db=db,
+        )
+
     def fastest(self, kind: str) -> Answer | None:
         """Return the best answer of one kind, ``"measured"`` or ``"predicted"``."""
         return next((answer for answer in self.entry.answers if answer.kind == kind), None)
 
 
-def damage_of(error: Exception) -> str:
-    """Return the message for an error of `DAMAGE`."""
-    return f"a record is damaged ({type(error).__name__}: {error}); check it: tunebench db verify"
+def damage_of(error: Exception, db: str | None) -> str:
+    """Return the message for an error of `DAMAGE`.
+
+    Args:
+        error: The error.
+        db: Value of `--db` for the database; None for the default one.
+    """
+    verify = command_line("db verify", db=db)
+    return f"a record is damaged ({type(error).__name__}: {error}); check it: {verify}"
 
 
 def _ratio(found: object) -> float | None:
@@ -228,7 +252,8 @@ class Catalogue:
             except TunebenchError as error:
                 self._snapshot = replace(self._snapshot, error=str(error))
             except DAMAGE as error:
-                self._snapshot = replace(self._snapshot, error=damage_of(error))
+                said = damage_of(error, self._browser.location.option)
+                self._snapshot = replace(self._snapshot, error=said)
             self._first.set()
             took = time.monotonic() - began
             self._closing.wait(max(REFRESH_S, 0.0 if first else _REST * took))

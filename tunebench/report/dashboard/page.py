@@ -77,12 +77,14 @@ class Pages:
 
     Attributes:
         database: Path of the database, or URL without password.
+        db: Value of `--db` in commands for the database; None for the default one.
         paused: Context in which the catalogue reads no further workload.
     """
 
     def __init__(self, browser: Browser, catalogue: Catalogue, plans: Path | None = None) -> None:
         self._browser, self._catalogue, self._plans = browser, catalogue, plans
         self.database, self.paused = str(browser.location), catalogue.paused
+        self.db = browser.location.option
 
     def prepare(self) -> None:
         """Render a page and compile all templates, so that the first page is as fast as others."""
@@ -92,7 +94,7 @@ class Pages:
     def _render(self, template: str, title: str, *, live_ms: int = SLOW_MS, **values: Any) -> str:
         found: Snapshot = values.setdefault("snapshot", self._catalogue.snapshot())
         live_ms = LIVE_MS if found.unread else live_ms
-        return render(template, title=title, database=self.database, live_ms=live_ms, **values)
+        return render(template, title=title, database=self.database, db=self.db, live_ms=live_ms, **values)
 
     # -- lists from the catalogue ---------------------------------------------------------------------
 

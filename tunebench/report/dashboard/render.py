@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -65,7 +64,6 @@ def _environment() -> jinja2.Environment:
         "span": _span,
         "ago": _ago,
         "href": _href,
-        "shell": shlex.quote,
     }
     found.globals["version"] = __version__
     return found
