@@ -314,7 +314,7 @@ class _RowChecker:
             yield from faults
         elif table is measurement_table:
             yield from check_measurement(row)
-            if row["kind"] in _BLAMED and names_environment(row["reason"] or ""):
+            if _is_suspect(row):
                 self._found.environment.append(row["id"])
                 yield "environment", row["reason"]
         elif table is trial_table:
@@ -355,6 +355,17 @@ class _RowChecker:
                     "source",
                     f"the source of {row['variant']} has changed since {row['config']} was measured",
                 )
+
+
+def _is_suspect(row: Mapping[str, Any]) -> bool:
+    """Return whether a measurement is a fault of the environment, recorded as a failure of a kernel.
+
+    Earlier versions did; later ones state the number of attempts in new processes.
+    """
+    detail = row["detail"] if isinstance(row["detail"], dict) else {}
+    conditions = detail.get("conditions")
+    tried = isinstance(conditions, dict) and "attempts" in conditions
+    return row["kind"] in _BLAMED and not tried and names_environment(row["reason"] or "")
 
 
 def _check_workload(text: str) -> Iterator[tuple[str, str]]:

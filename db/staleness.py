@@ -14,6 +14,7 @@ from tunebench.db.schema import trial_table as _trial
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError
 from tunebench.space import Config
+from tunebench.task import revision_of
 
 __all__ = [
     "Revision",
@@ -58,7 +59,8 @@ def installed_revision(space: SpaceKey, device: Device) -> Revision | None:
         if refused is not None:
             raise ConfigError(refused)
         # Refuses configurations that only another version of the space contains: they have no source.
-        return variant.revision(workload, variant.space.check(config, workload=workload, device=device))
+        checked = variant.space.check(config, workload=workload, device=device)
+        return revision_of(variant, workload, checked)
 
     return revision
 

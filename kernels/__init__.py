@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tunebench._user_code import IMPORT_S, limited
 from tunebench.errors import InputError, UnknownName, describe_error
 from tunebench.variant import Variant
 from tunebench.workload import Workload
@@ -158,7 +159,8 @@ def load_file(path: str | Path) -> Variant[Any]:
     """
     name = module_name(path)
     if name not in sys.modules:
-        _import_file(path, _check_new)
+        with limited(f"the import of {path}", IMPORT_S):
+            _import_file(path, _check_new)
     loaded: Variant[Any] = sys.modules[name].VARIANT
     _loaded[loaded.key] = loaded
     return loaded
@@ -190,8 +192,10 @@ def _import_file(path: str | Path, check: Callable[[Variant[Any]], None]) -> Non
         register_operator(module)
         check(_variant_of(module))
         _files.append(str(file))
-    except (Exception, SystemExit) as error:  # a user's file may raise anything; the message keeps it
+    except BaseException as error:  # a user's file may raise anything; the message keeps it
         sys.modules.pop(name, None)
+        if not isinstance(error, Exception | SystemExit):  # Ctrl-C, or the end of the time limit
+            raise
         raise InputError(f"variant file {path}: {describe_error(error)}") from error
 
 

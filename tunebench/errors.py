@@ -5,8 +5,10 @@ TunebenchError                 1  base class; catch this to catch all
 │   ├── UnknownName            2  a workload, variant, device, sampler … that does not exist
 │   ├── ConfigError            2  a configuration outside its space
 │   ├── EnvironmentFault       2  a disk, memory, a folder or a compiler failed, not a kernel
+│   │   └── SuspectedFault     2  the machine lacked a resource, or the kernel exhausted it
 │   ├── NoCompiler             6  the compiler of every variant for a workload is missing or does not work
 │   └── VariantError           2  the code of a variant failed, or returned something else
+│       └── CodeTimeout        2  the code of a variant or an operator did not return in time
 ├── LookupMiss                 3  no result is known for this workload on this device
 ├── DatabaseError              4  the database cannot be read or written
 │   └── SchemaError            4  its schema revision is unknown to this version
@@ -28,13 +30,14 @@ import difflib
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "BrokenDependency",
     "ClusterLost",
+    "CodeTimeout",
     "ConfigError",
     "DatabaseError",
     "DeviceError",
@@ -45,6 +48,7 @@ __all__ = [
     "NoCompiler",
     "RankFailed",
     "SchemaError",
+    "SuspectedFault",
     "TaskUnreadable",
     "TunebenchError",
     "UnknownName",
@@ -107,6 +111,22 @@ class VariantError(InputError):
     """The code of a variant failed, or returned something else than its base class asks for."""
 
 
+class CodeTimeout(VariantError):
+    """The code of a variant or an operator did not return within its time limit.
+
+    Args:
+        message: The message.
+        conditions: The limit and the load of the machine, as of `tunebench.outcome.TimedOut`.
+    """
+
+    def __init__(self, message: str, conditions: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.conditions = dict(conditions)
+
+    def __reduce__(self) -> tuple[type[CodeTimeout], tuple[str, dict[str, Any]]]:
+        return (CodeTimeout, (str(self), self.conditions))
+
+
 class TaskUnreadable(TunebenchError):
     """A task or its result cannot be passed between processes, such as one with a class of a user's file."""
 
@@ -127,6 +147,10 @@ class NoCompiler(InputError):
 
 class EnvironmentFault(InputError):
     """Something other than the kernel failed: a disk, memory, a folder, a compiler that is not installed."""
+
+
+class SuspectedFault(EnvironmentFault):
+    """A resource ran out: of the machine, or of one process because of its kernel; a retry decides."""
 
 
 class LookupMiss(TunebenchError):

@@ -1,7 +1,9 @@
 """Faults that are not a kernel's: of the environment, and of a device, which end a worker process.
 
 A fault of the environment (a full disk, a missing compiler) says nothing about the configuration that met it:
-the configuration is tried again, and nothing is recorded.
+the configuration is tried again in a new process. A fault that both a machine and a kernel may cause (memory,
+open files or disk space ran out) is suspected: if it returns in a new process, and the machine has enough of
+the resource, it is the failure of the configuration.
 
 After a device fault (an illegal access, for example) every further call in the process fails with the same
 error, and only a new process can use the device again. The worker therefore exits with a status that
@@ -18,6 +20,7 @@ from tunebench.errors import (
     DeviceError,
     EnvironmentFault,
     MissingDependency,
+    SuspectedFault,
     describe_error,
     message_of,
     user_place,
@@ -36,12 +39,13 @@ _EXHAUSTED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN),
 )
-"""Errors of the system that are never a kernel's, wherever they occur."""
+"""Errors of the system that a machine or a kernel may cause."""
 
 _SAYS_ENVIRONMENT = re.compile(
     rf"\[Errno (?:{'|'.join(map(str, _EXHAUSTED))})\]"
     r"|No space left on device|Disk quota exceeded|Read-only file system"
     r"|Too many open files|Cannot allocate memory|virtual memory exhausted|cannot execute '?cc1plus"
+    r"|can't start new thread|Resource temporarily unavailable"
     r"|(?:fatal error|error): (?:Killed signal|error writing to)|PermissionError: \[Errno 13\]"
     r"|\$TUNEBENCH_CACHE: |^\$CXX is |no g\+\+; install|is not installed; run: pip install"
 )
@@ -74,22 +78,22 @@ _FAULTS = {
 
 
 def environment_fault(error: BaseException) -> EnvironmentFault | None:
-    """Return the fault of the environment that an exception reports; None if it may be the kernel's fault.
+    """Return the fault of the environment that an exception reports; None if it is the kernel's fault.
 
     Args:
         error: The exception; that of a user's own code is the kernel's, unless a resource is exhausted.
+
+    Returns:
+        A `SuspectedFault` if the kernel may have caused it.
     """
     if isinstance(error, EnvironmentFault):
         return error
-    exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
-    of_no_user = isinstance(error, OSError | MemoryError | ImportError) and not user_place(error)
-    if (
-        exhausted
-        or of_no_user
-        or isinstance(error, MissingDependency)
-        or names_environment(message_of(error))
-    ):
+    of_no_user = isinstance(error, OSError | ImportError) and not user_place(error)
+    if isinstance(error, MissingDependency) or (of_no_user and isinstance(error, ImportError)):
         return EnvironmentFault(describe_error(error))
+    exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
+    if exhausted or of_no_user or isinstance(error, MemoryError) or names_environment(message_of(error)):
+        return SuspectedFault(describe_error(error))
     return None
 
 

@@ -134,11 +134,13 @@ class CompileFailed:
     Attributes:
         reason: Message of the compiler, or how it died.
         refused: False if the compiler crashed or hung, so that another attempt may succeed.
+        conditions: Of a compiler that hung or lacked a resource, as of `TimedOut` and `LaunchFailed`.
     """
 
     kind: ClassVar[str] = "compile_failed"
     reason: str
     refused: bool = True
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +150,14 @@ class LaunchFailed:
     Attributes:
         reason: Message of the driver or the runner.
         refused: Whether it exceeds a limit of the device, so that it can never run there.
+        conditions: `attempts`, if a resource such as memory was exhausted in that many processes, while the
+            machine had enough of it.
     """
 
     kind: ClassVar[str] = "launch_failed"
     reason: str
     refused: bool = False
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +173,17 @@ class TimedOut:
     """Verifying or measuring did not finish within the time limit; its worker was replaced.
 
     A compiler that does not finish is `CompileFailed` with `refused=False`.
+
+    Attributes:
+        reason: The limit that was exceeded.
+        conditions: `limit_s`, `wall_s`, `processor_s` (of all processes of the worker), `waited_s` (for a
+            processor), in seconds; `load`, the load average, and `cores`; `busy_elsewhere`, the share of all
+            processors that other programs used. Unknown ones are missing.
     """
 
     kind: ClassVar[str] = "timed_out"
     reason: str
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +291,8 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     if "verification" in fields:
         fields["verification"] = dataclasses.asdict(fields["verification"])
+    if isinstance(outcome, FAILURES) and not fields.get("conditions", True):
+        del fields["conditions"]
     return {"kind": outcome.kind, **fields}
 
 

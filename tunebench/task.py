@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from tunebench.device import Device
+from tunebench.errors import VariantError
 from tunebench.outcome import Result
 from tunebench.space import Config
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
-__all__ = ["Executor", "Task"]
+__all__ = ["Executor", "Task", "revision_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,22 @@ class Task:
     interval_us: tuple[float, float] | None = None
     thorough: bool = False
     prune: bool = False
+
+
+def revision_of(variant: Variant[Any], workload: Workload, config: Config) -> str:
+    """Return the revision of a configuration, also if the variant's code fails for it.
+
+    The failure is recorded when it is compiled, and is valid until the variant returns a source.
+
+    Args:
+        variant: The variant.
+        workload: The workload.
+        config: A valid point of the variant's space.
+    """
+    try:
+        return variant.revision(workload, config)
+    except VariantError:
+        return hashlib.sha256(f"{variant.key} has no source for {config}".encode()).hexdigest()[:16]
 
 
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from tunebench._command import command_line
 from tunebench._deprecation import accept_renamed_attribute
 from tunebench._lazy import np
+from tunebench._user_code import limited
 from tunebench.device import Device
 from tunebench.errors import TunebenchError, VariantError, describe_error
 from tunebench.space import Config, Space, Table
@@ -240,7 +241,8 @@ def _guarded(method: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..
     @functools.wraps(method)
     def call(self: Variant[Any], *arguments: Any, **named: Any) -> Any:
         try:
-            result = method(self, *arguments, **named)
+            with limited(f"{self.key}: {name}"):
+                result = method(self, *arguments, **named)
         except TunebenchError:
             raise
         except (Exception, SystemExit) as error:
@@ -372,7 +374,8 @@ class Variant(ABC, Generic[W]):
             workload: Workload to compute.
             device: Device to run on.
         """
-        return self.space.enumerate(workload=workload, device=device)
+        with limited(f"{self.key}: a constraint of its space"):
+            return self.space.enumerate(workload=workload, device=device)
 
     def scratch(self, workload: W, config: Config) -> tuple[Tensor, ...]:
         """Return the tensors that the kernels need in addition to inputs and outputs (override).

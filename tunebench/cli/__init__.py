@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from tunebench import __version__, _environment
 from tunebench._signal import ending_like_ctrl_c
+from tunebench._user_code import IMPORT_S, end_process, limit_user_code
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
 
@@ -179,7 +180,10 @@ def run(arguments: Sequence[str]) -> int:
         completion_init()
     try:
         command = get_command(app)
-        exit_code = command.main(list(arguments) or ["--help"], prog_name="tunebench", standalone_mode=False)
+        with limit_user_code(IMPORT_S), end_process():
+            exit_code = command.main(
+                list(arguments) or ["--help"], prog_name="tunebench", standalone_mode=False
+            )
         sys.stdout.flush()
     except (TunebenchError, OSError, typer.Abort, _UsageError) as error:
         if _environment.debug():

@@ -156,6 +156,9 @@ class TuneOptions:
     ] = 0.02
     warm: Annotated[bool, _search(help="Warm-start from other devices and related workloads.")] = True
     learned_pruner: LearnedPruner = False
+    retry_failed: Annotated[
+        bool, _search("--retry-failed", help="Try every configuration that failed before again.")
+    ] = False
     cache: Annotated[
         str, _measure(help="Cache state: cold flushes caches before each sample, warm does not.")
     ] = "cold"

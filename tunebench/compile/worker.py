@@ -7,7 +7,7 @@ from pathlib import Path
 from tunebench.binary.compiled import Binary
 from tunebench.compile import compile_config
 from tunebench.compile.cache import BinaryCache
-from tunebench.errors import describe_error
+from tunebench.errors import CodeTimeout, describe_error
 from tunebench.fault import environment_fault
 from tunebench.kernels import preload
 from tunebench.outcome import CompileFailed
@@ -39,8 +39,11 @@ def compile_task(task: Task) -> Binary | CompileFailed:
     if _cache is None:
         raise RuntimeError("compile_task needs a binary cache: call start(cache_folder, variant_files) first")
     try:
+        task.variant.revision(task.workload, task.config)  # a result without a source could never be stale
         return compile_config(task.variant, task.workload, task.config, task.device, _cache)
     except BaseException as error:  # a user's variant may raise anything while it generates its source
         if fault := environment_fault(error):
             raise fault from error
+        if isinstance(error, CodeTimeout):
+            return CompileFailed(reason=describe_error(error), refused=False, conditions=error.conditions)
         return CompileFailed(reason=describe_error(error))

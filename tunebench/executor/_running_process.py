@@ -13,15 +13,18 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
-from time import monotonic as _monotonic  # a user's file may replace it in the module `time`
+from typing import Any
 
+from tunebench._figure import significant
+from tunebench._user_code import GRACE_S, LONGEST_WAIT
 from tunebench.executor import _memory
+from tunebench.executor._call_clock import CallClock
 from tunebench.executor._supervisor import KILL_S
-from tunebench.executor._worker_main import OUTSIDE, WITHIN
+from tunebench.executor._worker_main import OUTSIDE, USER_CODE, WITHIN
 
-__all__ = ["END_S", "STALL_S", "RunningProcess"]
+__all__ = ["END_S", "STALL_S", "CallLate", "RunningProcess"]
 
 END_S = 2.0
 """Time in which an idle process or a supervisor may end by itself, in seconds."""
@@ -32,6 +35,9 @@ OUTSIDE_S = 600.0
 STALL_S = 30
 """Time without progress after which sending a message or receiving the rest of a reply fails, in seconds."""
 
+LEAST_S = 0.01
+"""Time left that counts as none, in seconds."""
+
 LARGEST_REPLY = 1 << 31
 """Largest reply of a process, in bytes."""
 
@@ -40,6 +46,19 @@ _MAIN = (
     "from tunebench.executor._worker_main import serve; "
     "from tunebench.executor._supervisor import supervise; supervise(*map(int, sys.argv[1:]), serve)"
 )
+
+
+class CallLate(TimeoutError):
+    """A call exceeded its time limit.
+
+    Args:
+        reason: The limit that was exceeded.
+        conditions: Conditions of `TimedOut`.
+    """
+
+    def __init__(self, reason: str, conditions: Mapping[str, Any]) -> None:
+        super().__init__(reason)
+        self.conditions = conditions
 
 
 class RunningProcess:
@@ -74,36 +93,57 @@ class RunningProcess:
         except (AttributeError, OSError):  # not on this system
             self._end = None
 
-    def exchange(self, message: bytes, limit_s: float) -> bytes:
+    def exchange(self, message: bytes, limit_s: float, user_code_s: float) -> bytes:
         """Send a message and return the reply.
 
-        Inputs and references do not count toward the time limit of the call; their limit is `OUTSIDE_S`.
+        Inputs and references do not count toward the time limit of the call; their limit is `OUTSIDE_S`. The
+        functions of a variant count, and each has a limit of its own. The clock of a limit stops while the
+        process waits for a processor.
 
         Args:
             message: The message.
             limit_s: Time limit of the call, in seconds.
+            user_code_s: Time limit of each function of a variant, in seconds; the process enforces it, and
+                is killed `GRACE_S` later.
 
         Raises:
-            TimeoutError: if there is no reply within the time limit.
-            BlockingIOError: if a part of the message or the reply makes no progress for `STALL_S`.
+            CallLate: if there is no reply within a time limit, or if a part of the message or the reply makes
+                no progress for `STALL_S`.
             EOFError, OSError: if the process ends first.
         """
-        self.connection.send_bytes(message)
-        left_s = {False: limit_s, True: OUTSIDE_S}
-        outside = False
-        while True:
-            begun = _monotonic()
-            reply = self._receive(left_s[outside])
-            left_s[outside] = max(0.0, left_s[outside] - (_monotonic() - begun))
-            if reply not in (OUTSIDE, WITHIN):
-                return reply
-            outside = reply == OUTSIDE
+        clock = CallClock(self._process.pid)
+        try:
+            return self._answer(clock, message, limit_s, user_code_s)
+        except BlockingIOError:
+            reason = f"its connection stalled for {STALL_S} s"
+            raise CallLate(reason, clock.conditions("connection", STALL_S)) from None
 
-    def _receive(self, limit_s: float) -> bytes:
-        # A child of the process may hold its end of the connection open: its end is awaited too.
-        ready = _ready([self.connection.fileno(), self._end], limit_s)
-        if not ready:
-            raise TimeoutError
+    def _answer(self, clock: CallClock, message: bytes, limit_s: float, user_code_s: float) -> bytes:
+        self.connection.send_bytes(message)
+        limits_s = {WITHIN: limit_s, OUTSIDE: OUTSIDE_S}
+        left_s, stage = dict(limits_s), WITHIN
+        while True:
+            if stage.startswith(USER_CODE):
+                limits_s[stage] = left_s[stage] = user_code_s + GRACE_S
+            reply = self._receive(clock, stage, left_s, limits_s[stage])
+            if reply not in (OUTSIDE, WITHIN) and not reply.startswith(USER_CODE):
+                return reply
+            stage = reply
+
+    def _receive(self, clock: CallClock, stage: bytes, left_s: dict[bytes, float], limit_s: float) -> bytes:
+        """Return the next message of the process, and reduce the time left of the stage that it is in."""
+        began_s = clock.wall_s
+        while True:
+            since_s = clock.wall_s
+            # A child of the process may hold its end of the connection open: its end is awaited too.
+            ready = _ready([self.connection.fileno(), self._end], left_s[stage])
+            left_s[stage] = max(0.0, left_s[stage] - (clock.wall_s - since_s))
+            if ready:
+                break
+            if clock.wall_s - began_s < LONGEST_WAIT * limit_s:
+                left_s[stage] += clock.credit_s()
+            if left_s[stage] <= LEAST_S:
+                raise _late(clock, stage, limit_s)
         if self.connection.fileno() not in ready and not self.connection.poll():
             raise EOFError
         return self.connection.recv_bytes(LARGEST_REPLY)
@@ -131,6 +171,17 @@ class RunningProcess:
         if self._end is not None:
             os.close(self._end)
         return self._process.wait()
+
+
+def _late(clock: CallClock, stage: bytes, limit_s: float) -> CallLate:
+    """Return the error of a stage that exceeded its limit."""
+    limited, reason = "call", "no answer"
+    if stage == OUTSIDE:
+        limited, reason = "inputs", "no inputs and reference"
+    elif stage.startswith(USER_CODE):
+        limited, limit_s = "user code", limit_s - GRACE_S
+        reason = f"{stage.removeprefix(USER_CODE).decode()} did not return"
+    return CallLate(f"{reason} within {significant(limit_s)} s", clock.conditions(limited, limit_s))
 
 
 def _limit_stalls(connection: Connection) -> None:

@@ -25,7 +25,7 @@ from typing import NoReturn
 from tunebench.executor import _memory
 from tunebench.fault import MEMORY_STATUS
 
-__all__ = ["KILL_S", "SHOWN_BYTES", "kill_descendants", "supervise"]
+__all__ = ["KILL_S", "SHOWN_BYTES", "descendants", "kill_descendants", "supervise"]
 
 SHOWN_BYTES = 64 << 10
 """Output of one worker that is shown, in bytes; the rest is counted and dropped."""
@@ -156,7 +156,7 @@ def _await(worker: int, output: int, lifeline: int, memory_bytes: int) -> int:
             kill_descendants(os.getpid())
             os.killpg(0, signal.SIGKILL)  # this process too, and on systems without /proc the worker
         if time.monotonic() >= checked + _POLL_S:
-            if _memory.exceeds(lambda: _descendants(os.getpid()), memory_bytes):
+            if _memory.exceeds(lambda: descendants(os.getpid()), memory_bytes):
                 return MEMORY_STATUS << 8  # as of a process that exited with it
             checked = time.monotonic()
         if (status := _reap(worker)) is not None:
@@ -225,7 +225,7 @@ def kill_descendants(root: int, keep: Collection[int] = ()) -> None:
     deadline = time.monotonic() + KILL_S
     stopped: set[int] = set()
     while time.monotonic() < deadline:
-        found = _descendants(root) - set(keep)
+        found = descendants(root) - set(keep)
         if not found:
             break
         fresh = found - stopped
@@ -240,7 +240,7 @@ def kill_descendants(root: int, keep: Collection[int] = ()) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _descendants(root: int) -> set[int]:
+def descendants(root: int) -> set[int]:
     """Return the living descendants of a process."""
     found: set[int] = set()
     new = _children(root)

@@ -21,7 +21,7 @@ from tunebench.executor import FunctionCaller
 from tunebench.executor._message import Answer, Kind, WorkerInfo, WorkerSetup
 from tunebench.executor.local import LocalExecutor
 from tunebench.kernels import import_file, module_name
-from tunebench.task import Task
+from tunebench.task import Task, revision_of
 
 __all__ = ["WorkerActor", "versions"]
 
@@ -85,7 +85,7 @@ class WorkerActor:
         assert self._device is not None, "describe must be called first"
         if task.device.key != self._device.key:
             return f"its device is {self._device.key}; the trial needs {task.device.key}"
-        if task.variant.revision(task.workload, task.config) != revision:
+        if revision_of(task.variant, task.workload, task.config) != revision:
             return f"its source of {task.variant.key} differs from the driver's: install the same tunebench"
         return None
 

@@ -10,15 +10,19 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tunebench._user_code import limit_user_code
 from tunebench.errors import TaskUnreadable, describe_error
 from tunebench.executor._supervisor import kill_descendants
 from tunebench.kernels import failed_files
 from tunebench.measure._task_limit import notify_with
 
-__all__ = ["OUTSIDE", "WITHIN", "Reply", "serve"]
+__all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "serve"]
 
 OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
 """Messages of a process before its reply: the time limit of the call stops, and goes on."""
+
+USER_CODE = b"user code: "
+"""Beginning of a message before the reply, with a name: a function of a variant begins, with its own limit."""
 
 Reply = tuple[bool, Any]
 """Whether a call returned, and its result; else the exception that it raised."""
@@ -36,13 +40,30 @@ def serve(calls: int) -> None:
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)
     connection, functions, supervisor = Connection(calls), [], os.getppid()
+    stages = [WITHIN]
 
-    def prepare(function: Callable[..., Any], begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def enter(stage: bytes | None) -> None:
+        """Report the stage that begins; None ends the current one."""
+        if stage is None:
+            stages.pop()
+        else:
+            stages.append(stage)
+        connection.send_bytes(stages[-1])
+
+    def prepare(
+        function: Callable[..., Any], begin: Callable[..., None], arguments: tuple[Any, ...], limit_s: float
+    ) -> None:
         functions.append(function)
         begin(*arguments)
+        limits.enter_context(
+            limit_user_code(
+                limit_s,
+                lambda code: enter(None if code is None else USER_CODE + code.encode(errors="replace")),
+            )
+        )
 
-    notify_with(lambda begins: connection.send_bytes(OUTSIDE if begins else WITHIN))
-    with contextlib.suppress(EOFError, OSError):
+    notify_with(lambda begins: enter(OUTSIDE if begins else None))
+    with contextlib.ExitStack() as limits, contextlib.suppress(EOFError, OSError):
         connection.send_bytes(_call(prepare, connection.recv_bytes()))
         while True:
             connection.send_bytes(_call(functions[0], connection.recv_bytes()))

@@ -15,16 +15,29 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunebench.errors import EnvironmentFault, TaskUnreadable
+from tunebench.errors import EnvironmentFault, SuspectedFault, TaskUnreadable, VariantError
 from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
-from tunebench.executor.process import ProcessStage, answer_of
-from tunebench.outcome import CompileFailed, Crashed, Effort, Pruned, Resources, Result, TimedOut
+from tunebench.executor._machine_check import machine_fault
+from tunebench.executor.process import ProcessStage, answer_of, lacked_memory
+from tunebench.outcome import (
+    CompileFailed,
+    Crashed,
+    Effort,
+    LaunchFailed,
+    Pruned,
+    Resources,
+    Result,
+    TimedOut,
+)
 from tunebench.task import Task
 
 __all__ = ["LocalExecutor"]
 
 RETRY_S = (0.2, 1.0)
 """Pauses before a call is repeated after a fault of the environment, in seconds; then the task raises it."""
+
+SUSPECT_RETRY_S = (0.2,)
+"""Pauses before a call is repeated in a new process after a fault that the configuration may have caused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +49,15 @@ class _LocalJob:
     compile_s: float = 0.0
     began: float = 0.0
     faults: int = 0
+    fresh: bool = False
 
 
 class LocalExecutor(WorkerExecutor[Task]):
     """Compiles and measures in processes of this machine.
+
+    A call that lacks a resource (memory, files, disk space) or is killed is repeated in a new process. If it
+    fails again, and a check finds that this machine has all resources, the configuration failed; if the
+    machine lacks one, the task raises it.
 
     Between the two, it computes the lower bound of the configuration with the resources of its binary, which
     is returned in `Result.bound_us`; tasks with `Task.prune` are not measured if it exceeds the incumbent's
@@ -153,23 +171,30 @@ class LocalExecutor(WorkerExecutor[Task]):
     def _start_compiling(self, job: _LocalJob) -> None:
         self._count(compiling=1)
         job.began = time.perf_counter()
-        running = self._compilers.schedule(job.task)
+        running = self._compilers.schedule(job.task, fresh=job.fresh)
         running.add_done_callback(lambda done: self._compiled(job, done))
 
     def _compiled(self, job: _LocalJob, done: Future[Any]) -> None:
         job.compile_s = time.perf_counter() - job.began
         answer = answer_of(done)
+        again = self._pause(job, answer)
+        answer = answer if again else self._judged(answer)
         if isinstance(answer, Crashed | TimedOut):
-            answer = CompileFailed(reason=f"the compiler: {answer.reason}", refused=False)
+            conditions = answer.conditions if isinstance(answer, TimedOut) else {}
+            answer = CompileFailed(
+                reason=f"the compiler: {answer.reason}", refused=False, conditions=conditions
+            )
+        elif isinstance(answer, SuspectedFault):
+            answer = CompileFailed(reason=str(answer), refused=False, conditions=_attempts(job))
         elif isinstance(answer, TaskUnreadable):
             answer = CompileFailed(reason=str(answer))
-        again = self._pause(job, answer)
         with self._lock:
             self._count(compiling=-1)
             if again and not self._closed:
                 self._waiting.append(job)
                 self._advance()
                 return
+            job.faults, job.fresh = 0, False
             if isinstance(answer, CompileFailed):
                 answer = Result(outcome=answer)
             if not isinstance(answer, Result | BaseException):
@@ -180,11 +205,13 @@ class LocalExecutor(WorkerExecutor[Task]):
                 self._ready.append(job)
             self._advance()
 
-    def _compiled_bound(self, job: _LocalJob, binary: Any) -> BaseException | None:
-        """Compute the bound of a compiled job; return an error of the costs, to be raised."""
+    def _compiled_bound(self, job: _LocalJob, binary: Any) -> Result | BaseException | None:
+        """Compute the bound of a compiled job; return the failure of a variant's costs, or another error."""
         job.binary = binary
         try:
             job.bound_us = 0.0 if self._bound is None else self._bound(job.task, binary.resources)
+        except VariantError as error:  # for other configurations, the costs may be right
+            return Result(outcome=CompileFailed(reason=str(error)), resources=binary.resources)
         except Exception as error:  # a user's variant may raise anything: the caller raises it
             return error
         return None
@@ -200,18 +227,21 @@ class LocalExecutor(WorkerExecutor[Task]):
             return
         self._count(measuring=1)
         job.began = time.perf_counter()
-        running = self._measurers.schedule(job.task, job.binary, incumbent_us)
+        running = self._measurers.schedule(job.task, job.binary, incumbent_us, fresh=job.fresh)
         running.add_done_callback(lambda done: self._measured(job, done))
 
     def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
         answer = answer_of(done)
-        if isinstance(answer, TaskUnreadable):
+        again = self._pause(job, answer)
+        answer = answer if again else self._judged(answer)
+        if isinstance(answer, SuspectedFault):
+            answer = LaunchFailed(reason=str(answer), conditions=_attempts(job))
+        elif isinstance(answer, TaskUnreadable):
             answer = Crashed(reason=str(answer))
-        if isinstance(answer, Crashed | TimedOut):
+        if isinstance(answer, Crashed | TimedOut | LaunchFailed):
             spent = Effort(measure_s=time.perf_counter() - job.began)
             resources = getattr(job.binary, "resources", Resources())
             answer = Result(outcome=answer, effort=spent, resources=resources)
-        again = self._pause(job, answer)
         with self._lock:
             self._count(measuring=-1)
             if again and not self._closed:
@@ -223,12 +253,26 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     @staticmethod
     def _pause(job: _LocalJob, answer: Any) -> bool:
-        """Wait without the lock, and return whether to repeat a call after a fault of the environment."""
-        if not isinstance(answer, EnvironmentFault) or job.faults >= len(RETRY_S):
+        """Wait without the lock, and return whether to repeat a call, in a new process, after a fault."""
+        if isinstance(answer, SuspectedFault) or lacked_memory(answer):
+            pauses_s = SUSPECT_RETRY_S
+        elif isinstance(answer, EnvironmentFault):
+            pauses_s = RETRY_S
+        else:
             return False
-        time.sleep(RETRY_S[job.faults])
+        if job.faults >= len(pauses_s):
+            return False
+        time.sleep(pauses_s[job.faults])
         job.faults += 1
+        job.fresh = True
         return True
+
+    @staticmethod
+    def _judged(answer: Any) -> Any:
+        """Return the fault of this machine for a suspected fault that returned, if it has one."""
+        if not isinstance(answer, SuspectedFault):
+            return answer
+        return machine_fault() or answer
 
     def _finish(self, job: _LocalJob, answer: Any) -> None:
         """Set the result of a job, with bound and compile time, or its exception."""
@@ -240,3 +284,8 @@ class LocalExecutor(WorkerExecutor[Task]):
             job.future.set_result(dataclasses.replace(answer, effort=effort, bound_us=job.bound_us))
         else:
             job.future.set_exception(answer)
+
+
+def _attempts(job: _LocalJob) -> dict[str, int]:
+    """Return the conditions of a configuration that exhausted a resource in each of several processes."""
+    return {"attempts": 1 + job.faults}

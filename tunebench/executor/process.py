@@ -18,15 +18,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tunebench._figure import significant
-from tunebench.errors import TaskUnreadable, WorkerUnusable, describe_error
-from tunebench.executor import _running_process
-from tunebench.executor._running_process import END_S, RunningProcess
+from tunebench._user_code import IMPORT_S
+from tunebench.errors import EnvironmentFault, TaskUnreadable, WorkerUnusable, describe_error
+from tunebench.executor._running_process import END_S, CallLate, RunningProcess
 from tunebench.executor._worker_main import Reply
-from tunebench.fault import describe_exit
+from tunebench.fault import MEMORY_STATUS, describe_exit
 from tunebench.outcome import Crashed, TimedOut
 
-__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of"]
+__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of", "lacked_memory"]
 
 START_S = 60.0
 """Time limit for a process to start, in seconds: it imports tunebench, a runner and users' variants."""
@@ -46,6 +45,7 @@ class ProcessStage:
         start_arguments: Arguments of `start`.
         workers: Number of processes.
         timeout_s: Time limit of one call, in seconds.
+        user_code_s: Time limit of each function of a variant that the call calls, in seconds.
     """
 
     function: Callable[..., Any]
@@ -53,10 +53,20 @@ class ProcessStage:
     start_arguments: tuple[Any, ...] = ()
     workers: int = 1
     timeout_s: float = 60.0
+    user_code_s: float = IMPORT_S
 
     def pool(self) -> WorkerPool:
         """Return the processes; each starts at its first call."""
         return WorkerPool(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PooledCall:
+    """A call with pickled arguments that waits for a process: a new one if it is fresh."""
+
+    future: Future[Any]
+    blob: bytes
+    fresh: bool
 
 
 class WorkerPool:
@@ -67,17 +77,18 @@ class WorkerPool:
     """
 
     def __init__(self, stage: ProcessStage) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_PooledCall | None] = queue.SimpleQueue()
         self._processes = [_WorkerProcess(stage) for _ in range(stage.workers)]
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    def schedule(self, *arguments: Any) -> Future[Any]:
+    def schedule(self, *arguments: Any, fresh: bool = False) -> Future[Any]:
         """Call the function in a process.
 
         Args:
             *arguments: Arguments of the function.
+            fresh: Whether to call it in a new process.
 
         Returns:
             Its result, or `Crashed` or `TimedOut`. The future raises an error that the function raised,
@@ -94,7 +105,7 @@ class WorkerPool:
             if self._closed:
                 future.cancel()
             else:
-                self._calls.put((future, blob))
+                self._calls.put(_PooledCall(future=future, blob=blob, fresh=fresh))
                 self._add_thread()
         return future
 
@@ -108,15 +119,18 @@ class WorkerPool:
 
     def _take_calls(self, process: _WorkerProcess) -> None:
         while (call := self._calls.get()) is not None:
-            future, blob = call
-            if not future.set_running_or_notify_cancel():
+            if not call.future.set_running_or_notify_cancel():
                 continue
+            if call.fresh:
+                process.close()
             try:
-                answer = process.call(blob)
+                answer = process.call(call.blob)
             except BaseException as error:
-                future.set_exception(error)
+                if isinstance(error, EnvironmentFault):  # the process may lack a resource from now on
+                    process.close()
+                call.future.set_exception(error)
             else:
-                future.set_result(answer)
+                call.future.set_result(answer)
         process.close()
 
     def close(self) -> None:
@@ -132,7 +146,7 @@ class WorkerPool:
             self._closed = True
             with contextlib.suppress(queue.Empty):
                 while call := self._calls.get_nowait():
-                    call[0].cancel()
+                    call.future.cancel()
             for _ in self._threads:
                 self._calls.put(None)
         for process in self._processes:
@@ -150,7 +164,15 @@ class _WorkerEnded(Exception):
 
 
 class _WorkerLate(_WorkerEnded):
-    """A process was killed because it did not answer within the time limit."""
+    """A process was killed because it did not answer within the time limit.
+
+    Args:
+        late: The answer of the call.
+    """
+
+    def __init__(self, late: TimedOut) -> None:
+        super().__init__(late.reason)
+        self.late = late
 
 
 class _WorkerProcess:
@@ -172,7 +194,7 @@ class _WorkerProcess:
         try:
             return _value(self._exchange(running, blob, self._stage.timeout_s))
         except _WorkerLate as late:
-            return TimedOut(reason=str(late))
+            return late.late
         except _WorkerEnded as end:
             return Crashed(reason=str(end))
 
@@ -186,7 +208,7 @@ class _WorkerProcess:
         if self._running is not None and not self._running.ended(0):
             return self._running
         stage = self._stage
-        message = pickle.dumps((stage.function, stage.start, stage.start_arguments))
+        message = pickle.dumps((stage.function, stage.start, stage.start_arguments, stage.user_code_s))
         for _ in range(START_ATTEMPTS):
             self._end()
             try:
@@ -222,14 +244,11 @@ class _WorkerProcess:
             _WorkerEnded: if the process ends first.
         """
         try:
-            return running.exchange(message, limit_s)
-        except (TimeoutError, BlockingIOError) as late:
+            return running.exchange(message, limit_s, self._stage.user_code_s)
+        except CallLate as late:
             self._kill()
             self._end()
-            reason = f"no answer within {significant(limit_s)} s"
-            if isinstance(late, BlockingIOError):
-                reason = f"its connection stalled for {_running_process.STALL_S} s"
-            raise _WorkerLate(reason) from None
+            raise _WorkerLate(TimedOut(reason=str(late), conditions=late.conditions)) from None
         except (OSError, EOFError):
             raise _WorkerEnded(self._end()) from None
 
@@ -295,9 +314,15 @@ def answer_of(done: Future[Any]) -> Any:
         return error
 
 
+def lacked_memory(answer: Any) -> bool:
+    """Return whether a call crashed because its process was killed, as Linux does if memory runs out."""
+    return isinstance(answer, Crashed) and answer.reason in (_death(-signal.SIGKILL), _death(MEMORY_STATUS))
+
+
 def _death(exit_code: int) -> str:
     if exit_code < 0:
-        return f"worker killed by {signal.Signals(-exit_code).name}"
+        named = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
+        return f"worker killed by {named.get(-exit_code, f'signal {-exit_code}')}"
     return describe_exit(exit_code) or f"worker exited with code {exit_code}"
 
 

@@ -28,7 +28,7 @@ from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
 from tunebench.outcome import Crashed, Result
-from tunebench.task import Task
+from tunebench.task import Task, revision_of
 
 __all__ = ["Cluster", "RayExecutor", "check_address", "worker_setup"]
 
@@ -212,7 +212,7 @@ class RayExecutor(WorkerExecutor[Task]):
 
     def submit(self, task: Task) -> Future[Result]:
         """Start a task on a free worker (see `WorkerExecutor.submit`)."""
-        revision = task.variant.revision(task.workload, task.config)
+        revision = revision_of(task.variant, task.workload, task.config)
         return self._send("run", pickle.dumps(task), revision, self.abort_above_us)
 
     def caller(self, stage: Callable[[], ProcessStage]) -> FunctionCaller:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tunebench._lazy import np
 
-__all__ = ["BUSY", "MachineState", "RunTimes", "ThreadClocks", "busy_elsewhere", "spin_only_if_idle"]
+__all__ = ["BUSY", "MachineState", "RunTimes", "ThreadClocks", "busy_elsewhere", "busy_s", "spin_only_if_idle"]
 
 BUSY = 0.1
 """Share of all processors above which the load of other programs is recorded, since it distorts times."""
@@ -223,9 +223,15 @@ def _share(before_s: float | None, after_s: float | None, wall_s: float) -> floa
 
 def _used_elsewhere_s() -> float | None:
     """Return the processor time of other programs since the system started, in seconds; None if unknown."""
+    used_s = busy_s()
+    return None if used_s is None else used_s - time.process_time()
+
+
+def busy_s() -> float | None:
+    """Return the processor time of all programs since the system started, in seconds; None if unknown."""
     try:
         times = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:]][:_WITHOUT_GUESTS]
         busy = sum(times) - sum(times[place] for place in _IDLE)
-        return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+        return busy / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tunebench.binary.compiled import Binary
 from tunebench.device import Device
-from tunebench.errors import describe_error
+from tunebench.errors import CodeTimeout, describe_error
 from tunebench.fault import DeviceLost, LaunchRefused, environment_fault
 from tunebench.kernels import preload
 from tunebench.measure._blas import in_one_thread
@@ -24,7 +24,7 @@ from tunebench.measure.machine import spin_only_if_idle
 from tunebench.measure.originals import Originals
 from tunebench.measure.runner import Runner
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import LaunchFailed, Result, WrongResult
+from tunebench.outcome import LaunchFailed, Result, TimedOut, WrongResult
 from tunebench.task import Task
 
 __all__ = ["Setup", "measure", "start"]
@@ -106,6 +106,9 @@ def _run(runner: Runner, task: Task, binary: Binary, abort_above_us: float | Non
     except BaseException as error:  # the process boundary of measuring: the reason is kept
         if fault := environment_fault(error):
             raise fault from error
+        if isinstance(error, CodeTimeout):
+            late = TimedOut(reason=describe_error(error), conditions=error.conditions)
+            return Result(outcome=late, resources=binary.resources)
         failure = LaunchFailed(reason=describe_error(error), refused=isinstance(error, LaunchRefused))
         return Result(outcome=failure, resources=binary.resources)
     return Result(

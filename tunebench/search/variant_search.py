@@ -129,6 +129,14 @@ class VariantSearch:
         """Raise the bound of a row, in microseconds; a lower value is ignored."""
         self.bounds_us[row] = max(self.bounds_us[row], bound_us)
 
+    def again(self, row: int) -> None:
+        """Propose a row next that was proposed before.
+
+        Args:
+            row: Its row in the table.
+        """
+        self._reopened.append(row)
+
     def distrust(self) -> None:
         """Stop pruning by bound and reopen the rows it pruned, after a run violated a bound."""
         self.trusted = False

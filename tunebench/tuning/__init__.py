@@ -19,6 +19,7 @@ from typing import Any
 
 from tunebench._deprecation import renamed, warn_renamed
 from tunebench._signal import ending_like_ctrl_c
+from tunebench._user_code import limit_user_code
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
@@ -36,7 +37,7 @@ from tunebench.tuning.size_range import is_size_range, parse_size_range
 from tunebench.tuning.summary import TuningSummary, WorkloadResult
 from tunebench.tuning.tunable import TuningTarget, tuning_target
 from tunebench.tuning.weighted_workload import WeightedWorkload, find_any, suite_workloads
-from tunebench.tuning.workers import start_workers
+from tunebench.tuning.workers import start_workers, user_code_limit_s
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -203,7 +204,11 @@ def tune_devices(
         raise InputError("tuning on several devices needs a cluster: Plan(cluster=...) or --cluster")
     names = _names(plan)
     parsed = parse(workload) if isinstance(workload, str) else workload
-    with ending_like_ctrl_c(), open_cluster(plan, devices) as cluster:
+    with (
+        ending_like_ctrl_c(),
+        limit_user_code(user_code_limit_s(plan)),
+        open_cluster(plan, devices) as cluster,
+    ):
         wanted = {target.device.key: target for target in targets(cluster, devices)}
         ones = {key: WeightedWorkload(workload=parsed) for key in wanted}
         for key, one in ones.items():
@@ -338,7 +343,8 @@ def _setup(
     find: Callable[..., None],
 ) -> Iterator[tuple[TuningSetup, StartExecutor]]:
     """Find the variants of workloads and open the database; the executor is started on request."""
-    with ending_like_ctrl_c(), contextlib.ExitStack() as stack:
+    limit = limit_user_code(user_code_limit_s(plan))
+    with ending_like_ctrl_c(), limit, contextlib.ExitStack() as stack:
         if plan.cluster is None:
             target = _target(device, plan)
             find(target, compilable=True)

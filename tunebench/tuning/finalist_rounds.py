@@ -16,12 +16,13 @@ from tunebench.task import Task
 from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
 from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, FinalSelection, TimedConfig, select_best, verdict
+from tunebench.tuning.known_outcome import made_under_load
 from tunebench.tuning.run_recorder import RunRecorder
 
 __all__ = ["FinalistRounds"]
 
 ATTEMPTS = 3
-"""Attempts to run all rounds on one worker of a cluster."""
+"""Attempts to run all rounds on one worker of a cluster, and of a finalist that times out under load."""
 
 
 class FinalistRounds:
@@ -114,9 +115,12 @@ class FinalistRounds:
     def _time(self, executor: WorkerExecutor[Task], timed: TimedConfig, number: int) -> None:
         if timed.failed:
             return
-        future = executor.submit(self._make_task(timed))
-        wait([future])
-        result = future.result()
+        for _ in range(ATTEMPTS):
+            future = executor.submit(self._make_task(timed))
+            wait([future])
+            result = future.result()
+            if not made_under_load(result.outcome):
+                break
         self._audit.check(timed.search, timed.config, result.outcome, timed.bound_us)
         if isinstance(result.outcome, Measured) and not is_impossible(result.outcome, timed.bound_us):
             timed.rounds[number] = result

@@ -43,6 +43,7 @@ class Plan:
         cluster: Address of the Ray cluster to measure on: ``"ray://host:10001"``; ``"host:6379"`` or
             ``"auto"`` from one of its nodes; ``"local"`` to start one here. None uses this machine without
             Ray.
+        retry_failed: Whether to try every configuration of the workload that failed again.
         minutes: Time limit of the search, in minutes; finalists are timed after it. None has no limit.
 
     Raises:
@@ -66,6 +67,7 @@ class Plan:
     warm: bool = True
     learned_pruner: bool = False
     cluster: str | None = None
+    retry_failed: bool = False
     minutes: float | None = None
 
     def __post_init__(self) -> None:

@@ -16,19 +16,14 @@ from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.device import Device
-from tunebench.emulate.host_compiler import find_compiler
 from tunebench.errors import ClusterLost, DatabaseError, EnvironmentFault
 from tunebench.executor import ExecutorClosed, WorkerExecutor
-from tunebench.fault import names_environment
 from tunebench.kernels import variants
 from tunebench.outcome import (
     FAILURES,
     Aborted,
-    CompileFailed,
-    LaunchFailed,
     Measured,
     Outcome,
-    Predicted,
     Pruned,
     Result,
     failure_of,
@@ -45,6 +40,7 @@ from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
 from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, TimedConfig, pick_finalists, select_best
 from tunebench.tuning.finalist_rounds import FinalistRounds
+from tunebench.tuning.known_outcome import answers, made_under_load
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Failure, ProgressCallback, Report, Tie
 from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
@@ -64,6 +60,9 @@ __all__ = [
     "time_finalists",
     "tune_one",
 ]
+
+REPEATS = 2
+"""Repetitions of a default that timed out while other programs used the processors."""
 
 REFERENCE_DRIFT = 1.5
 """Ratio of the reference kernel's times in different rounds above which the report mentions it."""
@@ -192,7 +191,7 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
             search.tighten(row, context.audit.stored_bound_us(tunable, known.config, known.resources))
         bound_us = max(known.bound_us or 0.0, float(search.bounds_us[row]))
         again = isinstance(known.outcome, Pruned) or is_impossible(known.outcome, bound_us)
-        if again or not _answers(context.setup, known.outcome):
+        if again or not answers(context.setup, known.outcome):
             context.state.repeatable.add((key, known.config))
             continue
         search.remember(known.config, known.outcome)
@@ -203,21 +202,6 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
         for config in warm.first:
             search.first(config)
     return search
-
-
-def _answers(setup: TuningSetup, outcome: Outcome) -> bool:
-    """Return whether a recorded outcome can be used, so that this run does not repeat the trial.
-
-    It must have the kind and the cache state of this run, and must not be a fault of the environment, which
-    earlier versions recorded as a failure of the kernel.
-    """
-    if isinstance(outcome, CompileFailed | LaunchFailed) and names_environment(outcome.reason):
-        return False
-    if isinstance(outcome, Predicted):
-        check = outcome.verification
-        lacked_compiler = check.how == "not verified" and names_environment(check.detail)
-        return setup.predicts and not (lacked_compiler and find_compiler() is not None)
-    return not isinstance(outcome, Measured) or outcome.cache == setup.plan.protocol.cache
 
 
 # -- the search --------------------------------------------------------------------------------------------
@@ -249,6 +233,9 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         else:
             search.tighten(proposal.row, result.bound_us)
         is_default = proposal.config == context.defaults[search.key]
+        repeats = (
+            is_default and made_under_load(result.outcome) and state.default_repeats[search.key] < REPEATS
+        )
         context.recorder.record(
             NewMeasurement(
                 key=key,
@@ -261,7 +248,12 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         claimed.discard(key)
         if not proposal.audit:
             state.outcomes[result.outcome.kind] += 1
-        _keep(context, search, proposal.config, result.outcome)
+        if repeats:  # the other programs may have ended: the best is compared with the default
+            state.default_repeats[search.key] += 1
+            state.repeatable.add((search.key, proposal.config))
+            search.again(proposal.row)
+        else:
+            _keep(context, search, proposal.config, result.outcome)
         context.audit.check(search, proposal.config, result.outcome, proposal.bound_us)
         state.pool = executor.pool
         state.latest = f"{search.key} {proposal.config}: {_summary(result.outcome)}"

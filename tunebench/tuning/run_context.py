@@ -47,6 +47,7 @@ class RunState:
     Attributes:
         outcomes: Number of search trials by outcome class.
         failed_defaults: Why the default of a variant failed, by key of the variant.
+        default_repeats: Number of repetitions of the default of a variant, by key of the variant.
         failures: Configurations that failed, by outcome class and error, whose numbers may differ.
         timed: Configurations that succeeded.
         repeatable: Variant and configuration of known trials that may run again without a new claim.
@@ -64,6 +65,7 @@ class RunState:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failed_defaults: dict[str, str] = field(default_factory=dict)
+    default_repeats: Counter[str] = field(default_factory=Counter)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     timed: list[TimedConfig] = field(default_factory=list)
     repeatable: set[tuple[str, Config]] = field(default_factory=set)

@@ -19,6 +19,7 @@ from tunebench.device import Device
 from tunebench.kernels import file_of
 from tunebench.outcome import VARIANT_FILE, Effort, Measured, Result
 from tunebench.space import Config
+from tunebench.task import revision_of
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.run_options import UnresumedRun, is_same_search, unresumed
 from tunebench.variant import Variant
@@ -116,7 +117,7 @@ class RunRecorder:
         )
 
     def _revision(self, variant: str, config: Config) -> str:
-        return self._variants[variant].revision(self._workload, config)
+        return revision_of(self._variants[variant], self._workload, config)
 
     def record(self, *results: NewMeasurement) -> None:
         """Store results in one transaction: a subset of finalists could rank a slower one first.

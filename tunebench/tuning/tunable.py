@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench import device as devices
+from tunebench._user_code import limited
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
 from tunebench.device import Device
@@ -153,7 +154,8 @@ def find_variants(
         InputError: if no variant supports the workload, with the reason for each.
         NoCompiler: if those that do cannot be compiled here.
     """
-    reason = unsuitable(workload, device) or exceeds_memory(workload, device)
+    with limited(f"{workload.operator}: its tensors"):
+        reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
     known = {variant.key: variant for variant in variants(workload)}
@@ -237,11 +239,13 @@ def _tunable(
     if not len(table):
         return None
     costs = variant.costs(workload, table, device)
-    bounds = bound(costs, workload.traffic(), device, cache=cache, rows=len(table))
+    with limited(f"{workload.operator}: traffic"):
+        traffic = workload.traffic()
+    bounds = bound(costs, traffic, device, cache=cache, rows=len(table))
     on = device.with_meaningful_rates()
     gap_bounds = bounds if on is device else None
     if on is not None and on is not device:
-        gap_bounds = bound(costs, workload.traffic(), on, cache=cache, rows=len(table))
+        gap_bounds = bound(costs, traffic, on, cache=cache, rows=len(table))
     return TunableVariant(
         variant=variant, table=table, costs=costs, bounds=bounds, device=device, gap_bounds=gap_bounds
     )

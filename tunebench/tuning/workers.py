@@ -20,9 +20,22 @@ from tunebench.tuning.plan import Plan
 from tunebench.tuning.tunable import TuningTarget
 from tunebench.variant import Language
 
-__all__ = ["start_on_worker", "start_workers"]
+__all__ = ["COMPILE_TIMEOUT_S", "start_on_worker", "start_workers", "user_code_limit_s"]
 
 COMPILE_TIMEOUT_S = 300.0
+"""Time limit of compiling one configuration, in seconds; it does not count waits for a processor."""
+
+USER_CODE_S = 10.0
+"""Least time limit of each function of a variant, in seconds: its first call may import Numba."""
+
+
+def user_code_limit_s(plan: Plan) -> float:
+    """Return the time limit of each function of a variant or operator, in seconds.
+
+    Args:
+        plan: The tuning plan.
+    """
+    return max(USER_CODE_S, plan.timeout_s)
 
 
 def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> LocalExecutor:
@@ -44,6 +57,7 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
             start_arguments=(binary_folder(), files),
             workers=plan.workers or compilers or cores(),
             timeout_s=COMPILE_TIMEOUT_S,
+            user_code_s=user_code_limit_s(plan),
         ),
         measuring=ProcessStage(
             function=measure_worker.measure,
@@ -51,6 +65,7 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
             start_arguments=(setup,),
             workers=cores() if offline else 1,
             timeout_s=plan.timeout_s,
+            user_code_s=user_code_limit_s(plan),
         ),
         bound=None if offline else functools.partial(task_bound_us, cache=plan.protocol.cache),
         overlap=target.runner != "cpu",
