@@ -16,7 +16,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +61,7 @@ _limit_s: float | None = None
 _notify: Callable[[str | None], None] | None = None
 _ends_process = False
 _inside = threading.local()
+_STDERR = 2
 _UNLIMITED = contextlib.nullcontext()
 
 
@@ -185,7 +185,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
     def set_alarm(after_s: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, after_s)
         if _ends_process:
-            faulthandler.dump_traceback_later(after_s + GRACE_S, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(after_s + GRACE_S, exit=True, file=_STDERR)
 
     def ring(_number: int, _frame: object) -> None:
         if ended:

@@ -21,6 +21,7 @@ from tunebench.errors import (
     EnvironmentFault,
     MissingDependency,
     SuspectedFault,
+    VariantError,
     describe_error,
     message_of,
     user_place,
@@ -88,6 +89,8 @@ def environment_fault(error: BaseException) -> EnvironmentFault | None:
     """
     if isinstance(error, EnvironmentFault):
         return error
+    if isinstance(error, VariantError) and isinstance(error.__cause__, MemoryError):
+        return SuspectedFault(describe_error(error))
     of_no_user = isinstance(error, OSError | ImportError) and not user_place(error)
     if isinstance(error, MissingDependency) or (of_no_user and isinstance(error, ImportError)):
         return EnvironmentFault(describe_error(error))

@@ -20,12 +20,20 @@ from pathlib import Path
 import pytest
 
 from tunebench.errors import DeviceError, EnvironmentFault, InputError, TaskUnreadable, WorkerUnusable
-from tunebench.executor import ExecutorClosed, _memory, _running_process, _supervisor, local, process
+from tunebench.executor import (
+    ExecutorClosed,
+    _call_clock,
+    _memory,
+    _running_process,
+    _supervisor,
+    local,
+    process,
+)
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.kernels import preload
 from tunebench.measure._task_limit import outside_limit
-from tunebench.outcome import Crashed, Measured, TimedOut
+from tunebench.outcome import CompileFailed, Crashed, LaunchFailed, Measured, TimedOut
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 
@@ -65,6 +73,49 @@ def test_fault_of_the_environment_is_tried_again(
     assert next(tmp_path.iterdir()).read_text().count("called") == 3
 
 
+@pytest.mark.parametrize(("stage", "failure"), [("compiling", CompileFailed), ("run", LaunchFailed)])
+def test_configuration_that_exhausts_a_resource_in_two_processes_failed(
+    stage: str, failure: type, tmp_path: Path
+) -> None:
+    with stages.start_executor(0) as workers:
+        done = outcome(workers.submit(task(folder=str(tmp_path), us=2, **{stage: "exhaust"})))
+        assert isinstance(outcome(workers.submit(task())), Measured)
+    assert done == failure(reason="MemoryError", refused=False, conditions={"attempts": 2})
+    assert len(set(next(tmp_path.iterdir()).read_text().split())) == 2  # process ids
+
+
+@pytest.mark.parametrize("stage", ["compiling", "run"])
+def test_configuration_that_lacks_a_resource_once_is_measured(stage: str, tmp_path: Path) -> None:
+    with stages.start_executor(0) as workers:
+        done = outcome(workers.submit(task(folder=str(tmp_path), us=1, **{stage: "exhaust"})))
+    assert isinstance(done, Measured)
+
+
+def test_fault_of_a_machine_that_lacks_the_resource_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "file"))
+    with stages.start_executor(0) as workers:
+        future = workers.submit(task(run="exhaust", us=2, folder=str(tmp_path)))
+        with pytest.raises(EnvironmentFault, match="this machine lacks space in "):
+            future.result(timeout=600)
+
+
+def test_clock_of_a_call_stops_while_the_process_waits_for_a_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_call_clock.CallClock, "waited_s", lambda clock: 1.5)
+    with ProcessCaller(ProcessStage(function=time.sleep, start=stages.start, timeout_s=1.0)) as caller:
+        begun = time.monotonic()
+        assert isinstance(caller.call(600.0), TimedOut)
+    assert time.monotonic() - begun >= 2.5
+
+
+def test_signals_without_a_name_have_their_number() -> None:
+    assert process._death(-(signal.SIGRTMIN + 1)) == f"worker killed by signal {signal.SIGRTMIN + 1}"
+
+
 def test_lasting_fault_of_the_environment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "RETRY_S", (0.0, 0.0))
     with stages.start_executor(0, TestLocal.timeout_s) as workers:
@@ -102,7 +153,15 @@ def test_time_limit_does_not_count_references_and_still_ends_a_hang(then: str) -
     stage = ProcessStage(function=_compute_reference, start=stages.start, timeout_s=3.0)
     with ProcessCaller(stage) as caller:
         answer = caller.call(then)
-    assert answer == ("return" if then == "return" else TimedOut(reason="no answer within 3 s"))
+    if then == "return":
+        assert answer == "return"
+        return
+    assert answer.reason == "no answer within 3 s"
+    conditions = answer.conditions
+    assert (conditions["limited"], conditions["limit_s"]) == ("call", 3.0)
+    assert conditions["wall_s"] - conditions["waited_s"] >= 6.0  # the reference and the hang
+    assert conditions["processor_s"] < 3.0
+    assert {"load", "cores", "busy_elsewhere"} <= set(conditions)
 
 
 def test_references_have_a_time_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +248,7 @@ def test_worker_that_ends_without_an_answer_crashed_at_once(
 def test_answer_that_stops_midway_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_running_process, "STALL_S", 1)
     with ProcessCaller(ProcessStage(function=_answer_in_part, start=stages.start, timeout_s=300.0)) as caller:
-        assert caller.call() == TimedOut(reason="its connection stalled for 1 s")
+        assert caller.call().reason == "its connection stalled for 1 s"
 
 
 def test_exceptions_that_cannot_be_raised_here_become_their_text() -> None:

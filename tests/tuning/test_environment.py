@@ -16,7 +16,7 @@ from tunebench.compile.cache import BinaryCache
 from tunebench.db import open_store
 from tunebench.db.integrity import examine, fix
 from tunebench.device import find
-from tunebench.errors import EnvironmentFault, MissingDependency
+from tunebench.errors import EnvironmentFault, MissingDependency, SuspectedFault
 from tunebench.fault import environment_fault
 from tunebench.kernels import load_file, variant
 from tunebench.measure import worker
@@ -31,18 +31,27 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/tmp/a")
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "fault"),
     [
-        FULL,
-        PermissionError(errno.EACCES, "Permission denied"),
-        MemoryError(),
-        MissingDependency("ml_dtypes", "cpu"),
-        EnvironmentFault("no compiler"),
-        RuntimeError("g++: fatal error: error writing to /tmp/x.s: No space left on device"),
+        (FULL, SuspectedFault),
+        (OSError(errno.EMFILE, "Too many open files"), SuspectedFault),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), SuspectedFault),
+        (PermissionError(errno.EACCES, "Permission denied"), SuspectedFault),
+        (MemoryError(), SuspectedFault),
+        (RuntimeError("can't start new thread"), SuspectedFault),
+        (
+            RuntimeError("g++: fatal error: error writing to /tmp/x.s: No space left on device"),
+            SuspectedFault,
+        ),
+        (MissingDependency("ml_dtypes", "cpu"), EnvironmentFault),
+        (ModuleNotFoundError("No module named 'llvmlite'"), EnvironmentFault),
+        (EnvironmentFault("no compiler"), EnvironmentFault),
     ],
 )
-def test_faults_of_the_environment_are_not_those_of_kernels(error: BaseException) -> None:
-    assert isinstance(environment_fault(error), EnvironmentFault)
+def test_faults_of_the_environment_and_those_that_a_kernel_may_cause(
+    error: BaseException, fault: type
+) -> None:
+    assert type(environment_fault(error)) is fault
 
 
 class _Unprintable(Exception):

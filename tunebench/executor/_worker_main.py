@@ -22,7 +22,7 @@ OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
 """Messages of a process before its reply: the time limit of the call stops, and goes on."""
 
 USER_CODE = b"user code: "
-"""Beginning of a message before the reply, with a name: a function of a variant begins, with its own limit."""
+"""Beginning of a message before the reply: the function it names begins, and has its own limit."""
 
 Reply = tuple[bool, Any]
 """Whether a call returned, and its result; else the exception that it raised."""
@@ -50,17 +50,15 @@ def serve(calls: int) -> None:
             stages.append(stage)
         connection.send_bytes(stages[-1])
 
+    def tell_function(name: str | None) -> None:
+        enter(None if name is None else USER_CODE + name.encode(errors="replace"))
+
     def prepare(
         function: Callable[..., Any], begin: Callable[..., None], arguments: tuple[Any, ...], limit_s: float
     ) -> None:
         functions.append(function)
         begin(*arguments)
-        limits.enter_context(
-            limit_user_code(
-                limit_s,
-                lambda code: enter(None if code is None else USER_CODE + code.encode(errors="replace")),
-            )
-        )
+        limits.enter_context(limit_user_code(limit_s, tell_function))
 
     notify_with(lambda begins: enter(OUTSIDE if begins else None))
     with contextlib.ExitStack() as limits, contextlib.suppress(EOFError, OSError):

@@ -33,10 +33,10 @@ from tunebench.task import Task
 
 __all__ = ["LocalExecutor"]
 
-RETRY_S = (0.2, 1.0)
+RETRY_S: tuple[float, ...] = (0.2, 1.0)
 """Pauses before a call is repeated after a fault of the environment, in seconds; then the task raises it."""
 
-SUSPECT_RETRY_S = (0.2,)
+SUSPECT_RETRY_S: tuple[float, ...] = (0.2,)
 """Pauses before a call is repeated in a new process after a fault that the configuration may have caused."""
 
 

@@ -38,11 +38,11 @@ def task(*, compiling: str = "ok", run: str = "ok", us: int = 7, folder: str = "
     """Return a task for the stages of `executor_stages`.
 
     Args:
-        compiling: Behaviour of the compiling stage: ok, fail, fault, crash, hang, slow or bug.
-        run: Behaviour of the measuring stage: ok, fault, lasting fault, crash, exit, hang, slow, wait or
-            kill.
-        us: Time that the measuring stage reports, in microseconds.
-        folder: Folder where the behaviours `wait` and `fault` create files.
+        compiling: Behaviour of the compiling stage: ok, fail, fault, exhaust, crash, hang, slow or bug.
+        run: Behaviour of the measuring stage: ok, fault, lasting fault, exhaust, crash, exit, hang, slow,
+            wait or kill.
+        us: Time that the measuring stage reports, in microseconds; number of failures of `exhaust`.
+        folder: Folder where the behaviours `wait`, `fault` and `exhaust` create files.
     """
     return Task(
         variant=variant("softmax/numba_cpu"),

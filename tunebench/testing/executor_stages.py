@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench.binary.compiled import Binary
-from tunebench.errors import EnvironmentFault
+from tunebench.errors import EnvironmentFault, SuspectedFault
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
 from tunebench.outcome import CompileFailed, Measured, Result, Verification
@@ -33,6 +33,14 @@ def _fail_twice(log: Path) -> None:
         raise EnvironmentFault("no space left on device")
 
 
+def _exhaust(log: Path, times: int) -> None:
+    """Lack memory in the first calls; each adds its process id to a file."""
+    pids = log.read_text().split() if log.exists() else []
+    log.write_text(" ".join([*pids, str(os.getpid())]))
+    if len(pids) < times:
+        raise SuspectedFault("MemoryError")
+
+
 def compile_task(task: Task) -> Binary | CompileFailed:
     """Compile nothing, with the behaviour of the configuration's `compile`."""
     behaviour = task.config["compile"]
@@ -40,6 +48,8 @@ def compile_task(task: Task) -> Binary | CompileFailed:
         return CompileFailed(reason="syntax error")
     if behaviour == "fault":
         _fail_twice(Path(task.config["folder"], "compile"))
+    if behaviour == "exhaust":
+        _exhaust(Path(task.config["folder"], "compile"), task.config["us"])
     if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if behaviour == "hang":
@@ -56,6 +66,8 @@ def measure_task(task: Task, _binary: Binary, abort_above_us: float | None) -> R
     behaviour = task.config["run"]
     if behaviour == "fault":
         _fail_twice(Path(task.config["folder"], "run"))
+    if behaviour == "exhaust":
+        _exhaust(Path(task.config["folder"], "run"), task.config["us"])
     if behaviour == "lasting fault":
         raise EnvironmentFault("no space left on device")
     if behaviour == "crash":

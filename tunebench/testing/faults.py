@@ -1,6 +1,6 @@
 """Fault injection: tuners and servers are killed at random, and every committed record must survive.
 
-    python -m tunebench.testing.faults [sqlite] [postgresql] [cli] [signals] [power] [--kills 200]
+    python -m tunebench.testing.faults [sqlite] [postgresql] [cli] [signals] [power] [kernels] [--kills 200]
 
 - ``sqlite``: four tuners write to one file; SIGKILL ends one of them at a random moment, again and again.
 - ``postgresql``: four tuners write to one server; the server is killed and restarted.
@@ -8,6 +8,7 @@
 - ``signals``: ``tunebench tune`` is ended by SIGKILL (a half of the times), SIGTERM or SIGINT; no process,
   temporary file or claim may remain (see `signal_soak`).
 - ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
+- ``kernels``: no tuner is killed, but kernels fail in every way (see `kernel_faults`).
 
 Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
 database is checked, and each line of the journal must be in it exactly once. Two readers run lookups
@@ -303,7 +304,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
     options = parser.parse_args()
-    parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power"]
+    parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power", "kernels"]
     found: dict[str, Any] = {}
     for part in parts:
         with tempfile.TemporaryDirectory() as name:
@@ -322,6 +323,18 @@ def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
         return {
             name: power_cuts.cuts(folder / name, kills, seed=seed, network=name == "rollback")
             for name in ("log", "rollback")
+        }
+    if part == "kernels":
+        from tunebench.testing.kernel_faults import kernel_faults
+
+        ended = kernel_faults(folder, every=True)
+        print(ended.table(), *ended.wrong, sep="\n")
+        return {
+            "kernels": len(ended.outcomes),
+            "exit_codes": ended.exit_codes,
+            "repeated": ended.repeated,
+            "processor_s": round(ended.processor_s),
+            "faults": len(ended.wrong),
         }
     if part == "postgresql":
         reason = unavailable()

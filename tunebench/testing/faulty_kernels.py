@@ -154,6 +154,7 @@ IN_KERNEL: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "sigbus": (kill_itself(signal.SIGBUS), ("crashed",)),
     "sigabrt": (kill_itself(signal.SIGABRT), ("crashed",)),
     "sigterm": (kill_itself(signal.SIGTERM), ("crashed",)),
+    "real-time signal": (kill_itself(signal.SIGRTMIN + 1), ("crashed",)),
     "sigstop": (kill_itself(signal.SIGSTOP), ("timed_out",)),
     "exit 0": (lambda: os._exit(0), ("crashed",)),
     "exit 1": (lambda: os._exit(1), ("crashed",)),
@@ -196,7 +197,7 @@ IN_CODE: dict[str, tuple[str, ...]] = {
 }
 """Faults of compiled code."""
 
-QUICK = ("huge array", "file leak", "exit 0", "sigstop", "factory loops", "source raises", "no pickle")
+QUICK = ("huge array", "file leak", "exit 0", "real-time signal", "factory sleeps", "source raises")
 """Faults of workloads with few rows."""
 
 EXPECTED: dict[str, tuple[str, ...]] = {
@@ -242,59 +243,70 @@ class FaultySoftmax(NumbaCpuVariant[Softmax]):
         action, _ = IN_FACTORY.get(fault, (None, ()))
         if action is not None:
             action()
-        number = list(EXPECTED).index(fault) if fault in IN_KERNEL else -1
-        one, lowest = np.float32(1), np.float32(-1e30)
+        right = right_kernel()
+        if fault in IN_KERNEL:
+            return kernel_that_calls(list(EXPECTED).index(fault), numba.njit(right))
+        return {**faulty_code(numba.njit(right)), "no function": None}.get(fault, right)  # type: ignore[return-value]
 
-        def right(x: Any, y: Any) -> None:
-            for i in range(x.shape[0]):
-                top, total = lowest, np.float32(0)
-                for j in range(x.shape[1]):
-                    top = max(top, x[i, j])
-                for j in range(x.shape[1]):
-                    y[i, j] = np.exp(x[i, j] - top)
-                    total += y[i, j]
-                for j in range(x.shape[1]):
-                    y[i, j] *= one / total
 
-        compiled = numba.njit(right)
+def right_kernel() -> Callable[..., None]:
+    """Return a kernel that computes the softmax of each row."""
+    one, lowest = np.float32(1), np.float32(-1e30)
 
-        def python(x: Any, y: Any) -> None:
-            compiled(x, y)
-            with numba.objmode():
-                act(number)
+    def softmax(x: Any, y: Any) -> None:
+        for i in range(x.shape[0]):
+            top, total = lowest, np.float32(0)
+            for j in range(x.shape[1]):
+                top = max(top, x[i, j])
+            for j in range(x.shape[1]):
+                y[i, j] = np.exp(x[i, j] - top)
+                total += y[i, j]
+            for j in range(x.shape[1]):
+                y[i, j] *= one / total
 
-        def huge_array(x: Any, y: Any) -> None:
-            y[0, 0] = np.empty(1 << 42)[1 << 40]
+    return softmax
 
-        def endless(x: Any, y: Any) -> None:
-            while x[0, 0] > lowest:
-                y[0, 0] += one
 
-        def nan(x: Any, y: Any) -> None:
-            compiled(x, y)
-            y[0, 0] = np.nan
+def kernel_that_calls(number: int, softmax: Callable[..., None]) -> Callable[..., None]:
+    """Return a right kernel that then does what goes wrong, in Python."""
+    import numba
 
-        def overrun(x: Any, y: Any) -> None:
-            compiled(x, y)
-            y[y.shape[0], 0] = one
+    def python(x: Any, y: Any) -> None:
+        softmax(x, y)
+        with numba.objmode():
+            act(number)
 
-        def wrong(x: Any, y: Any) -> None:
-            compiled(x, y)
+    return python
+
+
+def faulty_code(softmax: Callable[..., None]) -> dict[str, Callable[..., None]]:
+    """Return the kernels whose compiled code is wrong, by fault."""
+    one, lowest = np.float32(1), np.float32(-1e30)
+
+    def huge_array(x: Any, y: Any) -> None:
+        y[0, 0] = np.empty(1 << 42)[1 << 40]
+
+    def endless(x: Any, y: Any) -> None:
+        while x[0, 0] > lowest:
             y[0, 0] += one
 
-        def no_types(x: Any, y: Any) -> None:
-            y.no_such_method()
+    def nan(x: Any, y: Any) -> None:
+        softmax(x, y)
+        y[0, 0] = np.nan
 
-        kernels = {
-            "huge array": huge_array,
-            "loop": endless,
-            "nan": nan,
-            "overrun": overrun,
-            "wrong": wrong,
-            "no types": no_types,
-            "no function": None,
-        }
-        return python if number >= 0 else kernels.get(fault, right)  # type: ignore[return-value]
+    def overrun(x: Any, y: Any) -> None:
+        softmax(x, y)
+        y[y.shape[0], 0] = one
+
+    def wrong(x: Any, y: Any) -> None:
+        softmax(x, y)
+        y[0, 0] += one
+
+    def no_types(x: Any, y: Any) -> None:
+        y.no_such_method()
+
+    kernels = (huge_array, endless, nan, overrun, wrong, no_types)
+    return dict(zip(("huge array", "loop", "nan", "overrun", "wrong", "no types"), kernels, strict=True))
 
 
 VARIANT = FaultySoftmax()

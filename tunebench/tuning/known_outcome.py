@@ -103,8 +103,9 @@ def _time_out(outcome: Outcome) -> Mapping[str, Any] | None:
     """
     if isinstance(outcome, TimedOut):
         return outcome.conditions
-    timed_out = isinstance(outcome, CompileFailed) and "limit_s" in outcome.conditions
-    return outcome.conditions if timed_out else None
+    if isinstance(outcome, CompileFailed) and "limit_s" in outcome.conditions:
+        return outcome.conditions
+    return None
 
 
 def _number(conditions: Mapping[str, Any], name: str) -> float | None:
