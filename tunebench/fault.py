@@ -34,6 +34,7 @@ __all__ = [
     "describe_exit",
     "environment_fault",
     "names_environment",
+    "names_missing",
 ]
 
 _EXHAUSTED = (
@@ -42,12 +43,15 @@ _EXHAUSTED = (
 )
 """Errors of the system that a machine or a kernel may cause."""
 
-_SAYS_ENVIRONMENT = re.compile(
+_SAYS_EXHAUSTED = re.compile(
     rf"\[Errno (?:{'|'.join(map(str, _EXHAUSTED))})\]"
     r"|No space left on device|Disk quota exceeded|Read-only file system"
-    r"|Too many open files|Cannot allocate memory|virtual memory exhausted|cannot execute '?cc1plus"
+    r"|Too many open files|Cannot allocate memory|virtual memory exhausted"
     r"|can't start new thread|Resource temporarily unavailable"
     r"|(?:fatal error|error): (?:Killed signal|error writing to)|PermissionError: \[Errno 13\]"
+)
+_SAYS_MISSING = re.compile(
+    r"cannot execute '?cc1plus"
     r"|\$TUNEBENCH_CACHE: |^\$CXX is |no g\+\+; install|is not installed; run: pip install"
 )
 """Text of failures of the environment, in messages of compilers and in records of earlier versions."""
@@ -92,7 +96,8 @@ def environment_fault(error: BaseException) -> EnvironmentFault | None:
     if isinstance(error, VariantError) and isinstance(error.__cause__, MemoryError):
         return SuspectedFault(describe_error(error))
     of_no_user = isinstance(error, OSError | ImportError) and not user_place(error)
-    if isinstance(error, MissingDependency) or (of_no_user and isinstance(error, ImportError)):
+    missing = names_missing(message_of(error)) or (of_no_user and isinstance(error, ImportError))
+    if isinstance(error, MissingDependency) or missing:
         return EnvironmentFault(describe_error(error))
     exhausted = isinstance(error, OSError) and error.errno in _EXHAUSTED
     if exhausted or of_no_user or isinstance(error, MemoryError) or names_environment(message_of(error)):
@@ -106,7 +111,16 @@ def names_environment(text: str) -> bool:
     Args:
         text: Message of a compiler, or the reason of a recorded failure.
     """
-    return _SAYS_ENVIRONMENT.search(text) is not None
+    return names_missing(text) or _SAYS_EXHAUSTED.search(text) is not None
+
+
+def names_missing(text: str) -> bool:
+    """Return whether a message says that a program or a folder is missing, which is never a kernel's fault.
+
+    Args:
+        text: Message of a compiler, or the reason of a recorded failure.
+    """
+    return _SAYS_MISSING.search(text) is not None
 
 
 class LaunchRefused(DeviceError):

@@ -1,4 +1,4 @@
-"""User code that fails or never returns, in the tuner and in workers: it ends one variant or configuration."""
+"""User code that fails or never returns, in tuner and workers: it ends one variant or configuration."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from tunebench._figure import significant
 from tunebench._private_file import create_folder, is_private
 from tunebench.compile.cache import binary_key
 from tunebench.emulate.host_source import NotEmulated, as_host_cxx
-from tunebench.errors import EnvironmentFault
-from tunebench.fault import names_environment
+from tunebench.errors import EnvironmentFault, SuspectedFault
+from tunebench.fault import names_environment, names_missing
 from tunebench.variant import strip_comments
 
 __all__ = ["Mode", "build_executable", "find_compiler"]
@@ -204,7 +204,7 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
             made.chmod(0o700)
             made.replace(target)
     except OSError as error:
-        raise EnvironmentFault(
+        raise SuspectedFault(
             f"cannot write emulated kernels to the folder of $TUNEBENCH_CACHE: {error}"
         ) from error
 
@@ -214,7 +214,7 @@ def _run(command: list[str], source: str = "") -> None:
 
     Raises:
         NotEmulated: The compiler failed; the message quotes its first errors.
-        EnvironmentFault: It failed for lack of space or memory.
+        EnvironmentFault: It failed for lack of space or memory, or is not installed completely.
     """
     try:
         process = subprocess.run(
@@ -226,5 +226,6 @@ def _run(command: list[str], source: str = "") -> None:
         errors = [line for line in process.stderr.splitlines() if "error" in line]
         quoted = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
         if names_environment(process.stderr):
-            raise EnvironmentFault(f"the host's compiler failed: {quoted}")
+            fault = EnvironmentFault if names_missing(process.stderr) else SuspectedFault
+            raise fault(f"the host's compiler failed: {quoted}")
         raise NotEmulated(f"the host's compiler rejects the kernel: {quoted}")
