@@ -1,6 +1,8 @@
 """Fault injection: tuners and servers are killed at random, and every committed record must survive.
 
-    python -m tunebench.testing.faults [sqlite] [postgresql] [cli] [signals] [power] [kernels] [--kills 200]
+    python -m tunebench.testing.faults [PART ...] [--kills 200]
+
+The parts are:
 
 - ``sqlite``: four tuners write to one file; SIGKILL ends one of them at a random moment, again and again.
 - ``postgresql``: four tuners write to one server; the server is killed and restarted.
@@ -9,6 +11,7 @@
   temporary file or claim may remain (see `signal_soak`).
 - ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
 - ``kernels``: no tuner is killed, but kernels fail in every way (see `kernel_faults`).
+- ``busy``: eight programs use all processors while right kernels are tuned (see `kernel_faults`).
 
 Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
 database is checked, and each line of the journal must be in it exactly once. Two readers run lookups
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -304,7 +308,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
     options = parser.parse_args()
-    parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power", "kernels"]
+    parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power", "kernels", "busy"]
     found: dict[str, Any] = {}
     for part in parts:
         with tempfile.TemporaryDirectory() as name:
@@ -336,6 +340,11 @@ def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
             "processor_s": round(ended.processor_s),
             "faults": len(ended.wrong),
         }
+    if part == "busy":
+        from tunebench.testing.kernel_faults import busy_machine
+
+        busy = busy_machine(folder)
+        return {**dataclasses.asdict(busy), "faults": len(busy.lost) + sum(map(bool, busy.exit_codes))}
     if part == "postgresql":
         reason = unavailable()
         if reason is not None:

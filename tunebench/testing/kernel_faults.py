@@ -5,30 +5,40 @@
 `kernel_faults` runs `tunebench tune` on a copy of `tunebench.testing.faulty_kernels`, twice. The first run
 must end with exit code 0 and record an outcome of the expected class for every configuration, and measure the
 right ones. The second run must know all of them, except for time-outs that were made under load.
+
+`busy_machine` tunes right kernels while other programs use all processors, and again when these have ended:
+no configuration may be lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tunebench.db.store import open_store
-from tunebench.outcome import first_error
+from tunebench.outcome import Outcome, failed, first_error
 from tunebench.testing import faulty_kernels
 from tunebench.tuning.known_outcome import made_under_load
 
-__all__ = ["KernelFaults", "kernel_faults", "tune_file"]
+__all__ = ["BusyMachine", "KernelFaults", "busy_machine", "kernel_faults", "tune_file"]
 
 ALL_ROWS, FEW_ROWS = 33, 8
 LIMIT_S = 1800.0
 WORKER_MEMORY_GB = "1.5"
+
+BUSY_WORKLOAD = "softmax:rows=512,cols=1024,dtype=f32"
+WARM_UP_S = 20.0
+"""Time for the load average to rise, in seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,17 +97,89 @@ def kernel_faults(folder: Path, *, every: bool, timeout_s: float = 10.0) -> Kern
     return found
 
 
-def tune_file(folder: Path, variant: Path, workload: str, *options: str) -> subprocess.CompletedProcess[str]:
+@dataclass(slots=True, kw_only=True)
+class BusyMachine:
+    """What a busy machine made of right kernels, and what an idle one made of them later.
+
+    Attributes:
+        load: Load average at the end of the first run.
+        busy: Number of configurations by outcome after the run on the busy machine.
+        later: The same after the later run.
+        lost: Configurations that failed and would not be tried again, in text form.
+        exit_codes: Exit codes of the runs.
+    """
+
+    load: float = 0.0
+    busy: dict[str, int] = field(default_factory=dict)
+    later: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    exit_codes: list[int] = field(default_factory=list)
+
+
+def busy_machine(folder: Path, *, programs: int = 8, timeout_s: float = 0.3, trials: int = 16) -> BusyMachine:
+    """Tune right kernels while other programs loop, and again after they ended.
+
+    Args:
+        folder: Folder for the database and the cache.
+        programs: Number of other programs.
+        timeout_s: Time limit of one configuration, in seconds.
+        trials: Number of configurations to try.
+    """
+    result = BusyMachine()
+    options = ("--variant", "numba_cpu", "--timeout", str(timeout_s), "--trials", str(trials))
+    with _looping(programs):
+        time.sleep(WARM_UP_S)
+        ended = tune_file(folder, None, BUSY_WORKLOAD, *options)
+        result.load = round(os.getloadavg()[0], 1)
+    result.exit_codes.append(ended.returncode)
+    result.busy = _count(_newest(folder, BUSY_WORKLOAD))
+    ended = tune_file(folder, None, BUSY_WORKLOAD, *options)
+    result.exit_codes.append(ended.returncode)
+    newest = _newest(folder, BUSY_WORKLOAD)
+    result.later = _count(newest)
+    result.lost = [
+        name for name, outcome in newest.items() if failed(outcome) and not made_under_load(outcome)
+    ]
+    return result
+
+
+@contextlib.contextmanager
+def _looping(programs: int) -> Iterator[None]:
+    """Run programs that use a processor each."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for program in running:
+            program.kill()
+            program.wait()
+
+
+def _newest(folder: Path, workload: str) -> dict[str, Outcome]:
+    """Return the newest outcome of each configuration of a search."""
+    with open_store(folder / "faults.db", read_only=True) as store:
+        records = [record for record in store.history(workload) if record.purpose == "search"]
+        return {f"{record.key.variant} {record.key.config}": record.result.outcome for record in records}
+
+
+def _count(outcomes: Mapping[str, Outcome]) -> dict[str, int]:
+    return dict(Counter(outcome.kind for outcome in outcomes.values()))
+
+
+def tune_file(
+    folder: Path, variant: Path | None, workload: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """Run `tunebench tune` with a variant file and a database in a folder.
 
     Args:
         folder: The folder, also of the cache.
-        variant: The variant file.
+        variant: The variant file; None for variants of tunebench.
         workload: The workload.
         options: More options.
     """
     command = [sys.executable, "-m", "tunebench", "tune", "--workload", workload, "--device", "cpu"]
-    command += ["--variant-file", str(variant), "--sampler", "random", "--no-warm", "--no-baselines"]
+    command += [] if variant is None else ["--variant-file", str(variant)]
+    command += ["--sampler", "random", "--no-warm", "--no-baselines"]
     command += ["--finalists", "1", "--db", str(folder / "faults.db"), "--json", *options]
     return subprocess.run(
         command,
