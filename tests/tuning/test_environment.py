@@ -16,7 +16,7 @@ from tunebench.compile.cache import BinaryCache
 from tunebench.db import open_store
 from tunebench.db.integrity import examine, fix
 from tunebench.device import find
-from tunebench.errors import EnvironmentFault, MissingDependency, SuspectedFault
+from tunebench.errors import EnvironmentFault, MissingDependency, SuspectedFault, WorkerUnusable
 from tunebench.fault import environment_fault
 from tunebench.kernels import load_file, variant
 from tunebench.measure import worker
@@ -109,29 +109,35 @@ def test_workers_raise_faults_of_the_environment(monkeypatch: pytest.MonkeyPatch
 class Answers(InstantExecutor[Task]):
     """Executor whose disk is full from a task on."""
 
-    def __init__(self, full_after: int) -> None:
-        self._left = full_after
+    def __init__(self, full_after: int, fault: Exception) -> None:
+        self._left, self._fault = full_after, fault
         super().__init__(self._answer_task)
 
     def _answer_task(self, task: Task) -> Outcome:
         self._left -= 1
         if self._left < 0:
-            raise EnvironmentFault("no space left on device")
+            raise self._fault
         return measured(60.0 + task.config["copy"])
 
 
-def run(database: Path, monkeypatch: pytest.MonkeyPatch, full_after: int = 1000) -> Report:
+NO_SPACE = EnvironmentFault("no space left on device")
+
+
+def run(
+    database: Path, monkeypatch: pytest.MonkeyPatch, full_after: int = 1000, fault: Exception = NO_SPACE
+) -> Report:
     load_file(BOUNDED)
-    monkeypatch.setattr(tuning, "start_workers", lambda *_: Answers(full_after))
+    monkeypatch.setattr(tuning, "start_workers", lambda *_: Answers(full_after, fault))
     plan = Plan(variants=("bounded",), baselines=False, sampler="random", trials=8, finalists=1)
     return tune(WORKLOAD, device="cpu", db=database, plan=plan)
 
 
-def test_run_on_a_full_disk_ends_without_a_record_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [NO_SPACE, WorkerUnusable("no process can be started")])
+def test_run_on_a_broken_machine_ends_without_a_record_and_is_resumed(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = run(tmp_path / "a.db", monkeypatch, full_after=3)
-    assert (report.interrupted, report.stopped) == (True, "no space left on device")
+    report = run(tmp_path / "a.db", monkeypatch, full_after=3, fault=fault)
+    assert (report.interrupted, report.stopped) == (True, str(fault))
     assert report.trials == {"measured": 3}
     with open_store(tmp_path / "a.db") as store:
         assert [entry.result.outcome.kind for entry in store.history(WORKLOAD)] == ["measured"] * 3
@@ -158,6 +164,8 @@ def test_recorded_faults_of_the_environment_are_tried_again_and_deleted(
             config = type(key.config)({"copy": copy})
             store.record(type(key)(**{**_fields(key), "config": config}), Result(outcome=outcome))
         store.record(key, Result(outcome=CompileFailed(reason="syntax error at line 3")))
+        exhausted = LaunchFailed(reason=RECORDED[0].reason, conditions={"attempts": 2})
+        store.record(key, Result(outcome=exhausted))  # in two processes: the configuration's failure
     report = run(tmp_path / "a.db", monkeypatch)
     assert report.trials["measured"] >= 5  # the three are tried again
     with open_store(tmp_path / "a.db") as store:

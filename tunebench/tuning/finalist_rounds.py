@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, wait
 
 from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement
-from tunebench.errors import ClusterLost, EnvironmentFault
+from tunebench.errors import ClusterLost, EnvironmentFault, WorkerUnusable
 from tunebench.executor import ExecutorClosed, WorkerExecutor, WorkerLost
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.outcome import Measured, failure_of
@@ -19,7 +19,10 @@ from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, FinalSelection, Time
 from tunebench.tuning.known_outcome import made_under_load
 from tunebench.tuning.run_recorder import RunRecorder
 
-__all__ = ["FinalistRounds"]
+__all__ = ["FATAL", "FinalistRounds"]
+
+FATAL = (ClusterLost, EnvironmentFault, WorkerUnusable)
+"""Faults of the machines that measure: they end a run, which keeps its results and is resumed later."""
 
 ATTEMPTS = 3
 """Attempts to run all rounds on one worker of a cluster, and of a finalist that times out under load."""
@@ -83,7 +86,7 @@ class FinalistRounds:
                     self._discard(finalists)
                     if attempt == ATTEMPTS:
                         raise ClusterLost(f"the finalist rounds lost their worker {ATTEMPTS} times") from None
-                except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost, EnvironmentFault):
+                except (KeyboardInterrupt, ExecutorClosed, CancelledError, *FATAL):
                     self._discard(finalists)
                     raise
         self._record([timed for timed in finalists if timed.rounds and not timed.failed])

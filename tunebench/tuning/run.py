@@ -16,7 +16,7 @@ from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.device import Device
-from tunebench.errors import ClusterLost, DatabaseError, EnvironmentFault
+from tunebench.errors import DatabaseError
 from tunebench.executor import ExecutorClosed, WorkerExecutor
 from tunebench.kernels import variants
 from tunebench.outcome import (
@@ -39,7 +39,7 @@ from tunebench.tuning import baseline_rounds
 from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
 from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, TimedConfig, pick_finalists, select_best
-from tunebench.tuning.finalist_rounds import FinalistRounds
+from tunebench.tuning.finalist_rounds import FATAL, FinalistRounds
 from tunebench.tuning.known_outcome import answers, made_under_load
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Failure, ProgressCallback, Report, Tie
@@ -280,13 +280,13 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
 
 @contextlib.contextmanager
 def _interruptible(context: RunContext, executor: WorkerExecutor[Task]) -> Iterator[None]:
-    """Count the busy time; Ctrl-C and a lost cluster end the run early and keep its results."""
+    """Count the busy time; Ctrl-C and faults of machines end the run early and keep its results."""
     state, before_s = context.state, executor.busy_s
     try:
         yield
-    except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost, EnvironmentFault) as end:
+    except (KeyboardInterrupt, ExecutorClosed, CancelledError, *FATAL) as end:
         state.interrupted = True
-        state.stopped = str(end) if isinstance(end, ClusterLost | EnvironmentFault) else None
+        state.stopped = str(end) if isinstance(end, FATAL) else None
         context.setup.store.hurry()
         executor.close()
     finally:
