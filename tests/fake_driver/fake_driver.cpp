@@ -4,7 +4,7 @@
 // keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
 // until the process ends, captured launches run only when their graph does.
 //
-// A module's code is the word "fake", which loads the kernels below; or "echo" and one line per kernel with its name
+// A module's code is PTX or the word "fake", which load the kernels below; or "echo" and one line per kernel with its name
 // and the sizes of its parameters, ended by a zero byte. Those kernels write zeros, and print the parameters of each
 // launch on stderr, as JSON.
 #include <dlfcn.h>
@@ -25,7 +25,7 @@
 
 namespace {
 
-enum { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700 };
+enum { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700 };
 
 struct Parameter {
   size_t offset, size;
@@ -39,6 +39,11 @@ struct Kernel {
   // Parameters; grid, block, shared memory, blocks of a cluster.
   std::function<void(void**, const unsigned*)> body;
   int most_dynamic_smem;
+  bool unloaded = false;
+};
+
+struct Library {
+  std::deque<Kernel> kernels;  // those that were asked for
 };
 
 struct Event {
@@ -54,6 +59,7 @@ struct Stream {
 };
 
 double clock_us = 0;  // of the device
+size_t dirty_bytes = 0;  // overwritten by fills since memory was read
 int fault = kSuccess;  // remains until the process ends
 size_t allocated = 0;
 struct Allocation {
@@ -146,6 +152,13 @@ void scale_pixels(void** p, const unsigned*) {
   for (int i = 0; i < as<int>(p[3]); i++) y[i] = map.data[i] * as<float>(p[2]);
 }
 
+// Reads memory: evicts dirty lines from the cache, and takes as long as overwriting it.
+void read_memory(void** p, const unsigned* shape) {
+  if (shape[0] != 8 * 132 || as<uint64_t>(p[1]) != 2 * 62914560) return;  // eight blocks per SM, twice the cache
+  dirty_bytes = 0;
+  clock_us += double(as<uint64_t>(p[1])) / 1e6;
+}
+
 std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
   std::vector<Parameter> found;
   size_t offset = 0;
@@ -161,6 +174,7 @@ std::deque<Kernel>& kernels() {
   static const auto plain = sizes({8, 8, 4, 4});
   static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4, 4});
   static const auto mapped = sizes({128, 8, 4, 4});
+  static const auto range = sizes({8, 8});
   static std::deque<Kernel> table = {
       {"right", plain, 50, 0, scale<kRight>, 0},
       {"short", plain, 4, 0, scale<kRight>, 0},
@@ -176,6 +190,7 @@ std::deque<Kernel>& kernels() {
       {"mapped", mapped, 50, 0, scale_mapped, 0},
       {"mapped_short", mapped, 4, 0, scale_mapped, 0},
       {"pixels", mapped, 50, 0, scale_pixels, 0},
+      {"read_memory", range, 0, 0, read_memory, 0},
   };
   return table;
 }
@@ -312,7 +327,7 @@ API cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, 
 API cuCtxSynchronize() { return fault; }
 API cuGetErrorName(int error, const char** name) {
   static const std::map<int, const char*> names = {
-      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"}, {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"}, {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"}, {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
       {kNotFound, "CUDA_ERROR_NOT_FOUND"},         {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
   };
   const auto found = names.find(error);
@@ -346,6 +361,7 @@ API cuMemsetD8Async(uintptr_t address, unsigned char byte, size_t count, void* s
   return enqueue(stream, [=] {
     std::memset(reinterpret_cast<void*>(address), byte, count);
     clock_us += double(count) / 1e6;
+    dirty_bytes += count;
   });
 }
 API cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t count, void* stream) {
@@ -385,15 +401,19 @@ API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
 
 API cuLibraryLoadData(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned) {
   if (fault) return fault;
-  const bool echoes = std::memcmp(code, "echo", 4) == 0;
-  if (!echoes && std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  const bool echoes = std::memcmp(code, "echo", 4) == 0, known = std::memcmp(code, "fake", 4) == 0;
+  if (!echoes && !known && std::memcmp(code, ".version", 8) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
   if (echoes) read_code(static_cast<const char*>(code));
-  return *library = const_cast<void*>(code), kSuccess;
+  return *library = new Library, kSuccess;
 }
-API cuLibraryUnload(void*) { return kSuccess; }
-API cuLibraryGetKernel(void** kernel, void*, const char* name) {
-  for (Kernel& one : kernels())
-    if (one.name == name) return *kernel = &one, kSuccess;
+API cuLibraryUnload(void* library) {  // what is left of it only tells that it is gone
+  for (Kernel& kernel : static_cast<Library*>(library)->kernels) kernel.unloaded = true;
+  return kSuccess;
+}
+API cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  auto& mine = static_cast<Library*>(library)->kernels;
+  for (const Kernel& one : kernels())
+    if (one.name == name) return mine.push_back(one), *kernel = &mine.back(), kSuccess;
   return kNotFound;
 }
 API cuKernelGetLibrary(void** library, void*) { return *library = &default_stream, kSuccess; }
@@ -425,6 +445,7 @@ struct LaunchConfig {
 
 API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void**) {
   Kernel& kernel = *static_cast<Kernel*>(function);
+  if (kernel.unloaded) return kInvalidHandle;
   const unsigned allowed = kernel.most_dynamic_smem ? kernel.most_dynamic_smem : 48 * 1024 - kernel.static_smem;
   if (config->smem_bytes > allowed) return kInvalidValue;
   if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // needs both kinds of shared memory
@@ -444,6 +465,8 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   return enqueue(config->stream, [&kernel, copies, shape] {
     std::vector<void*> pointers;
     for (auto& copy : *copies) pointers.push_back(copy.data());
+    // A launch after a large fill waits until the cache has written it back.
+    if (dirty_bytes > 62914560) clock_us += double(dirty_bytes) / 8e6;
     kernel.body(pointers.data(), shape.data());
     clock_us += kernel.microseconds;
   });

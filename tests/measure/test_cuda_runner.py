@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 
 from tests.fake_driver.build import seen_by
+from tests.support import needs_disassembler, needs_numba_cuda
 from tests.toy_variants import NumbaToy, parameter_sizes
 from tunebench import _environment, kernels
+from tunebench.binary.disassembly import count_instructions, sass
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import DeviceLost, describe_exit
 from tunebench.measure import _gpu, _sampler, _torch_gpu
+from tunebench.measure._cache_flush import READ_PTX, Flush
 from tunebench.measure._clock import Clock
 from tunebench.measure._direct_launch import MappedTensor
-from tunebench.measure._sampler import Flush, Sampler, Timing
+from tunebench.measure._sampler import Sampler, Timing
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner, kernel_arguments
 from tunebench.measure.timing import Protocol
@@ -197,10 +200,10 @@ def _device() -> Any:
 
 
 class FakeGpu:
-    """A GPU that records enqueued work; each kernel and each fill takes a fixed time."""
+    """A GPU that records enqueued work; each kernel and each read takes a fixed time."""
 
-    def __init__(self, kernel_us: float, *, fill_us: float = 30.0, host_us: float = 10.0) -> None:
-        self.kernel_us, self.fill_us, self.host_us = kernel_us, fill_us, host_us
+    def __init__(self, kernel_us: float, *, read_us: float = 30.0, host_us: float = 10.0) -> None:
+        self.kernel_us, self.read_us, self.host_us = kernel_us, read_us, host_us
         self.log: list[str] = []
         self.now = 0.0
 
@@ -213,18 +216,22 @@ class FakeGpu:
     def replay(self, graph: int) -> None:
         self._enqueue(f"graph of {graph}", graph * self.kernel_us)
 
-    def fill(self, address: int, byte: int, nbytes: int) -> None:
-        self._enqueue(f"fill {nbytes}", self.fill_us)
+    def read(self, address: int, nbytes: int) -> None:
+        self._enqueue(f"read {nbytes}", self.read_us)
 
     def _enqueue(self, what: str, us: float) -> None:
         self.log.append(what)
         self.now += us
 
-    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+    def time(
+        self, before: Callable[[], None], work: Callable[[], None], during: Callable[[], None]
+    ) -> Timing:
         before()
         start = self.now
         self.log.append("|")
         work()
+        during()
+        self.log.append("wait")
         return Timing(self.now - start, self.host_us)
 
 
@@ -253,15 +260,58 @@ def test_cold_sample_follows_cache_flush() -> None:
     samples = sampler(gpu, FakeClock(2000.0), Flush(0, 123))
     gpu.log.clear()
     assert samples.sample_us() == 5.0
-    assert gpu.log == ["fill 123", "|", "run"]
+    assert gpu.log == ["read 123", "|", "run", "wait"]
+    assert samples.conditions((5.0,))["flushed_by"] == "reading 123 bytes"
+
+
+def test_poisoned_outputs_are_written_back_before_cold_sample() -> None:
+    gpu = FakeGpu(5.0)
+    flushed = Sampler(
+        gpu,
+        FakeClock(2000.0),  # type: ignore[arg-type]
+        (),
+        flush=Flush(0, 123),
+        max_clock_mhz=2000.0,
+        poison=lambda: gpu.log.append("poison"),
+    )
+    gpu.log.clear()
+    flushed.sample_us()
+    assert gpu.log == ["poison", "read 123", "|", "run", "wait"]
+
+
+def test_clock_is_read_while_device_is_busy_with_the_sample() -> None:
+    gpu, clock = FakeGpu(5.0), FakeClock(2000.0)
+    samples = sampler(gpu, clock, Flush(0, 1))
+    clock.sm_mhz = lambda: gpu.log.append("clock") or 1980.0  # type: ignore[func-returns-value, method-assign]
+    gpu.log.clear()
+    samples.sample_us()
+    assert gpu.log[-3:] == ["run", "clock", "wait"]
+    assert samples.conditions((5.0,))["clock_mhz"] == 1980.0
+
+
+@needs_numba_cuda
+@needs_disassembler
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_flush_reads_vectors_and_writes_nothing(target: str, tmp_path: Path) -> None:
+    from cuda.bindings import nvjitlink
+
+    handle = nvjitlink.create(1, [f"-arch={target}"])
+    nvjitlink.add_data(handle, nvjitlink.InputType.PTX, READ_PTX, len(READ_PTX), "read")
+    nvjitlink.complete(handle)
+    cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+    nvjitlink.get_linked_cubin(handle, cubin)
+    nvjitlink.destroy(handle)
+    code = sass(bytes(cubin))
+    assert "LDG.E.128.STRONG" in code
+    assert not {"ST", "STG", "ATOM", "ATOMG", "RED"} & set(count_instructions(code))
 
 
 def test_flush_repeats_until_it_hides_host_overhead() -> None:
-    gpu = FakeGpu(5.0, fill_us=10.0, host_us=24.0)
+    gpu = FakeGpu(5.0, read_us=10.0, host_us=24.0)
     samples = sampler(gpu, FakeClock(2000.0), Flush(0, 1))
     gpu.log.clear()
     samples.sample_us()
-    assert gpu.log == ["fill 1"] * 5 + ["|", "run"]
+    assert gpu.log == ["read 1"] * 5 + ["|", "run", "wait"]
 
 
 def test_warm_sample_follows_identical_run() -> None:
@@ -269,7 +319,7 @@ def test_warm_sample_follows_identical_run() -> None:
     samples = sampler(gpu, FakeClock(2000.0))
     gpu.log.clear()
     assert samples.sample_us() == 25.0
-    assert gpu.log == ["run"] * 3 + ["|", "run"]
+    assert gpu.log == ["run"] * 3 + ["|", "run", "wait"]
 
 
 def test_short_warm_runs_are_timed_as_batch() -> None:
@@ -277,7 +327,7 @@ def test_short_warm_runs_are_timed_as_batch() -> None:
     samples = sampler(gpu, FakeClock(2000.0))
     gpu.log.clear()
     assert samples.sample_us() == pytest.approx(2.0)
-    assert gpu.log == ["graph of 200", "|", "graph of 200"]
+    assert gpu.log == ["graph of 200", "|", "graph of 200", "wait"]
     assert samples.conditions((2.0,))["runs_in_a_sample"] == 200
 
 
@@ -330,7 +380,7 @@ def test_persistently_low_clock_is_accepted_and_noted() -> None:
 def test_unreadable_clock_discards_no_samples() -> None:
     samples = sampler(FakeGpu(50.0), FakeClock(None), Flush(0, 1))
     samples.sample_us()
-    assert set(samples.conditions((50.0,))) == {"power_limit_w"}
+    assert set(samples.conditions((50.0,))) == {"power_limit_w", "flushed_by"}
 
 
 # -- the clock -----------------------------------------------------------------------------------------------
@@ -484,16 +534,13 @@ class FakeTorch:
             set_device=lambda device: None,
             synchronize=lambda: None,
             Event=lambda enable_timing: FakeEvent(self),
+            current_stream=lambda: SimpleNamespace(cuda_stream=7),
         )
         self.backends = SimpleNamespace(cudnn=SimpleNamespace(allow_tf32=True, benchmark=False))
         self.__version__ = "0"
 
     def device(self, kind: str, index: int) -> tuple[str, int]:
         return (kind, index)
-
-    def empty(self, count: int, dtype: Any, device: Any) -> FakeTensor:
-        self.set["flush"] = count
-        return FakeTensor(self, np.empty(0))
 
     def from_numpy(self, array: Any) -> FakeTensor:
         return FakeTensor(self, array)
@@ -515,13 +562,27 @@ class FakeTensor:
     def to(self, device: Any) -> FakeTensor:
         return self
 
-    def fill_(self, byte: int) -> None:
-        self.torch.now += 30.0
-
     def matmul(self, other: FakeTensor) -> None:
         assert self.array.shape == (8, 16)
         assert other.array.shape == (16, 4)
         self.torch.now += 70.0
+
+
+class FakeOpened:
+    """The part of `Gpu` that torch's flush uses: a flush takes 30 microseconds."""
+
+    pci_bus_id = "0000:01:00.0"
+
+    def __init__(self, torch: FakeTorch) -> None:
+        self._torch = torch
+
+    def allocate(self, nbytes: int) -> int:
+        self._torch.set["flush"] = nbytes
+        return 1 << 20
+
+    def read(self, address: int, nbytes: int, stream: int) -> None:
+        assert (address, nbytes, stream) == (1 << 20, self._torch.set["flush"], 7)
+        self._torch.now += 30.0
 
 
 class FakeEvent:
@@ -545,7 +606,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
         sys.modules, "torch.nn", SimpleNamespace(functional=SimpleNamespace(relu=None, gelu=None))
     )
     monkeypatch.setattr(_torch_gpu, "local_gpus", lambda: (_device(),))
-    monkeypatch.setattr(_torch_gpu, "open_gpu", lambda device: SimpleNamespace(pci_bus_id="0000:01:00.0"))
+    monkeypatch.setattr(_torch_gpu, "open_gpu", lambda device: FakeOpened(torch))
     return torch
 
 

@@ -104,7 +104,7 @@ class DirectLaunch:
 
     Args:
         driver: `cuda.bindings.driver`.
-        kernel: Handle of the kernel.
+        kernel: The kernel of cuda.core; its module stays loaded as long as this object exists.
         launch: Block, shared memory and cluster.
         grid: Blocks in x, y, z.
         parameters: The bytes of each parameter, in order.
@@ -113,12 +113,13 @@ class DirectLaunch:
     def __init__(
         self,
         driver: Any,
-        kernel: int,
+        kernel: Any,
         launch: Launch,
         grid: tuple[int, int, int],
         parameters: Sequence[bytes],
     ) -> None:
-        self._driver, self._kernel = driver, driver.CUfunction(kernel)
+        self._driver, self._owner = driver, kernel
+        self._kernel = driver.CUfunction(int(kernel.handle))
         self._config = driver.CUlaunchConfig()
         self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = grid
         self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = launch.block

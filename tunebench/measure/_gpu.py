@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
+from tunebench.measure._cache_flush import READ_MEMORY, VECTOR_BYTES
 from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure._sampler import Timing
 from tunebench.measure.loader import CudaError, CudaRefused, KernelLoader, require_cuda_core, translated
@@ -86,6 +87,7 @@ class Gpu(KernelLoader):
             timing = EventOptions(timing_enabled=True)
             self._begin, self._end = self._device.create_event(timing), self._device.create_event(timing)
         self._stream_handle = self._stream.handle
+        self._reads: dict[tuple[int, int], DirectLaunch] = {}
 
     # -- identity ------------------------------------------------------------------------------
 
@@ -129,6 +131,22 @@ class Gpu(KernelLoader):
             nbytes: Size in bytes.
         """
         self._call("cuMemsetD8Async", address, byte, nbytes, self._stream_handle)
+
+    def read(self, address: int, nbytes: int, stream: int | None = None) -> None:
+        """Enqueue reading memory, past the first-level cache; nothing is written.
+
+        Args:
+            address: Address of the memory, aligned to 16 bytes.
+            nbytes: Size in bytes, a multiple of 16.
+            stream: Handle of another stream; None is the stream of this object.
+        """
+        read = self._reads.get((address, nbytes))
+        if read is None:
+            assert nbytes % VECTOR_BYTES == 0, nbytes
+            read = self.direct(self._load_reader(), READ_MEMORY, (address, nbytes))
+            self._reads[address, nbytes] = read
+        if int(status := read(int(self._stream_handle) if stream is None else stream)):
+            raise _launch_error(status.name)
 
     def upload(self, address: int, array: Array) -> None:
         """Copy a C-contiguous array to the device, and wait until it is there."""
@@ -206,13 +224,16 @@ class Gpu(KernelLoader):
         with translated("waiting for the device"):
             self._stream.sync()
 
-    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+    def time(
+        self, before: Callable[[], None], work: Callable[[], None], during: Callable[[], None] = lambda: None
+    ) -> Timing:
         """Time work on the device.
 
         Args:
             before: Enqueues untimed work that keeps the device busy while the host enqueues `work`. Otherwise
                 the device would wait for the host, and that wait would be timed.
             work: Enqueues the work to time.
+            during: Called while the device is busy with all this: reads its clock.
         """
         before()
         with translated("timing"):
@@ -221,5 +242,6 @@ class Gpu(KernelLoader):
             work()
             self._stream.record(self._end)
             host_us = (time.perf_counter() - start) * 1e6
+            during()
             self._end.sync()
             return Timing(float(self._end - self._begin) * 1e3, host_us)

@@ -1,13 +1,14 @@
 """Samples of one configuration on a GPU: cache flush, latency cover, batches, and clock checks.
 
-A sample is the time between two events around the launches of one run. Before it, either the last-level cache
-is overwritten (cold), or the same launches run without being timed (warm). Both keep the device busy while
-the host enqueues the timed work: otherwise the device would wait for the host, and that wait would be timed.
-With a warm cache, runs of a few microseconds are timed in batches; within a batch the cache cannot be
-flushed.
+A sample is the time between two events around the launches of one run. Before it, either memory larger than
+the last-level cache is read (cold, see `_cache_flush`), or the same launches run without being timed (warm).
+Both keep the device busy while the host enqueues the timed work: otherwise the device would wait for the host,
+and that wait would be timed. With a warm cache, runs of a few microseconds are timed in batches; within a batch
+the cache cannot be flushed. The clock is read after the host has enqueued a sample and before the device has
+finished it: an idle device has another clock.
 
-Source: flush, batches and discarding of samples at a low clock follow NVBench (NVIDIA, "NVBench: benchmark
-options").
+Source: batches and discarding of samples at a low clock follow NVBench (NVIDIA, "NVBench: benchmark options"),
+which flushes by overwriting.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tunebench._figure import significant
+from tunebench.measure._cache_flush import Flush
 from tunebench.measure._clock import Clock
 
-__all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler", "Timing"]
-
-FLUSHED_CACHES = 2
-"""Bytes overwritten before a cold sample, as a multiple of the last-level cache."""
+__all__ = ["Launcher", "Sampler", "Timing"]
 
 SHORT_US = 20.0
 """Runs shorter than this, in microseconds, are near the resolution of events: batched, or noted if cold."""
@@ -44,13 +43,6 @@ MOST_DISCARDED = 20
 """Maximum number of discarded samples per configuration; later samples at a low clock are kept and noted."""
 MOST_COVERS = 64
 """Maximum number of repetitions of the work that keeps the device busy while the host enqueues."""
-
-
-class Flush(NamedTuple):
-    """Memory to overwrite before each sample, larger than the last-level cache."""
-
-    address: int
-    nbytes: int
 
 
 class Timing(NamedTuple):
@@ -77,10 +69,12 @@ class Launcher(Protocol):
     def replay(self, graph: Any) -> None:
         """Enqueue a graph."""
 
-    def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Enqueue filling memory."""
+    def read(self, address: int, nbytes: int) -> None:
+        """Enqueue reading memory."""
 
-    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+    def time(
+        self, before: Callable[[], None], work: Callable[[], None], during: Callable[[], None]
+    ) -> Timing:
         """Time work on the device."""
 
 
@@ -91,7 +85,7 @@ class Sampler:
         gpu: The device.
         clock: Clocks of that GPU.
         launches: One run.
-        flush: Memory to overwrite before each sample; None leaves the cache warm.
+        flush: Memory to read before each sample; None leaves the cache warm.
         max_clock_mhz: Highest clock of the device.
         poison: Enqueues overwriting everything that the run writes.
 
@@ -115,32 +109,35 @@ class Sampler:
         self._throttled_by: set[str] = set()
         self._discarded = self._slow = 0
         self._runs, self._poison = 1, poison
-        self._cold = flush is not None
+        self._flush = flush
+        self._mhz: float | None = None
+        self._reasons: frozenset[str] = frozenset()
         self.skipped_work: str | None = None
         self._work: Callable[[], None] = lambda: gpu.launch(launches)
         if flush is None:
             self._before = self._work
-            cover = first = gpu.time(self._then_poison, self._work)
+            cover = first = gpu.time(self._then_poison, self._work, _nothing)
             if first.device_us < SHORT_US:
                 self._runs = min(MOST_IN_BATCH, math.ceil(BATCH_US / max(first.device_us, RESOLUTION_US)))
                 graph = gpu.graph(launches, self._runs)
                 alone_us = first.device_us
                 self._before = self._work = lambda: gpu.replay(graph)
-                cover = first = gpu.time(self._then_poison, self._work)
+                cover = first = gpu.time(self._then_poison, self._work, _nothing)
                 self.skipped_work = _skipped(alone_us, first.device_us / self._runs)
         else:
-            self._before = lambda: gpu.fill(flush.address, 0, flush.nbytes)
-            cover = gpu.time(_nothing, self._before)
-            first = gpu.time(self._before, self._work)
+            self._before = lambda: gpu.read(flush.address, flush.nbytes)
+            cover = gpu.time(_nothing, self._before, _nothing)
+            first = gpu.time(self._before, self._work, _nothing)
         needed = 2 * first.host_us / max(cover.device_us, RESOLUTION_US)
         self._covers = max(1, min(MOST_COVERS, math.ceil(needed)))
 
     def _cover(self) -> None:
-        if self._cold:  # before the flush, which removes the poisoned outputs from the cache
+        cold = self._flush is not None
+        if cold:  # before the flush, which writes the poisoned outputs back and removes them from the cache
             self._poison()
         for _ in range(self._covers):
             self._before()
-        if not self._cold:  # after the untimed runs, whose results a run must not find
+        if not cold:  # after the untimed runs, whose results a run must not find
             self._poison()
 
     def _then_poison(self) -> None:
@@ -150,8 +147,8 @@ class Sampler:
     def sample_us(self) -> float:
         """Return the time of one run in microseconds, taken at a sufficient clock if possible."""
         while True:
-            sample = self._gpu.time(self._cover, self._work).device_us / self._runs
-            mhz, reasons = self._clock.sm_mhz(), self._clock.throttled_by()
+            sample = self._gpu.time(self._cover, self._work, self._read_clock).device_us / self._runs
+            mhz, reasons = self._mhz, self._reasons
             self._throttled_by |= reasons
             slow = mhz is not None and mhz < self._lowest_mhz
             if not slow or self._discarded >= MOST_DISCARDED:
@@ -164,13 +161,18 @@ class Sampler:
             self._clocks_mhz.append(mhz)
         return sample
 
+    def _read_clock(self) -> None:
+        self._mhz, self._reasons = self._clock.sm_mhz(), self._clock.throttled_by()
+
     def conditions(self, samples_us: tuple[float, ...]) -> dict[str, Any]:
-        """Return the conditions of the samples: clocks, throttling, power, resolution, batches.
+        """Return the conditions of the samples: flush, clocks, throttling, power, resolution, batches.
 
         Args:
             samples_us: The samples, in microseconds.
         """
         facts: dict[str, Any] = self._clock.surroundings()
+        if self._flush is not None:
+            facts["flushed_by"] = str(self._flush)
         if self._clocks_mhz:
             facts["clock_mhz"] = statistics.median(self._clocks_mhz)
             facts["lowest_clock_mhz"] = min(self._clocks_mhz)

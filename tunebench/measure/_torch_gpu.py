@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError, MissingDependency
+from tunebench.measure._cache_flush import FLUSHED_CACHES, Flush
 from tunebench.measure._clock import Clock
 from tunebench.measure._gpu import open_gpu
-from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler, Timing
+from tunebench.measure._sampler import Sampler, Timing
 from tunebench.measure.baselines import BaselineCall, torch_tensor
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
@@ -46,9 +47,10 @@ class TorchGpu:
         self.device = torch.device("cuda", keys.index(device.key))
         torch.cuda.set_device(self.device)
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._clock = Clock(open_gpu(device).pci_bus_id)
-        self._flush_bytes = FLUSHED_CACHES * device.l2_bytes
-        self._overwritten = torch.empty(self._flush_bytes, dtype=torch.uint8, device=self.device)
+        self._gpu = open_gpu(device)
+        self._clock = Clock(self._gpu.pci_bus_id)
+        nbytes = FLUSHED_CACHES * device.l2_bytes
+        self._flush = Flush(self._gpu.allocate(nbytes), nbytes)
 
     def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Return inputs as tensors on the device; those of shape `()` as numbers."""
@@ -78,7 +80,7 @@ class TorchGpu:
 
         without_gradients()
         self._torch.cuda.synchronize()
-        flush = Flush(0, self._flush_bytes) if protocol.cache == "cold" else None
+        flush = self._flush if protocol.cache == "cold" else None
         mhz = self._described.max_clock_mhz
         return Sampler(self, self._clock, (without_gradients,), flush=flush, max_clock_mhz=mhz)
 
@@ -89,9 +91,9 @@ class TorchGpu:
         for call in launches:
             call()
 
-    def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Overwrite the memory that flushes the cache; `address` and `nbytes` are ignored."""
-        self._overwritten.fill_(byte)
+    def read(self, address: int, nbytes: int) -> None:
+        """Enqueue reading memory, on the stream of torch."""
+        self._gpu.read(address, nbytes, int(self._torch.cuda.current_stream().cuda_stream))
 
     def graph(self, launches: Sequence[BaselineCall], count: int) -> Any:
         """Capture calls `count` times in a graph."""
@@ -105,7 +107,9 @@ class TorchGpu:
         """Enqueue a graph."""
         graph.replay()
 
-    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+    def time(
+        self, before: Callable[[], None], work: Callable[[], None], during: Callable[[], None] = lambda: None
+    ) -> Timing:
         """Time work on the device (see `Gpu.time`)."""
         before()
         start = time.perf_counter()
@@ -113,5 +117,6 @@ class TorchGpu:
         work()
         self._end.record()
         host_us = (time.perf_counter() - start) * 1e6
+        during()
         self._end.synchronize()
         return Timing(float(self._begin.elapsed_time(self._end)) * 1e3, host_us)

@@ -14,12 +14,13 @@ from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cuda import array_parameters
 from tunebench.device import Device, local_gpus
 from tunebench.fault import DeviceLost
+from tunebench.measure._cache_flush import FLUSHED_CACHES, Flush
 from tunebench.measure._clock import Clock
 from tunebench.measure._device_arrays import ReferenceDevice, reference_device
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._direct_launch import MappedTensor
 from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
-from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
+from tunebench.measure._sampler import Sampler
 from tunebench.measure._task_limit import outside_limit
 from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.runner import Runner, judge, versions

@@ -9,6 +9,7 @@ from typing import Any
 
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import LaunchRefused
+from tunebench.measure._cache_flush import READ_MEMORY, READ_PTX
 from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
 from tunebench.variant import Launch
 
@@ -86,6 +87,13 @@ class KernelLoader:
             kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
         return tuple(kernels[symbol] for symbol in symbols)
 
+    def _load_reader(self) -> Any:
+        """Return the kernel that flushes the last-level cache, compiled by the driver."""
+        from cuda.core import ObjectCode
+
+        with translated(f"loading {READ_MEMORY.entry}"):
+            return ObjectCode.from_ptx(READ_PTX).get_kernel(READ_MEMORY.entry)
+
     def direct(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> DirectLaunch:
         """Prepare a launch through the driver API.
 
@@ -97,7 +105,7 @@ class KernelLoader:
         self._check_parameters(kernel, launch, arguments)
         self._allow_smem(kernel, launch.smem_bytes)
         parameters = [self.parameter_bytes(argument) for argument in arguments]
-        return DirectLaunch(self._driver, int(kernel.handle), launch, self._grid(launch), parameters)
+        return DirectLaunch(self._driver, kernel, launch, self._grid(launch), parameters)
 
     def _grid(self, launch: Launch) -> tuple[int, int, int]:
         if not launch.blocks_per_sm:
