@@ -15,6 +15,7 @@ __all__ = [
     "VARIABLES",
     "binary_folder",
     "cache_folder",
+    "carried_folder",
     "columns",
     "config",
     "config_folder",
@@ -33,6 +34,7 @@ VARIABLES = {
     "COLUMNS": "width of tables where the output is not a terminal",
     "CXX": "host C++ compiler that emulates CUDA kernels where there is no GPU; default g++, then c++",
     "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels; closed to other users",
+    "TUNEBENCH_CARRIED": "folder of GPU kernels compiled elsewhere, to use whatever compiler is installed here",
     "TUNEBENCH_CONFIG": "file of defaults to use instead of the nearest tunebench.toml; none for no file",
     "TUNEBENCH_CPU_CACHE": "last-level cache of the processor in MB; default what the system reports",
     "TUNEBENCH_DB": "database, as a path, an SQLAlchemy URL or keywords of libpq; the option --db wins",
@@ -66,6 +68,21 @@ def cache_folder() -> Path:
 def binary_folder() -> Path:
     """Return the folder of compiled kernels, in `cache_folder`; it may not exist yet."""
     return cache_folder() / "binaries"
+
+
+def carried_folder() -> Path | None:
+    """Return the folder of kernels that were compiled on another machine, or None.
+
+    Raises:
+        EnvironmentFault: if another user may write the folder.
+        InputError: if the path starts with ``~`` and the user has no home folder.
+    """
+    text = _text("TUNEBENCH_CARRIED")
+    if text is None:
+        return None
+    folder = expanded(text, "TUNEBENCH_CARRIED")
+    check_folder(folder)
+    return folder
 
 
 def _user_cache_folder() -> Path:

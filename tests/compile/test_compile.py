@@ -16,7 +16,15 @@ from tests.toy_variants import CONFIG, NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
 from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import read_cubin
-from tunebench.compile import BinaryCache, CompileError, compile_config, numba_cuda, nvrtc, unavailable
+from tunebench.compile import (
+    BinaryCache,
+    CompileError,
+    carried_key,
+    compile_config,
+    numba_cuda,
+    nvrtc,
+    unavailable,
+)
 from tunebench.device import representative
 from tunebench.emulate.emulator import EmulationFailed
 from tunebench.emulate.numba_simulator import simulate
@@ -59,6 +67,55 @@ def test_binary_has_one_symbol_per_launch_in_launch_order() -> None:
     assert [symbol.partition("Li")[2][:2] for symbol in binary.entries] == ["7E", "3E", "7E"]
     assert set(binary.entries) <= set(read_cubin(binary.payload))
     assert (binary.language, binary.target) == ("cuda", "sm_90")
+
+
+@needs_nvrtc
+def test_carried_binary_is_used_whatever_compiler_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = dataclasses.replace(
+        nvrtc.compile_cuda(RIGHT, Toy(n=64), CONFIG, SM_90),
+        key=str(carried_key(RIGHT, Toy(n=64), CONFIG, SM_90)),
+        compiler="NVRTC 12.9.1",
+    )
+    BinaryCache(tmp_path / "carried").put(made)
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "13.0.88")
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("it must not compile"))
+    monkeypatch.setenv("TUNEBENCH_CARRIED", str(tmp_path / "carried"))
+    cache = BinaryCache(tmp_path / "cache")
+    binary = compile_config(RIGHT, Toy(n=64), CONFIG, SM_90, cache)
+    assert (binary.payload, binary.compiler) == (made.payload, "NVRTC 12.9.1")
+    assert not (tmp_path / "cache").exists()  # its entries are those of the compiler that is installed
+    monkeypatch.setattr(nvrtc, "_compile", compile_anew := Recorded())
+    with pytest.raises(CompileError, match="anew"):
+        compile_config(RIGHT, Toy(n=64), CONFIG, SM_80, cache)  # of another architecture
+    monkeypatch.delenv("TUNEBENCH_CARRIED")
+    with pytest.raises(CompileError, match="anew"):
+        compile_config(RIGHT, Toy(n=64), CONFIG, SM_90, cache)
+    assert compile_anew.targets == ["sm_80", "sm_90"]
+
+
+class Recorded:
+    """A compiler that fails, and the targets it was called for."""
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+
+    def __call__(self, source: str, entries: tuple[str, ...], target: str) -> Any:
+        self.targets.append(target)
+        raise CompileError("anew")
+
+
+def test_key_of_carried_binary_depends_on_what_is_compiled_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = MissingDependency("a compiler", "cuda")
+    for module, function in ((nvrtc, "nvrtc_version"), (numba_cuda, "numba_cuda_versions")):
+        monkeypatch.setattr(module, function, lambda: (_ for _ in ()).throw(absent))
+    for variant in (RIGHT, NumbaToy()):
+        key = carried_key(variant, Toy(n=64), CONFIG, SM_90)
+        assert key == carried_key(variant, Toy(n=64), CONFIG, SM_90)
+        assert key != carried_key(variant, Toy(n=64), CONFIG, SM_80)
+    other = ToyVariant(f"{SIGNATURE} y[0] = 1; }}")
+    assert carried_key(RIGHT, Toy(n=64), CONFIG, SM_90) != carried_key(other, Toy(n=64), CONFIG, SM_90)
 
 
 @needs_nvrtc

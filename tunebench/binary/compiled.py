@@ -20,13 +20,15 @@ class Binary:
     """Machine code of one configuration; workloads that differ only in run-time sizes share it.
 
     Attributes:
-        key: Hash of exactly what reached the compiler: source, flags, target, compiler version.
+        key: Hash of exactly what reached the compiler: source, flags, target, compiler version; that of a
+            carried binary has no version.
         language: Language of the variant; it decides how the payload is loaded.
         target: Compilation target: ``"sm_90a"``, or LLVM's name of a CPU.
         payload: A cubin, or serialised object code of Numba on the CPU.
         entries: Symbol of each launch, in launch order.
         resources: Resources in use: the maximum of each over the entries.
         notes: What ptxas noted; `tunebench.binary.ptxas_note` says what they mean.
+        compiler: The compiler with its version; empty if a former version stored the binary.
     """
 
     key: str
@@ -36,3 +38,4 @@ class Binary:
     entries: tuple[str, ...] = ()
     resources: Resources = Resources()
     notes: tuple[str, ...] = ()
+    compiler: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tunebench._environment import carried_folder
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
@@ -16,13 +17,13 @@ from tunebench.space import Config
 from tunebench.variant import CudaVariant, Language, NumbaCpuVariant, NumbaCudaVariant, Variant
 from tunebench.workload import Workload
 
-__all__ = ["Binary", "BinaryCache", "CompileError", "compile_config", "unavailable"]
+__all__ = ["Binary", "BinaryCache", "CompileError", "carried_key", "compile_config", "unavailable"]
 
 
 def compile_config(
     variant: Variant[Any], workload: Workload, config: Config, device: Device, cache: BinaryCache
 ) -> Binary:
-    """Compile one configuration, or return its binary from the cache.
+    """Compile one configuration, or return its binary from the folder of carried binaries or from the cache.
 
     Args:
         variant: The kernel variant; its base class selects the compiler.
@@ -38,7 +39,10 @@ def compile_config(
         CompileError: The compiler rejected the source.
         MissingDependency: The compiler is not installed, or does not work with the other packages.
     """
-    if isinstance(variant, CudaVariant):
+    carried = _carried(variant, workload, config, device)
+    if carried is not None:
+        binary = carried
+    elif isinstance(variant, CudaVariant):
         from tunebench.compile.nvrtc import compile_cuda, key_cuda
 
         key = key_cuda(variant, workload, config, device)
@@ -63,6 +67,40 @@ def compile_config(
     return dataclasses.replace(
         binary, resources=dataclasses.replace(binary.resources, dynamic_smem_bytes=smem_bytes)
     )
+
+
+def _carried(
+    variant: Variant[Any], workload: Workload, config: Config, device: Device
+) -> Binary | None:
+    """Return the carried binary of a configuration, whatever version of the compiler made it, or None."""
+    folder = carried_folder()
+    key = None if folder is None else carried_key(variant, workload, config, device)
+    return None if folder is None or key is None else BinaryCache(folder).get(key)
+
+
+def carried_key(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> str | None:
+    """Return the key under which a binary is carried to a machine with another compiler.
+
+    It hashes the source, the flags and the architecture, but not the version of the compiler.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; only its architecture counts.
+
+    Returns:
+        The key; None for variants that run on processors.
+    """
+    if isinstance(variant, CudaVariant):
+        from tunebench.compile.nvrtc import carried_key_cuda
+
+        return carried_key_cuda(variant, workload, config, device)
+    if isinstance(variant, NumbaCudaVariant):
+        from tunebench.compile.numba_cuda import carried_key_numba_cuda
+
+        return carried_key_numba_cuda(variant, workload, config, device)
+    return None
 
 
 def unavailable(language: Language) -> str | None:

@@ -25,6 +25,7 @@ from tunebench.workload import Tensor, Workload
 
 __all__ = [
     "array_parameters",
+    "carried_key_numba_cuda",
     "compile_numba_cuda",
     "key_numba_cuda",
     "numba_cuda_versions",
@@ -144,13 +145,42 @@ def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: C
     Raises:
         MissingDependency: Numba-CUDA or its linker is not installed.
     """
-    launches = variant.launches(workload, config)
     return binary_key(
-        "numba-cuda",
-        variant.revision(workload, config),
+        *_key_parts(variant, workload, config, device),
         numba_cuda_versions(),
         repr(_signature(variant, workload, config)),
-        f"{_threads(variant, workload, config)} threads, {len(launches)} launches",
+    )
+
+
+def carried_key_numba_cuda(
+    variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> str:
+    """Return the key of a carried binary: what reaches Numba-CUDA, whatever its version.
+
+    Numba need not be installed: types of arguments stand in for the signature (see `key_numba_cuda`).
+    """
+    tensors = variant.tensors(workload, config)
+
+    def kind(argument: Argument | TensorMap) -> str:
+        if isinstance(argument, Scalar):
+            return str(argument.number().dtype)
+        tensor = tensors[argument.tensor if isinstance(argument, TensorMap) else argument]
+        return f"{tensor.dtype}[{len(tensor.shape)}]"
+
+    (launch, *_) = variant.launches(workload, config)
+    return binary_key(
+        "carried", *_key_parts(variant, workload, config, device), *map(kind, launch.arguments)
+    )
+
+
+def _key_parts(
+    variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> tuple[str, ...]:
+    return (
+        "numba-cuda",
+        variant.revision(workload, config),
+        f"{_threads(variant, workload, config)} threads, "
+        f"{len(variant.launches(workload, config))} launches",
         device.architecture,
         # Besides `config`, `kernel` can close over these dimensions of the workload only.
         ",".join(f"{name}={v}" for name, v in vars(workload).items() if isinstance(v, str | bool | float)),
@@ -223,6 +253,7 @@ def compile_numba_cuda(
         entries=symbols,
         resources=resources(cubin, symbols, spills(log)),
         notes=ptxas_notes(log),
+        compiler=numba_cuda_versions(),
     )
 
 

@@ -17,7 +17,7 @@ from tunebench.space import Config
 from tunebench.variant import OLDEST_CC, CudaVariant, strip_comments
 from tunebench.workload import Workload
 
-__all__ = ["compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda", "require_nvrtc"]
+__all__ = ["carried_key_cuda", "compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda", "require_nvrtc"]
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 """Options of NVRTC besides the target.
@@ -78,15 +78,25 @@ def key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, devi
     Raises:
         MissingDependency: NVRTC or its bindings are not installed.
     """
+    return binary_key(*_key_parts(variant, workload, config, device), nvrtc_version())
+
+
+def carried_key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
+    """Return the key of a carried binary: what reaches NVRTC, whatever its version (see `key_cuda`)."""
+    return binary_key("carried", *_key_parts(variant, workload, config, device))
+
+
+def _key_parts(
+    variant: CudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> tuple[str, ...]:
     entries = [launch.entry for launch in variant.launches(workload, config)]
-    return binary_key(
+    return (
         "cuda",
         strip_comments(variant.source(workload, config)),
         # In launch order, which is the order of the symbols in the binary.
         "\n".join(entries),
         *_FLAGS,
         variant.target(device),
-        nvrtc_version(),
     )
 
 
@@ -115,6 +125,7 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
         entries=symbols,
         resources=resources(cubin, symbols, spills(log)),
         notes=ptxas_notes(log),
+        compiler=f"NVRTC {nvrtc_version()}",
     )
 
 

@@ -146,7 +146,7 @@ class CudaRunner(Runner):
             cache=self.protocol.cache,
             verification=verification,
             abort_above_us=limit_us,
-            conditions=sampler.conditions(samples.samples_us),
+            conditions=_compiler(binary) | sampler.conditions(samples.samples_us),
         )
         return outcome, effort
 
@@ -158,6 +158,11 @@ class CudaRunner(Runner):
             gpu, clock = self._opened.gpu, self._opened.clock
             facts |= {"gpu": gpu.name, "cuda": gpu.driver_version(), "driver": clock.driver()}
         return {name: value for name, value in facts.items() if value is not None}
+
+
+def _compiler(binary: Binary) -> dict[str, Any]:
+    """Return the compiler of a binary, as a condition; carried binaries have another one than this machine."""
+    return {"compiler": binary.compiler} if binary.compiler else {}
 
 
 @contextlib.contextmanager
