@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gpu.acceptance_workloads import HEADLINE
-from tests.gpu.rehearsal import COST_S, SECONDS, Fault, RunFigures, rehearse
+from tests.gpu.rehearsal import COST_S, SECONDS, SLOW_S, Fault, RunFigures, rehearse
 
 KINDS = ("hang", "crash", "wrong", "slow")
 PLACES = (
@@ -25,12 +25,10 @@ PLACES = (
     ("wgmma", "wgmma", "every variant that uses wgmma"),
     ("headline", "gemm/cuda_wgmma", "gemm/cuda_wgmma"),
     ("headline", "wgmma", "every variant that uses wgmma"),
-    ("headline", "torch", "torch and torch.compile"),
+    ("headline", "torch", "torch"),
     ("headline", "triton", "Triton"),
-    ("headline", "torch.compile", "torch.compile"),
-    ("facts", "", "copy and product"),
+    ("facts", "", "copy, product and references"),
     ("tune", "", "every program"),
-    ("verify", "wgmma", "every variant that uses wgmma"),
     ("record", "", "every program"),
     ("sanitize", "", "every program"),
     ("", "wgmma", "every variant that uses wgmma, and its cases"),
@@ -38,16 +36,26 @@ PLACES = (
 )
 """Step (empty: every step), part of the names of the faulty programs, and the programs in words."""
 
+REFUSED = (
+    ("gemm", "every product"),
+    ("wgmma", "every variant that uses wgmma"),
+    ("numba_cuda", "every Numba-CUDA variant"),
+    ("cuda", "every variant"),
+)
+"""Part of the names of the variants that the compilers of the machine refuse, and the variants in words."""
+
 PAGE = """# Rehearsal of the acceptance on a GPU
 
 Written by `python -m benchmarks.gpu_rehearsal`. **Not run on a GPU**: the runs and their child processes are
-the real code, over a stand-in for the device and a fake clock. A run may take {limit:.0f} s. Assumed costs:
+the real code, over a stand-in for the device and a fake clock. Run A may take {limits[A]:.0f} s, run B
+{limits[B]:.0f} s, from the start of the process. Assumed costs:
 {costs}.
 
 Each row injects one fault into every use of the named programs in the named step. A headline figure came out
 if a variant and a library were timed on the workload; there are {total}. "Replaced" counts figures of another
 variant than the one predicted fastest, because that one failed. A hang lasts until its time limit. A slow
-program takes 20 s for each use.
+program takes {slow:.0f} s for each use. A refused variant is not compiled by that machine's compilers. Exit status 4:
+nothing was measured.
 
 | {header} |
 |{rule}|
@@ -56,11 +64,12 @@ HEADER = (
     "step",
     "fault",
     "programs",
-    "figures after run 1",
-    "after run 2",
+    "figures after run A",
+    "after run B",
     "replaced",
     "tuned",
-    "wall time of runs 1, 2, 3 (s)",
+    "wall time of runs A, B (s)",
+    "exit status of A, B",
     "stopped after three hangs",
 )
 
@@ -73,7 +82,8 @@ class Scenario:
     fault: str
     programs: str
     faults: tuple[Fault, ...] = ()
-    kills_s: tuple[tuple[int, float], ...] = ()
+    kills_s: tuple[tuple[str, float], ...] = ()
+    carries: bool = True
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -82,7 +92,12 @@ def scenarios() -> Iterator[Scenario]:
     for step, program, words in PLACES:
         for kind in KINDS:
             yield Scenario(step or "every step", kind, words, (Fault(step, kind, program),))
-    for run, second in ((1, 60.0), (1, 300.0), (2, 100.0)):
+    for program, words in REFUSED:
+        for carries in (True, False):
+            which = "machine code is carried" if carries else "nothing is carried"
+            fault = (Fault("", "refused", program),)
+            yield Scenario("every step", "refused", f"{words}; {which}", fault, carries=carries)
+    for run, second in (("A", 60.0), ("A", 200.0), ("A", 350.0), ("B", 100.0)):
         yield Scenario("none", f"run {run} is killed after {second:.0f} s", "", (), ((run, second),))
 
 
@@ -98,6 +113,7 @@ def row(scenario: Scenario, runs: Sequence[RunFigures]) -> str:
         str(runs[1].replaced),
         str(runs[1].tuned),
         ", ".join(f"{run.wall_s:.0f}" for run in runs),
+        ", ".join("killed" if run.status is None else str(run.status) for run in runs),
         ", ".join(f"`{key}`" for key in stopped),
     ]
     return f"| {' | '.join(cells)} |"
@@ -111,10 +127,12 @@ def main() -> None:
     costs = ", ".join(f"{name} {seconds:g} s" for name, seconds in COST_S.items())
     costs = "\n".join(textwrap.wrap(costs, 110))
     table = {"header": " | ".join(HEADER), "rule": "---|" * (len(HEADER) - 1) + "---"}
-    page = PAGE.format(costs=costs, limit=SECONDS, total=len(HEADLINE), **table)
+    page = PAGE.format(costs=costs, limits=SECONDS, slow=SLOW_S, total=len(HEADLINE), **table)
     for scenario in scenarios():
         with tempfile.TemporaryDirectory() as folder:
-            runs = rehearse(scenario.faults, Path(folder), kills_s=dict(scenario.kills_s))
+            runs = rehearse(
+                scenario.faults, Path(folder), kills_s=dict(scenario.kills_s), carries=scenario.carries
+            )
         page += f"{row(scenario, runs)}\n"
         print(row(scenario, runs), flush=True)
     if options.out:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sqlite3
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = ["ARCHIVE", "DATABASE", "AcceptanceReport"]
+
+_print = functools.partial(print, flush=True)
 
 ARCHIVE = "acceptance.tar.gz"
 DATABASE = "acceptance.db"
@@ -30,7 +33,8 @@ class AcceptanceReport:
 
     Args:
         folder: Folder of the report; created if missing.
-        archive: Tar file to write; None writes none.
+        archives: Tar files to write, all with the same content.
+        without: Names in the folder that the tar files leave out.
         say: Called with each progress line.
         now: Monotonic clock, in seconds.
     """
@@ -39,11 +43,13 @@ class AcceptanceReport:
         self,
         folder: Path,
         *,
-        archive: Path | None = None,
-        say: Callable[[str], object] = print,
+        archives: Sequence[Path] = (),
+        without: Iterable[str] = (),
+        say: Callable[[str], object] = _print,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self._archive, self._say, self._now = folder, archive, say, now
+        self.folder, self._archives, self._say, self._now = folder, archives, say, now
+        self._without = frozenset(without)
         self._started = now()
         self._packed_s, self._packing_s = -1e9, 0.0
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,18 +111,19 @@ class AcceptanceReport:
             self.pack()
 
     def pack(self) -> None:
-        """Write the tar file now."""
-        if self._archive is None:
-            return
+        """Write the tar files now."""
         begun = time.monotonic()
-        self._archive.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._archive, self._pack)
+        for archive in self._archives:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            _replace(archive, self._pack)
         self._packed_s, self._packing_s = self._now(), time.monotonic() - begun
 
     def _pack(self, half: Path) -> None:
         with tarfile.open(half, "w:gz", compresslevel=1) as file:
             for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
                 name = str(path.relative_to(self.folder))
+                if path.relative_to(self.folder).parts[0] in self._without:
+                    continue
                 if name == DATABASE:
                     with _copied(path) as copy:
                         file.add(copy, name)

@@ -130,6 +130,7 @@ class AcceptanceRun:
         start_executor: Function that returns the executor of a step (see `start_executor`).
         clock: Monotonic clock, in seconds.
         hangs: Hangs of each variant.
+        measured: Number of results so far: timed or checked programs.
     """
 
     device: Device
@@ -140,6 +141,7 @@ class AcceptanceRun:
     start_executor: Callable[..., WorkerExecutor[Task]] = start_executor
     clock: Callable[[], float] = time.monotonic
     hangs: HangCount = field(default_factory=HangCount)
+    measured: int = 0
 
     @property
     def folder(self) -> Path:
@@ -197,7 +199,8 @@ class AcceptanceItem:
 def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str | None]:
     """Return the candidates of a workload's GPU variants, and the reason if there are none."""
     try:
-        found, skipped = tunable.find_variants(parse(text), device)
+        # Carried binaries need no compiler here.
+        found, skipped = tunable.find_variants(parse(text), device, compilable=False)
     except InputError as error:
         return [], str(error)
     mine = [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
@@ -340,6 +343,7 @@ class OutcomeTally:
             kind, problem = "fault", f"{item}: {type(result).__name__}: {result}"
         else:
             kind, problem = result.outcome.kind, fault_of(item, result)
+            self._session.measured += isinstance(result.outcome, Measured)
             self._session.report.line(self._step, line_of(item, result))
         self.outcomes[kind] += 1
         if problem is not None:

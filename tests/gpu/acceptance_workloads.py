@@ -7,10 +7,26 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
+from tunebench.device import Device
+from tunebench.kernels import variants
+from tunebench.variant import GpuVariant, Variant
 from tunebench.workloads import parse
 
-__all__ = ["HEADLINE", "MEASURED", "RECORDED", "REFERENCES", "SANITIZED", "VERIFIED", "WGMMA", "measured"]
+__all__ = [
+    "HEADLINE",
+    "MEASURED",
+    "RECORDED",
+    "REFERENCES",
+    "SANITIZED",
+    "SANITIZED_FIRST",
+    "VERIFIED",
+    "WGMMA",
+    "measured",
+    "small_workloads",
+    "smoke_workloads",
+]
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -24,6 +40,30 @@ VERIFIED: list[str] = [
 
 SANITIZED = [text for text in VERIFIED if "=1024" not in text and "=4096" not in text]
 """Workloads that are small enough for compute-sanitizer."""
+
+
+SANITIZED_FIRST: list[str] = _LISTED["sanitized_first"]
+"""Variants that compute-sanitizer checks first: one of each way in which Hopper's instructions are used."""
+
+SMALL_WORKLOADS = 2
+"""Workloads of each variant to run under a checker."""
+
+
+def small_workloads(variant: Variant[Any], device: Device) -> list[str]:
+    """Return workloads of a variant that are small enough for compute-sanitizer."""
+    supported = (text for text in SANITIZED if variant.refuses(parse(text), device) is None)
+    return [text for text, _ in zip(supported, range(SMALL_WORKLOADS), strict=False)]
+
+
+def smoke_workloads(device: Device) -> dict[str, str]:
+    """Return a workload of each GPU variant that supports the device, by the key of the variant."""
+    listed = [*WGMMA, *HEADLINE, *VERIFIED]
+    found = {}
+    for variant in variants():
+        if isinstance(variant, GpuVariant):
+            text = next((text for text in listed if variant.refuses(parse(text), device) is None), None)
+            found |= {} if text is None else {variant.key: text}
+    return found
 
 
 LEAST_FLOPS = 1e5
@@ -53,8 +93,8 @@ MEASURED: dict[str, int] = {str(parse(text)): trials for text, trials in _LISTED
 PART_TRIALS = 30
 """Trials of each unfused part of a fused workload."""
 
-RECORDED: list[tuple[str, str, int]] = [(*entry,) for entry in _LISTED["recorded"]]
-"""Workload, variant and most configurations (at random) of each search space to record."""
+RECORDED: list[tuple[str, str]] = [(*entry,) for entry in _LISTED["recorded"]]
+"""Workload and variant of each whole search space to record."""
 
 
 def measured() -> dict[str, int]:

@@ -1,14 +1,18 @@
-"""Steps of the acceptance run that open the GPU: in a separate process, because they may crash or hang.
+"""Work of the acceptance runs that opens the GPU or compiles: in child processes, which may crash or hang.
 
-    python -m tests.gpu.gpu_process ceilings
-    python -m tests.gpu.gpu_process references WORKLOAD…
+    python -m tests.gpu.gpu_process facts WORKLOAD…
+    python -m tests.gpu.gpu_process smoke ARCHITECTURE PROCESSES
+    python -m tests.gpu.gpu_process imports
+    python -m tests.gpu.gpu_process carried ARCHITECTURE
     python -m tests.gpu.gpu_process conformance EXPECTED CASE…
     python -m tests.gpu.gpu_process small VARIANT WORKLOAD…
     python -m tests.gpu.gpu_process contest JOBS
     python -m tests.gpu.gpu_process tune WORKLOAD TRIALS MINUTES DATABASE VARIANT…
 
-`contest` times variants and baselines in turn; JOBS is a JSON list of `ContestJob`. Each command prints lines
-of JSON: what is about to run, and results.
+`facts` measures what the device reaches and checks references, `smoke` compiles one default of each variant,
+`imports` and `carried` do what comes before the first call of the driver, and `contest` times variants and
+baselines in turn; JOBS is a JSON list of `ContestJob`. Each command prints lines of JSON: what is about to
+run, and results.
 """
 
 from __future__ import annotations
@@ -16,31 +20,38 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib
 import importlib.util
 import json
+import multiprocessing
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.gpu.interleaved import TORCH_COMPILE, ContestJob, TimedCall, compare
+from tests.gpu.acceptance_workloads import smoke_workloads
+from tests.gpu.interleaved import ContestJob, TimedCall, compare
 from tests.gpu.triton_baselines import TritonProgram, factors, triton_program
 from tests.gpu.wrapper_conformance import answers as conformance
 from tests.gpu.wrapper_conformance import on_device
 from tunebench import kernels
 from tunebench._environment import binary_folder
 from tunebench.compile import BinaryCache, compile_config
-from tunebench.device import Device, find
+from tunebench.device import Device, find, representative
 from tunebench.errors import TunebenchError
 from tunebench.measure._device_arrays import reference_device
 from tunebench.measure._torch_gpu import TorchGpu
 from tunebench.measure.baselines import torch_calls
 from tunebench.measure.cuda import CudaRunner
+from tunebench.measure.timed_launches import spare_inputs
 from tunebench.measure.timing import Protocol, collect
-from tunebench.measure.verify import draw
+from tunebench.measure.verify import InputSet, draw
 from tunebench.outcome import Measured, to_json
 from tunebench.space import Config
 from tunebench.task import Task
@@ -53,7 +64,7 @@ from tunebench.workloads.operators.gemm import Gemm
 ROUNDS, ROUNDS_S = 3, 10.0
 """Rounds of a contest, and the time after which no other round begins, in seconds."""
 clock = time.monotonic
-INTERLEAVED = Protocol(min_samples=20, max_samples=100, max_s=0.5)
+INTERLEAVED = Protocol(min_samples=20, max_samples=100, max_s=0.3)
 SMALL = Protocol(warmups=0, min_samples=2, max_samples=2)
 TRIAL_TIMEOUT_S = 20.0
 
@@ -77,8 +88,115 @@ def small(key: str, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"outcomes": outcomes}
 
 
+# -- before the first call of the driver ---------------------------------------------------------------------
+
+MODULES = (
+    *(
+        "numpy",
+        "ml_dtypes",
+        "numba",
+        "numba.cuda",
+        "cuda.core",
+        "cuda.bindings.driver",
+        "cuda.bindings.nvrtc",
+    ),
+    *(
+        "cuda.bindings.nvjitlink",
+        "pynvml",
+        "optuna",
+        "sqlalchemy",
+        "alembic",
+        "platformdirs",
+        "threadpoolctl",
+    ),
+    *("rich", "typer", "torch", "triton"),
+)
+"""Modules that a run uses."""
+
+
+def imports() -> dict[str, Any]:
+    """Import what a run uses, and return the time of each module in seconds, and why others fail."""
+    seconds, failed = {}, {}
+    for name in MODULES:
+        begun = time.perf_counter()
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a package may raise anything when its partners do not fit
+            failed[name] = f"{type(error).__name__}: {error}"
+        seconds[name] = round(time.perf_counter() - begun, 2)
+    return {"seconds": seconds, "failed": failed}
+
+
+def carried(architecture: str) -> Iterator[dict[str, Any]]:
+    """Look up every carried kernel; yield their number, the missing ones, and the time in seconds."""
+    from tests.gpu.carried import devices_of, is_carried, kernels_to_carry
+    from tunebench._environment import carried_folder
+
+    begun, folder = time.perf_counter(), carried_folder()
+    if folder is None:
+        yield {"problem": "no carried kernels: write them by --prepare, and name the file as --previous"}
+        return
+    listed = {kernel.key: kernel for on in devices_of(architecture) for kernel in kernels_to_carry(on)}
+    listed_s, begun = time.perf_counter() - begun, time.perf_counter()
+    missing = [
+        f"{kernel.variant.key} {kernel.workload}"
+        for kernel in listed.values()
+        if not is_carried(folder, kernel)
+    ]
+    read_s = time.perf_counter() - begun
+    yield {
+        "kernels": len(listed),
+        "missing": missing,
+        "listed_s": round(listed_s, 1),
+        "read_s": round(read_s, 2),
+    }
+
+
+def smoke(architecture: str, workers: str) -> Iterator[dict[str, Any]]:
+    """Compile one default of each variant with the compilers of this machine.
+
+    Args:
+        architecture: Architecture to compile for.
+        workers: Number of processes; no more than cores are started.
+
+    Yields:
+        `compiled`, a variant, with `reason`, why it does not compile, or None, and the time in `seconds`.
+    """
+    os.environ.pop("TUNEBENCH_CARRIED", None)
+    device = representative(architecture)
+    jobs = [(key, text, device) for key, text in smoke_workloads(device).items()]
+    count = min(int(workers), os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("fork").Pool(count) as pool:
+        yield from pool.imap_unordered(functools.partial(_compile_default, folder), jobs)
+
+
+def _compile_default(folder: str, job: tuple[str, str, Device]) -> dict[str, Any]:
+    key, text, device = job
+    begun = time.perf_counter()
+    variant, workload = kernels.variant(key), parse(text)
+    try:
+        compile_config(
+            variant, workload, variant.default(workload, device), device, BinaryCache(Path(folder))
+        )
+        reason = None
+    except Exception as error:  # a compiler may raise anything
+        reason = f"{type(error).__name__}: {error}"[:1000]
+    return {"compiled": key, "reason": reason, "seconds": round(time.perf_counter() - begun, 2)}
+
+
+# -- on the device -------------------------------------------------------------------------------------------
+
+
+def facts(texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the device reaches, then the differences of references (see `references`) with it."""
+    reached = {"ceilings": ceilings()}
+    yield reached
+    for answer in references(texts):
+        yield reached | answer
+
+
 def ceilings() -> dict[str, Any]:
-    """Measure the copy bandwidth (read and written) and the rate of a bf16 matrix product by cuBLAS."""
+    """Measure the copy bandwidth (read and written) and the rate of a bf16 matrix product by cuBLAS, warm."""
     import torch
 
     device = find("cuda")
@@ -141,20 +259,46 @@ def contest(jobs: Iterable[ContestJob]) -> Iterator[dict[str, Any]]:
         `interleaved.compare` returns them.
     """
     device = find("cuda")
-    runner = CudaRunner(INTERLEAVED, device)
+    runner = ContestRunner(INTERLEAVED, device)
     gpu = _torch_gpu(device)
     for job in jobs:
         yield {"running": "inputs"}
         workload = parse(job.workload)
-        calls = _baselines(gpu, workload, device, job.baselines) if job.baselines else []
+        calls = _baselines(gpu, runner, workload, device, job.baselines) if job.baselines else []
         calls = [call for call in calls if call.name not in job.without]
         if job.variant is not None:
             calls.append(TimedCall(job.variant, functools.partial(_ours, runner, job, workload, device)))
         comparison = compare(calls, rounds=ROUNDS, ours=job.variant, most_s=ROUNDS_S, clock=clock)
         rows = yield from _running(comparison)
-        yield {"row": {**dataclasses.asdict(job), "rows": rows}}
+        yield {"row": {**dataclasses.asdict(job), "cache": INTERLEAVED.cache, "rows": rows}}
         del calls
         _release()
+
+
+class ContestRunner(CudaRunner):
+    """Runner that keeps one set of inputs for each workload, which the baselines read, too.
+
+    Drawing takes longer than timing: inputs, and those that timed launches exchange, are drawn concurrently.
+    """
+
+    _contest: tuple[Workload, InputSet, Mapping[str, Any]] | None = None
+
+    def _drawn(self, workload: Workload) -> tuple[InputSet, Mapping[str, Any]]:
+        if self._contest is None or self._contest[0] != workload:
+            self._contest = self._inputs = self._check = None
+            with ThreadPoolExecutor(1) as pool:
+                spare = pool.submit(spare_inputs, workload)
+                inputs = draw(workload, 1, self.reference_device(workload))
+                self._contest = (workload, inputs, spare.result())
+        return self._contest[1:]
+
+    def input_set(self, workload: Workload, seed: int) -> InputSet:
+        """Return the inputs of a workload, the same ones for every configuration."""
+        return self._drawn(workload)[0]
+
+    def spare(self, inputs: InputSet) -> Mapping[str, Any]:
+        """Return the inputs to exchange parts with."""
+        return self._drawn(inputs.workload)[1]
 
 
 def _torch_gpu(device: Device) -> TorchGpu | TunebenchError:
@@ -198,15 +342,17 @@ def _ours(
 
 
 def _baselines(
-    gpu: TorchGpu | TunebenchError, workload: Workload, device: Device, names: Sequence[str]
+    gpu: TorchGpu | TunebenchError,
+    runner: ContestRunner,
+    workload: Workload,
+    device: Device,
+    names: Sequence[str],
 ) -> list[TimedCall]:
-    """Return the requested baselines that exist for the workload: torch's programs, Triton, torch.compile."""
+    """Return the requested baselines that exist for the workload: torch's programs, Triton."""
     if isinstance(gpu, TunebenchError):
         return [TimedCall("torch", functools.partial(_refuse, gpu))]
-    import torch
-
     gpu.allow_for(workload)
-    tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
+    tensors = gpu.tensors(runner.input_set(workload, 1).inputs)
     try:
         calls = torch_calls(workload, tensors)
     except Exception as error:  # baselines may raise any exception: report it in place of the time
@@ -218,9 +364,6 @@ def _baselines(
         program = triton_program(workload, tensors, device)
         if program is not None:
             found.append(TimedCall("triton", functools.partial(_triton, gpu, workload, tensors, program)))
-    if TORCH_COMPILE in names and "torch" in calls:
-        compiled = torch.compile(calls["torch"], mode="max-autotune-no-cudagraphs", dynamic=False)
-        found.append(TimedCall(TORCH_COMPILE, functools.partial(_timed, gpu, compiled)))
     return found
 
 
@@ -262,10 +405,14 @@ def tuned(text: str, trials: str, minutes: str, database: str, *variants: str) -
 def answers(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Run one command and yield its answers."""
     what, *rest = arguments
-    if what == "ceilings":
-        yield ceilings()
-    elif what == "references":
-        yield from references(rest)
+    if what == "facts":
+        yield from facts(rest)
+    elif what == "smoke":
+        yield from smoke(*rest)
+    elif what == "imports":
+        yield imports()
+    elif what == "carried":
+        yield from carried(*rest)
     elif what == "conformance":
         yield from conformance(Path(rest[0]), rest[1:], on_device(find("cuda")))
     elif what == "small":

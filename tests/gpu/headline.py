@@ -1,4 +1,4 @@
-"""Steps that time variants against the libraries: `wgmma`, `headline` and `tune`.
+"""Steps that time variants against the libraries: `wgmma`, `headline`, `tune` and `retry`.
 
 Each workload is timed with the variant that is predicted fastest, unless that one failed in `wgmma`. If it
 hangs, crashes or is wrong, the next one is timed after all other workloads had their turn, so that a broken
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,23 @@ from tests.gpu import speedups
 from tests.gpu.acceptance_report import DATABASE
 from tests.gpu.acceptance_run import MOST_QUOTED, AcceptanceRun, gpu_candidates
 from tests.gpu.acceptance_workloads import HEADLINE, WGMMA, measured
+from tests.gpu.carried import CARRIED, CarriedKernel, candidates, is_carried
 from tests.gpu.child import ChildLimits
-from tests.gpu.interleaved import TORCH_COMPILE, ContestJob
+from tests.gpu.interleaved import ContestJob
 from tunebench.db.bundled import export_bundled
 from tunebench.db.store import open_store
 from tunebench.workloads import parse
 
-__all__ = ["headline", "headline_table", "tune_worst", "wgmma"]
+__all__ = ["headline", "headline_table", "headline_text", "retry", "tune_worst", "wgmma"]
 
-WGMMA_S, HEADLINE_S, TRITON_S, COMPILE_S = 15.0, 20.0, 40.0, 90.0
+WGMMA_S, HEADLINE_S, TRITON_S = 10.0, 20.0, 40.0
 """Time limits of one program of a workload to be prepared, or to be timed once, in seconds."""
-TUNE_S = 60.0
+TUNE_S, TUNED_AT_ONCE = 60.0, 3
+"""Most seconds to tune a workload, and workloads to tune before their best configurations are compared."""
+COMPARE_S = 25.0
+"""Time to compare the best configurations with the library, in seconds."""
+START_TUNING_S = 12.0
+"""Part of the time to tune that processes take to start and finalists to be timed, in seconds."""
 END_S = 0.5
 LEAST_S = 12.0
 """Time in which a child process can time one workload; with less left, none is started."""
@@ -88,24 +94,32 @@ def wgmma(session: AcceptanceRun) -> None:
     _Contests(session, "wgmma").run([job for _, job in jobs], WGMMA_S)
 
 
-def headline(session: AcceptanceRun) -> None:
-    """Time the defaults of the headline workloads against torch, then against Triton and torch.compile.
+def headline(session: AcceptanceRun, texts: Collection[str] | None = None) -> None:
+    """Time the defaults of the headline workloads against torch, then against Triton.
 
-    Triton and torch.compile take long to compile: they have their turn when every workload has a figure.
+    Triton takes long to compile: it has its turn when every workload has a figure.
+
+    Args:
+        session: The run.
+        texts: The workloads; None times all.
     """
+    texts = HEADLINE if texts is None else texts
     contests = _Contests(session, "headline")
     broken = _broken(session)
     jobs = []
     for text in HEADLINE:
-        if session.match in text:
+        if session.match in text and text in texts:
             variants = sorted(ranked(session, text), key=broken.__contains__)
             first, *others = [*variants, None]
             contest = ContestJob(workload=text, variant=first, baselines=("torch",))
             jobs.append(_Job(contest, tuple(filter(None, others))))
     contests.run(jobs, HEADLINE_S)
-    for library, answer_s in (("triton", TRITON_S), (TORCH_COMPILE, COMPILE_S)):
-        again = [_again(row, library) for row in contests.rows if _own_us(row) is not None]
-        contests.run([_Job(contest) for contest in again], answer_s)
+    again = [
+        _again(row, "triton")
+        for row in contests.rows
+        if _own_us(row) is not None and row["workload"] in texts
+    ]
+    contests.run([_Job(contest) for contest in again], TRITON_S)
 
 
 def _again(row: Row, library: str) -> ContestJob:
@@ -119,38 +133,67 @@ def _broken(session: AcceptanceRun) -> set[str]:
     return set(entry.get("failed", [])) - passed
 
 
+def retry(session: AcceptanceRun) -> None:
+    """Repeat what failed or was not reached in `wgmma` and `headline` of an earlier run."""
+    report, end = session.report, session.until
+    rows = report.steps.get("headline", {}).get("rows", [])
+    timed = {row["workload"] for row in rows if _ratio(row) is not None}
+    missing = [text for text in HEADLINE if text not in timed]
+    session.until = (session.clock() + end) / 2
+    if not report.steps.get("wgmma", {}).get("complete") or report.steps["wgmma"].get("failed"):
+        report.begin("wgmma")
+        wgmma(session)
+    session.until = end
+    if missing:
+        report.begin("headline")
+        headline(session, missing)
+    steps = {name: report.steps.get(name, {}) for name in ("wgmma", "headline")}
+    problems = [f"{name}: {text}" for name, step in steps.items() for text in step.get("problems", [])]
+    report.put(
+        "retry",
+        problems=problems,
+        retried=missing,
+        complete=all(step.get("complete", False) for step in steps.values()),
+    )
+
+
 def tune_worst(session: AcceptanceRun) -> None:
     """Tune the headline workloads, the worst ratio first, then others, and time the best configurations.
 
-    The time is divided among the headline workloads that are slower than a library.
+    Three workloads share the time; further ones follow if there is time left.
     """
-    known = session.report.steps.get("headline", {}).get("rows", [])
-    ratio = {row["workload"]: speedup for row in known if (speedup := _ratio(row)) is not None}
+    rows = session.report.steps.get("headline", {}).get("rows", [])
+    ratio = {row["workload"]: speedup for row in rows if (speedup := _ratio(row)) is not None}
     worst = sorted(ratio, key=lambda text: ratio[text])
     trials = measured()
     listed = [text for text in dict.fromkeys([*worst, *trials]) if session.match in text]
     contests = _Contests(session, "tune")
     reports: list[Row] = []
     problems: list[str] = []
-    for place, text in enumerate(listed):
-        left = max(1, sum(ratio[other] < 1 for other in worst[place:]))
-        share_s = min(session.left_s - LEAST_S, TUNE_S, max(25.0, session.left_s / left))
-        if share_s < LEAST_S:
-            session.report.put("tune", undone=listed[place:])
+    for start in range(0, len(listed), TUNED_AT_ONCE):
+        batch, best = listed[start : start + TUNED_AT_ONCE], list[Row]()
+        for place, text in enumerate(batch):
+            share_s = min(TUNE_S, (session.left_s - COMPARE_S) / (len(batch) - place))
+            if share_s < LEAST_S:
+                break
+            report = _tuned(session, text, trials.get(text, 50), share_s, problems)
+            if report is not None:
+                best.append(report)
+                reports.append(report)
+                session.report.put("tune", reports=reports, problems=problems[:MOST_QUOTED])
+        contests.run([_Job(_best(report)) for report in best], HEADLINE_S)
+        if session.left_s < LEAST_S + COMPARE_S:
             break
-        report = _tuned(session, text, trials.get(text, 50), share_s, problems)
-        if report is not None:
-            reports.append(report)
-            session.report.put("tune", reports=reports, problems=problems[:MOST_QUOTED])
-            contests.run([_Job(_best(report))], HEADLINE_S)
-    copy_gb_s = session.report.steps.get("facts", {}).get("ceilings", {}).get("copy_gb_s")
+    copy_gb_s = session.report.steps.get("facts", {}).get("measured", {}).get("ceilings", {}).get("copy_gb_s")
+    tuned = {report["workload"] for report in reports}
     session.report.put(
         "tune",
         fusion=speedups.fusion_gains(reports),
         of_copy_bandwidth=speedups.bandwidth_shares(reports, copy_gb_s),
         bundled=_export_bundled(session),
         problems=[*problems, *contests.problems][:MOST_QUOTED],
-        complete=len(reports) == len(listed),
+        undone=[text for text in listed if text not in tuned],
+        complete=tuned.issuperset(listed[:TUNED_AT_ONCE]),
     )
 
 
@@ -162,14 +205,18 @@ def _best(report: Row) -> ContestJob:
 def _tuned(session: AcceptanceRun, text: str, trials: int, share_s: float, problems: list[str]) -> Row | None:
     """Tune one workload in a child process; return its report if anything was measured."""
     broken = _broken(session)
-    usable = [key for key in ranked(session, text) if session.hangs.allows(key)]
-    variants = [key for key in usable if key not in broken] or usable
-    if not variants:  # without any, `tune` would try all
+    allowed = [key for key in ranked(session, text) if session.hangs.allows(key)]
+    usable = [key for key in allowed if key not in broken] or allowed
+    if not usable:  # without any, `tune` would try all
         problems.append(f"{text}: every variant hung too often")
         return None
-    search_s = max(1.0, share_s - 10.0)  # the rest starts the process and times the finalists
+    refused = session.report.steps.get("facts", {}).get("compiled", {})
+    if refused.get(usable[0]) is not None:
+        return _best_carried(session, text, usable[0], share_s, problems)
+    variants = [key for key in usable if refused.get(key) is None]
+    search_s = max(1.0, share_s - START_TUNING_S)
     database = str(session.folder / DATABASE)
-    arguments = ("tune", text, str(trials), f"{0.7 * search_s / 60:.3f}", database, *variants)
+    arguments = ("tune", text, str(trials), f"{0.8 * search_s / 60:.3f}", database, *variants)
     answer = session.ask(*arguments, most_s=share_s)
     report: Row | None = answer.get("tuned")
     if report is None:
@@ -181,10 +228,44 @@ def _tuned(session: AcceptanceRun, text: str, trials: int, share_s: float, probl
     if not report["median_us"]:
         problems.append(f"{text}: nothing could be measured: {report['trials']}")
         return None
+    session.measured += 1
     session.report.say(
         f"tune: {text}: {report['median_us']:.2f} us by {report['variant']} {report['config']}"
     )
     return report
+
+
+def _best_carried(
+    session: AcceptanceRun, text: str, variant: str, share_s: float, problems: list[str]
+) -> Row | None:
+    """Return the fastest carried configuration of a variant that does not compile here, like a report."""
+    (candidate,) = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == variant]
+    kernels = [
+        CarriedKernel(candidate.variant, parse(text), candidate.table.config(row), session.device)
+        for row in candidates(candidate)
+    ]
+    jobs = [
+        dataclasses.asdict(
+            ContestJob(workload=text, variant=variant, config=str(kernel.config), baselines=())
+        )
+        for kernel in kernels
+        if is_carried(session.folder / CARRIED, kernel)
+    ]
+    timed: list[tuple[float, str]] = []
+    limits = ChildLimits(total_s=share_s, answer_s=HEADLINE_S)
+    for answer in session.child(["contest", json.dumps(jobs)], limits) if jobs else ():
+        if "row" in answer and (own_us := _own_us(answer["row"])) is not None:
+            timed.append((own_us, answer["row"]["config"]))
+    if not timed:
+        problems.append(
+            f"{text}: {variant} does not compile here, and no carried configuration could be timed"
+        )
+        return None
+    session.measured += 1
+    median_us, config = min(timed)
+    session.report.say(f"tune: {text}: {median_us:.2f} us by {variant} {config}, of {len(timed)} carried")
+    names = {"workload": text, "variant": variant, "config": config, "median_us": median_us}
+    return {**names, "carried": len(timed), "paths": {}}
 
 
 def _export_bundled(session: AcceptanceRun) -> dict[str, int]:
@@ -279,6 +360,7 @@ class _Contests:
         """Keep a row; if the variant failed, the next variant has its turn after all other jobs."""
         own_us, text = _own_us(row), row["workload"]
         self._keep(row)
+        self._session.measured += own_us is not None
         if own_us is None and job.contest.variant is not None:
             self._failed.add(job.contest.variant)
             reason = next((r["problem"] for r in row["rows"] if r["name"] == row["variant"]), "not timed")
@@ -376,36 +458,73 @@ def _line(row: Row) -> str:
 
 # -- the table -----------------------------------------------------------------------------------------------
 
-COLUMNS = ("torch", "triton", TORCH_COMPILE)
+COLUMNS = ("torch", "triton")
+STATE = "cold"
+"""Cache state of every time in the table: `gpu_process.INTERLEAVED`."""
 
 
 def headline_table(steps: Mapping[str, Any]) -> str:
     """Return the headline figures as a table in Markdown: defaults, then tuned configurations."""
-    header = ["workload", "variant", "configuration", "its time (µs)", "fastest library (µs)"]
+    header = ["workload", "variant", "configuration", f"its time, {STATE} caches (µs)"]
+    header += ["fastest library", f"its time, {STATE} caches (µs)"]
     header += [f"speedup over {name} (higher is better)" for name in ("the fastest library", *COLUMNS)]
-    lines = [header]
-    lines.append(["---"] * len(lines[0]))
-    for step, state in (("headline", "default"), ("tune", "tuned")):
-        for row in steps.get(step, {}).get("rows", []):
-            if row["workload"] in HEADLINE:
-                lines.append([row["workload"], row["variant"] or "none", state, *_figures(row)])
+    lines = [header, ["---"] * len(header)]
+    for row, state in _headline_rows(steps):
+        own_us, ratio, (library, library_us) = _own_us(row), _ratio(row), _fastest_library(row)
+        speedup = _speedups(row)
+        figures = [ratio, *(speedup.get(name) for name in COLUMNS)]
+        cells = [row["workload"], row["variant"] or "none", state, _figure(own_us, 2, "failed")]
+        cells += [library, _figure(library_us, 2), *(_figure(figure, 3) for figure in figures)]
+        lines.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _figures(row: Row) -> Sequence[str]:
-    speedup: dict[str, float] = {}
-    for one in row["rows"]:
-        if "speedup" in one and one["name"] != row["variant"]:
-            name = next((column for column in reversed(COLUMNS) if one["name"].startswith(column)), "torch")
-            speedup[name] = min(one["speedup"], speedup.get(name, one["speedup"]))
-    own_us, ratio = _own_us(row), _ratio(row)
-    library_us = min(
-        (r["median_us"] for r in row["rows"] if "median_us" in r and r["name"] != row["variant"]),
-        default=None,
-    )
-    cells = [
-        "failed" if own_us is None else f"{own_us:.2f}",
-        "" if library_us is None else f"{library_us:.2f}",
+def headline_text(steps: Mapping[str, Any]) -> str:
+    """Return the headline figures as short lines, to print last: only the end of the output may be kept."""
+    rows = list(_headline_rows(steps))
+    timed = sum(_ratio(row) is not None for row, state in rows if state == "default")
+    lines = [
+        f"headline figures: {timed} of {len(HEADLINE)}. Times with {STATE} caches, random inputs. A speedup "
+        "above 1: the kernel is faster than the fastest library.",
+        f"{'speedup':>8} {'us':>9} {'library us':>10} {'library':<11} workload, variant, configuration",
     ]
-    figures = [ratio, *(speedup.get(name) for name in COLUMNS)]
-    return [*cells, *("" if figure is None else f"{figure:.3f}" for figure in figures)]
+    for row, state in rows:
+        library, library_us = _fastest_library(row)
+        lines.append(
+            f"{_figure(_ratio(row), 3, '-'):>8} {_figure(_own_us(row), 2, 'failed'):>9} "
+            f"{_figure(library_us, 2, '-'):>10} {library[:11]:<11} {row['workload']}, "
+            f"{row['variant'] or 'none'}, {state}"
+        )
+    return "\n".join(lines)
+
+
+def _headline_rows(steps: Mapping[str, Any]) -> Iterable[tuple[Row, str]]:
+    for step, state in (("headline", "default"), ("tune", "tuned")):
+        for row in steps.get(step, {}).get("rows", []):
+            if row["workload"] in HEADLINE:
+                yield row, state
+
+
+def _figure(number: float | None, digits: int, missing: str = "") -> str:
+    return missing if number is None else f"{number:.{digits}f}"
+
+
+def _speedups(row: Row) -> dict[str, float]:
+    """Return the speedup over the fastest program of each library."""
+    speedup: dict[str, float] = {}
+    for entry in row["rows"]:
+        if "speedup" in entry and entry["name"] != row["variant"]:
+            name = next((column for column in COLUMNS if entry["name"].startswith(column)), "torch")
+            speedup[name] = min(entry["speedup"], speedup.get(name, entry["speedup"]))
+    return speedup
+
+
+def _fastest_library(row: Row) -> tuple[str, float | None]:
+    """Return the name and the time of the fastest baseline."""
+    timed = [
+        (r["median_us"], r["name"]) for r in row["rows"] if "median_us" in r and r["name"] != row["variant"]
+    ]
+    if not timed:
+        return "", None
+    library_us, name = min(timed)
+    return name, library_us

@@ -11,9 +11,7 @@ from typing import Any
 from tunebench.fault import DeviceLost
 from tunebench.measure.timing import median_interval
 
-__all__ = ["TORCH_COMPILE", "ContestJob", "TimedCall", "compare"]
-
-TORCH_COMPILE = "torch.compile"
+__all__ = ["ContestJob", "TimedCall", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +22,7 @@ class ContestJob:
         workload: The workload.
         variant: Key of the variant; None times the baselines only.
         config: Its configuration; empty for the default.
-        baselines: Baselines to time: `torch` (all its programs), `triton`, `torch.compile`.
+        baselines: Baselines to time: `torch` (all its programs), `triton`.
         without: Names of programs to leave out.
     """
 

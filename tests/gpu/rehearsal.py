@@ -20,41 +20,56 @@ from unittest import mock
 
 import numpy as np
 
-from tests.gpu import acceptance, acceptance_run, acceptance_steps, gpu_process, headline, wrapper_conformance
+from tests.gpu import (
+    acceptance,
+    acceptance_run,
+    acceptance_steps,
+    acceptance_workloads,
+    gpu_process,
+    headline,
+    wrapper_conformance,
+)
 from tests.gpu.acceptance_report import ARCHIVE, AcceptanceReport
 from tests.gpu.acceptance_run import RUN_TIMEOUT_S, AcceptanceRun
+from tests.gpu.acceptance_workloads import smoke_workloads
 from tests.gpu.child import ChildLimits
-from tests.gpu.interleaved import TORCH_COMPILE, TimedCall
+from tests.gpu.interleaved import TimedCall
 from tests.gpu.wrapper_case import WrapperVariant
 from tests.gpu.wrapper_conformance import CASES
 from tests.support import measured
 from tunebench import device
 from tunebench.db import open_store
 from tunebench.executor import TaskRefused, WorkerExecutor
-from tunebench.outcome import Crashed, Outcome, Resources, Result, TimedOut, WrongResult
+from tunebench.outcome import CompileFailed, Crashed, Outcome, Resources, Result, TimedOut, WrongResult
 from tunebench.task import Task
 
-__all__ = ["SECONDS", "Fault", "RunFigures", "rehearse"]
+__all__ = ["COST_S", "SECONDS", "SLOW_S", "Fault", "RunFigures", "rehearse"]
 
 H100 = device.find("h100-sxm")
-SECONDS = 60.0 * acceptance.MINUTES
+SECONDS = {run: 60.0 * minutes for run, minutes in acceptance.MINUTES.items()}
+"""Time limit of each run, in seconds."""
 
 COST_S: Mapping[str, float] = {
     "start": 4.0,  # Python, imports, the context of the device
     "start of torch": 8.0,
-    "case": 0.5,  # compiled, run and compared
-    "element": 20e-9,  # of an input: drawn, rounded, copied
-    "variant": 2.5,  # compiled and verified for the first time
-    "round": 1.0,  # verified, and timed once
+    "case": 0.3,  # loaded, run and compared
+    "element": 30e-9,  # of an input: drawn twice concurrently (20 ns each here), copied
+    "output": 8e-9,  # an element of an output: verified on the host (8 ns here)
+    "round": 0.5,  # timed once: `gpu_process.INTERLEAVED` allows 0.3 s
     "torch": 1.0,
     "triton": 12.0,  # compiles eight tile shapes
-    TORCH_COMPILE: 40.0,
-    "ceilings": 6.0,
-    "task": 0.3,  # verified and timed, while others are compiled
+    "facts": 4.0,  # copy, product and references
+    "smoke": 0.5,  # one default of each variant, on 16 processes
+    "workers": 8.0,  # worker processes of a search
+    "task": 0.15,  # verified and timed, while others are compiled
     "crash": 5.0,  # until the next process measures
-    "check": 5.0,  # a checker on one variant, four at once
+    "check": 2.5,  # a checker on one variant, six at once
 }
-"""Assumed costs in seconds."""
+"""Assumed costs in seconds; those of the host are measured (see `benchmarks/results/gpu_rehearsal.md`)."""
+
+
+SLOW_S = 19.0
+"""Time of each use of a slow program: just less than the limit of `headline`."""
 
 
 class _Hang(BaseException):
@@ -75,15 +90,16 @@ class Fault:
 
     Attributes:
         step: Step in which it occurs; empty for every step.
-        kind: What happens. A slow program takes 20 s for each use, and its kernel is 50 times slower.
+        kind: What happens. A slow program takes `SLOW_S` for each use, and its kernel is 50 times slower. The
+            compilers of that machine do not compile a refused program: only carried machine code runs.
         program: Part of the name of the programs that have it; empty for all.
-        run: Number of the run in which it occurs; 0 for every run.
+        run: Run in which it occurs; empty for every run.
     """
 
     step: str
-    kind: Literal["hang", "crash", "wrong", "slow"]
+    kind: Literal["hang", "crash", "wrong", "slow", "refused"]
     program: str = ""
-    run: int = 0
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +107,7 @@ class RunFigures:
     """What a run brought back.
 
     Attributes:
-        run: Number of the run.
+        run: Name of the run.
         wall_s: Time by the fake clock, in seconds.
         figures: Headline workloads with a time of a variant and of a library.
         replaced: Those of them with another variant than the one predicted fastest.
@@ -100,9 +116,10 @@ class RunFigures:
         problems: Problems of the steps of the run.
         stopped: Variants that hung too often.
         complete: Steps that were complete.
+        status: Exit status; None if the run was killed.
     """
 
-    run: int
+    run: str
     wall_s: float
     figures: int
     replaced: int
@@ -111,6 +128,7 @@ class RunFigures:
     problems: int
     stopped: tuple[str, ...]
     complete: tuple[str, ...]
+    status: int | None
 
 
 @dataclass
@@ -122,12 +140,14 @@ class StandIn:
         kill_s: Time at which the run is killed, in seconds; None never kills it.
         now: The fake clock, in seconds.
         report: Report of the present run.
+        carries: Whether machine code is carried.
     """
 
     faults: Sequence[Fault]
     kill_s: float | None = None
     now: float = 0.0
     report: AcceptanceReport | None = None
+    carries: bool = True
 
     def clock(self) -> float:
         return self.now
@@ -143,10 +163,14 @@ class StandIn:
         kinds = {f.kind for f in self.faults if f.step in ("", step) and f.program in program}
         if "hang" in kinds:
             raise _Hang
-        self.spend(20.0 if "slow" in kinds else seconds)
+        self.spend(SLOW_S if "slow" in kinds else seconds)
         if "crash" in kinds:
             raise _Crash
         return "wrong" in kinds
+
+    def refuses(self, program: str) -> bool:
+        """Return whether the compilers of the machine refuse a program."""
+        return any(fault.kind == "refused" and fault.program in program for fault in self.faults)
 
     def us(self, program: str) -> float:
         """Return the time of a kernel, in microseconds."""
@@ -161,7 +185,8 @@ class StandIn:
         begun = last = self.now
         count = 0
         try:
-            self.spend(COST_S["start of torch" if arguments[0] == "contest" else "start"])
+            if arguments[0] != "smoke":  # which runs beside another child
+                self.spend(COST_S["start of torch" if arguments[0] in ("contest", "facts") else "start"])
             for answer in gpu_process.answers(arguments):
                 if self.now - last > limits.next_s(count, last - begun):
                     raise _Hang
@@ -187,11 +212,17 @@ class StandIn:
 
     def run(self, runner: Any, variant: Any, workload: Any, config: Any, on: Any) -> Outcome:
         """Run one configuration."""
-        if self.use(variant.key, COST_S["round"]):
+        if self.refuses(variant.key) and not self.carries:
+            self.spend(COST_S["smoke"])
+            return CompileFailed(reason="refused")
+        outputs = sum(tensor.size for tensor in workload.outputs())
+        if self.use(variant.key, COST_S["round"] + COST_S["output"] * outputs):
             return WrongResult(reason="y[0] is 1, must be 0")
         return measured(*[self.us(variant.key)] * 20)
 
-    def baselines(self, gpu: Any, workload: Any, on: Any, names: Sequence[str]) -> list[TimedCall]:
+    def baselines(
+        self, gpu: Any, runner: Any, workload: Any, on: Any, names: Sequence[str]
+    ) -> list[TimedCall]:
         """Return the libraries; Triton has the product, attention, softmax and layernorm, forward."""
         self.spend(COST_S["element"] * sum(tensor.size for tensor in workload.inputs()))
         forward = getattr(workload, "direction", "forward") == "forward" and workload.operator != "conv2d"
@@ -211,7 +242,7 @@ class StandIn:
     def tuned(self, text: str, trials: str, minutes: str, database: str, *variants: str) -> dict[str, Any]:
         """Tune a workload."""
         open_store(Path(database)).close()
-        self.use(variants[0], 60.0 * float(minutes) + 10.0)
+        self.use(variants[0], COST_S["workers"] + 60.0 * float(minutes) + 2.0)
         report = {"workload": text, "variant": variants[0], "config": "", "median_us": 90.0}
         return {"tuned": {**report, "trials": {}, "violations": []}}
 
@@ -220,14 +251,18 @@ class StandIn:
         kind = "wrong_result" if self.use(key, COST_S["check"]) else "measured"
         yield {"outcomes": {text: {"kind": kind} for text in texts}}
 
-    def ceilings(self) -> dict[str, Any]:
-        self.use("ceilings", COST_S["ceilings"])
-        return {"copy_gb_s": 1.0}
+    def facts(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Measure the device and compare references."""
+        wrong = self.use("facts", COST_S["facts"])
+        yield {"ceilings": {"copy_gb_s": 1.0}, "differences": dict.fromkeys(texts, 1.0 if wrong else 0.0)}
 
-    def references(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Compare references."""
-        wrong = self.use("references", COST_S["start of torch"])
-        yield {"differences": dict.fromkeys(texts, 1.0 if wrong else 0.0)}
+    def smoke(self, architecture: str, workers: str) -> Iterator[dict[str, Any]]:
+        """Compile one default of each variant, while `facts` measures: that takes longer."""
+        for key in smoke_workloads(H100):
+            yield {"compiled": key, "reason": "refused" if self.refuses(key) else None}
+
+    def is_carried(self, *_: Any) -> bool:
+        return self.carries
 
     def start_executor(self, on: Any, protocol: Any, refuse: Any) -> WorkerExecutor[Task]:
         return _Executor(self, refuse)
@@ -251,6 +286,9 @@ class _Executor(WorkerExecutor[Task]):
         return future
 
     def _outcome(self, task: Task) -> Outcome:
+        if self._stand_in.refuses(task.variant.key):
+            self._stand_in.spend(COST_S["task"])
+            return CompileFailed(reason="refused")
         try:
             wrong = self._stand_in.use(task.variant.key, COST_S["task"])
         except _Hang:
@@ -273,15 +311,15 @@ def _replaced(stand_in: StandIn) -> Iterator[None]:
     device_functions = {
         "find": lambda _: H100,
         "clock": stand_in.clock,
-        "CudaRunner": lambda *_: None,
+        "ContestRunner": lambda *_: None,
         "TorchGpu": lambda _: None,
         "run": stand_in.run,
         "_baselines": stand_in.baselines,
         "_release": lambda: None,
         "tuned": stand_in.tuned,
         "small": stand_in.small,
-        "ceilings": stand_in.ceilings,
-        "references": stand_in.references,
+        "facts": stand_in.facts,
+        "smoke": stand_in.smoke,
         "on_device": stand_in.on_device,
     }
     with contextlib.ExitStack() as stack:
@@ -289,6 +327,7 @@ def _replaced(stand_in: StandIn) -> Iterator[None]:
         expected = {"write_expected": lambda *_, **__: [], "_read_expected": lambda _: _zeros()}
         stack.enter_context(mock.patch.multiple(wrapper_conformance, **expected))
         stack.enter_context(mock.patch.object(headline, "ranked", lambda _, text: list(_ranked(text))))
+        stack.enter_context(mock.patch.object(headline, "is_carried", stand_in.is_carried))
         shutil = SimpleNamespace(which=lambda name: name)
         steps = {"shutil": shutil, "AT_ONCE": 1, "items_to_verify": _items}
         stack.enter_context(mock.patch.multiple(acceptance_steps, **steps))
@@ -324,8 +363,9 @@ def rehearse(
     faults: Sequence[Fault],
     folder: Path,
     *,
-    runs: Sequence[int] = (1, 2, 3),
-    kills_s: Mapping[int, float] | None = None,
+    runs: Sequence[str] = ("A", "B"),
+    kills_s: Mapping[str, float] | None = None,
+    carries: bool = True,
 ) -> list[RunFigures]:
     """Rehearse runs in turn, each continuing from the tar file of those before it.
 
@@ -333,30 +373,31 @@ def rehearse(
         faults: Faults to inject.
         folder: Folder for the reports and the tar files.
         runs: The runs.
-        kills_s: Time at which a run is killed, by its number, in seconds from its start.
+        kills_s: Time at which a run is killed, by its name, in seconds from its start.
+        carries: Whether machine code is carried.
     """
     found = []
     previous: Path | None = None
     for run in runs:
-        now = [fault for fault in faults if fault.run in (0, run)]
-        stand_in = StandIn(now, (kills_s or {}).get(run))
+        now = [fault for fault in faults if fault.run in ("", run)]
+        stand_in = StandIn(now, (kills_s or {}).get(run), carries=carries)
         work, archive = folder / f"run {run}", folder / f"out {run}" / ARCHIVE
         work.mkdir(parents=True)
         if previous is not None:
             AcceptanceReport.unpack(previous, work)
+        status = None
         with _replaced(stand_in), contextlib.suppress(_Killed):
-            _run(run, stand_in, work, archive)
+            status = _run(run, stand_in, work, archive)
         previous = archive if archive.is_file() else previous
-        found.append(_figures(run, stand_in.now, previous, folder / f"again {run}"))
+        found.append(_figures(run, stand_in.now, previous, folder / f"again {run}", status))
     return found
 
 
-def _run(run: int, stand_in: StandIn, work: Path, archive: Path) -> None:
+def _run(run: str, stand_in: StandIn, work: Path, archive: Path) -> int:
     said = io.StringIO()
     report = AcceptanceReport(
-        work, archive=archive, say=lambda line: said.write(f"{line}\n"), now=stand_in.clock
+        work, archives=[archive], say=lambda line: said.write(f"{line}\n"), now=stand_in.clock
     )
-    stand_in.report = report
     session = AcceptanceRun(
         H100,
         report,
@@ -364,10 +405,13 @@ def _run(run: int, stand_in: StandIn, work: Path, archive: Path) -> None:
         start_executor=stand_in.start_executor,
         clock=stand_in.clock,
     )
-    acceptance.run_steps(session, acceptance.RUNS[run], SECONDS)
+    stand_in.spend(COST_S["start"])
+    stand_in.report = report
+    seconds = acceptance.step_seconds(run, acceptance.MINUTES[run])
+    return acceptance.run_steps(session, seconds, SECONDS[run] - acceptance.RESERVE_S)
 
 
-def _figures(run: int, wall_s: float, archive: Path | None, folder: Path) -> RunFigures:
+def _figures(run: str, wall_s: float, archive: Path | None, folder: Path, status: int | None) -> RunFigures:
     """Return what the tar file of a run says."""
     steps: dict[str, Any] = {}
     if archive is not None:
@@ -380,11 +424,12 @@ def _figures(run: int, wall_s: float, archive: Path | None, folder: Path) -> Run
         wall_s=wall_s,
         figures=len(rows),
         replaced=sum(row["variant"] != _ranked(text)[0] for text, row in rows.items()),
-        missing=tuple(text for text in headline.HEADLINE if text not in rows),
+        missing=tuple(text for text in acceptance_workloads.HEADLINE if text not in rows),
         tuned=sum(_compared(row) for row in steps.get("tune", {}).get("rows", [])),
         problems=sum(len(step.get("problems", [])) for step in mine),
         stopped=tuple(sorted({key for step in mine for key in step.get("stopped", [])})),
         complete=tuple(name for name in acceptance.RUNS[run] if steps.get(name, {}).get("complete")),
+        status=status,
     )
 
 

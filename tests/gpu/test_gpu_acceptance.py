@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -15,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import acceptance, acceptance_run, acceptance_workloads
+from tests.gpu import acceptance, acceptance_run, acceptance_workloads, carried, gpu_process, headline
 from tests.gpu.acceptance_report import ARCHIVE, AcceptanceReport
-from tests.support import measured, needs_no_gpu
+from tests.support import measured, needs_no_gpu, needs_nvrtc
 from tunebench import device, kernels
 from tunebench.db import open_store
 from tunebench.executor import TaskRefused, WorkerExecutor
@@ -58,28 +59,29 @@ def test_a_gpu_of_another_architecture_is_named(
     assert "has h100-sxm (sm_90)" in capsys.readouterr().err
 
 
-def test_an_unknown_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="use --run"), pytest.raises(SystemExit, match="2"):
-        acceptance.parsed(["--only", "verify,veryfi"])
-    assert "unknown step veryfi; known: conformance, wgmma, headline" in capsys.readouterr().err
+def test_the_former_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        acceptance.parsed(["--run", "1"])
+    assert "choose from" in capsys.readouterr().err
 
 
-def test_former_names_of_steps_are_accepted() -> None:
-    with pytest.warns(DeprecationWarning, match="--only is deprecated: use --run"):
-        options = acceptance.parsed(["--only", "compare,measure", "--minutes", "10"])
-    assert [list(steps) for steps in options.runs] == [["headline", "tune"]]
+def test_runs_fit_into_fifteen_minutes_and_share_their_time() -> None:
+    assert acceptance.parsed(["--run", "B"]).runs == ["B"]
+    assert acceptance.parsed([]).runs == ["A", "B"]
+    start_s, between_s = 120.0, 30.0  # of the machine, and until the second command
+    assert start_s + between_s + 60.0 * sum(acceptance.MINUTES.values()) < 15 * 60
+    seconds = acceptance.step_seconds("A", acceptance.MINUTES["A"])
+    assert list(seconds) == ["facts", "wgmma", "headline", "tune"]
+    assert sum(seconds.values()) == pytest.approx(60 * 7 - acceptance.RESERVE_S)
+    assert seconds["headline"] / seconds["tune"] == pytest.approx(195 / 115)
 
 
-def test_a_run_has_its_steps_and_shares_its_time() -> None:
-    (fractions,) = acceptance.parsed(["--run", "1"]).runs
-    assert list(fractions) == ["conformance", "wgmma", "headline", "facts"]
-    limits = acceptance.ends(fractions, 540.0)
-    assert limits["conformance"] == pytest.approx(540 * 0.22)
-    assert limits["facts"] == pytest.approx(540)
-    assert len(acceptance.parsed([]).runs) == 3
-    for steps in acceptance.RUNS.values():
-        assert sum(steps.values()) == pytest.approx(1)
-    assert acceptance.MINUTES <= 9
+def test_age_of_the_process_counts() -> None:
+    script = "import time; time.sleep(0.3); import tests.gpu.acceptance as a; print(a.process_age_s())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    begun = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)
+    assert 0.3 <= float(ran.stdout) <= time.monotonic() - begun + 0.1
 
 
 def test_run_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
@@ -95,8 +97,11 @@ def test_run_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
 
 def test_a_missing_tar_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        acceptance.parsed(["--run", "2", "--previous", "nowhere.tar.gz"])
+        acceptance.parsed(["--run", "B", "--previous", "nowhere.tar.gz"])
     assert "there is no file nowhere.tar.gz" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        acceptance.parsed(["--prepare", "--wheels", str(Path(__file__).parent)])
+    assert "there is no wheel in" in capsys.readouterr().err
 
 
 def steps_in(archive: Path, folder: Path) -> dict[str, Any]:
@@ -105,28 +110,142 @@ def steps_in(archive: Path, folder: Path) -> dict[str, Any]:
     return steps
 
 
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let every step measure one thing at once."""
+
+    def done(session: acceptance_run.AcceptanceRun, step: str) -> None:
+        session.measured += 1
+        session.report.put(step, complete=True)
+
+    monkeypatch.setattr(acceptance, "local_gpus", lambda: (H100,))
+    for step in acceptance.STEP_FUNCTIONS:
+        monkeypatch.setitem(acceptance.STEP_FUNCTIONS, step, functools.partial(done, step=step))
+    return monkeypatch
+
+
 def test_failing_step_does_not_stop_the_others_and_runs_add_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    instant: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def breaks(session: Any) -> None:
         raise RuntimeError("of no use")
 
-    monkeypatch.setattr(acceptance, "local_gpus", lambda: (H100,))
-    for step in acceptance.STEP_FUNCTIONS:
-        done = lambda s, step=step: s.report.put(step, complete=True)  # noqa: E731
-        monkeypatch.setitem(acceptance.STEP_FUNCTIONS, step, done)
-    monkeypatch.setitem(acceptance.STEP_FUNCTIONS, "wgmma", breaks)
-    assert acceptance.main(["--out", str(tmp_path), "--run", "1"]) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [ARCHIVE]
-    steps = steps_in(tmp_path / ARCHIVE, tmp_path / "first")
+    instant.setitem(acceptance.STEP_FUNCTIONS, "wgmma", breaks)
+    copies = ["--copy", str(tmp_path / "copies")]
+    assert acceptance.main(["--out", str(tmp_path / "out"), *copies, "--run", "A"]) == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [ARCHIVE]
+    steps = steps_in(tmp_path / "copies" / ARCHIVE, tmp_path / "first")
     assert steps["wgmma"]["problems"] == ["RuntimeError: of no use"]
     assert "breaks" in steps["wgmma"]["traceback"]
     assert steps["headline"]["complete"]
-    moved = tmp_path / "moved.tar.gz"
-    (tmp_path / ARCHIVE).rename(moved)
-    assert acceptance.main(["--out", str(tmp_path / "other"), "--run", "3", "--previous", str(moved)]) == 0
+    previous = ["--previous", "nowhere.tar.gz", str(tmp_path / "copies" / ARCHIVE)]
+    assert acceptance.main(["--out", str(tmp_path / "other"), "--run", "B", *previous]) == 0
     steps = steps_in(tmp_path / "other" / ARCHIVE, tmp_path / "second")
-    assert {"conformance", "wgmma", "headline", "facts", "verify", "record", "sanitize"} == set(steps)
+    assert set(steps) == set(acceptance.STEP_FUNCTIONS)
+
+
+def test_run_that_measured_nothing_has_its_own_exit_status(
+    instant: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for step in acceptance.STEP_FUNCTIONS:
+        instant.setitem(acceptance.STEP_FUNCTIONS, step, lambda session: None)
+    assert acceptance.main(["--out", str(tmp_path), "--run", "A"]) == acceptance.NOTHING_MEASURED
+
+
+def test_a_run_reads_what_was_prepared_and_does_not_write_it_back(
+    instant: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+    instant.setitem(
+        acceptance.STEP_FUNCTIONS, "facts", lambda session: seen.append(os.environ.get("TUNEBENCH_CARRIED"))
+    )
+    instant.setenv("TUNEBENCH_CARRIED", "to be restored")
+    prepared = AcceptanceReport(tmp_path / "in", archives=[tmp_path / "in.tar.gz"], say=lambda text: None)
+    for name in (*acceptance.INPUTS, "kept.txt"):
+        (prepared.folder / name).mkdir() if "." not in name else prepared.text(name, "")
+        if "." not in name:
+            prepared.text(f"{name}/file", "")
+    prepared.pack()
+    acceptance.main(["--out", str(tmp_path), "--run", "A", "--previous", str(tmp_path / "in.tar.gz")])
+    assert seen[0] is not None
+    assert seen[0].endswith("/carried")
+    AcceptanceReport.unpack(tmp_path / ARCHIVE, tmp_path / "again")
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {
+        "report.json",
+        "headline.md",
+        "kept.txt",
+    }
+
+
+def test_printed_table_fits_into_what_is_kept_of_the_output() -> None:
+    libraries = [{"name": "torch", "median_us": 1e5, "speedup": 0.5}]
+    rows = [
+        {"workload": text, "variant": "attention/cuda_wgmma_backward", "config": "", "rows": libraries}
+        for text in acceptance_workloads.HEADLINE
+    ]
+    text = headline.headline_text({"headline": {"rows": rows}, "tune": {"rows": rows}})
+    assert len(text) + acceptance.PROBLEMS_SHOWN * 230 < 12_000
+    assert text.splitlines()[0].startswith("headline figures: 22 of 22. Times with cold caches")
+    assert "its time, cold caches" in headline.headline_table({"headline": {"rows": rows}})
+
+
+# -- what is carried -----------------------------------------------------------------------------------------
+
+
+def test_defaults_of_every_step_of_run_a_are_carried() -> None:
+    keys = {(kernel.variant.key, str(kernel.workload)) for kernel in carried.kernels_to_carry(H100)}
+    for text in acceptance_workloads.HEADLINE:
+        workload = str(parse(text))
+        for key in headline.ranked(session(Path("unused"), report=False), text):
+            assert (key, workload) in keys
+    assert {key for key, _ in keys} >= {
+        *acceptance_workloads.SANITIZED_FIRST,
+        *(variant.key for variant in kernels.variants() if "wgmma" in variant.key),
+    }
+
+
+@needs_nvrtc
+def test_carried_kernels_are_found_and_missing_ones_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    listed = [kernel for kernel in carried.kernels_to_carry(H100) if "case" in kernel.variant.key][:3]
+    monkeypatch.setattr(carried, "kernels_to_carry", lambda device: iter(listed[:2]))
+    lines: list[str] = []
+    assert carried.write_carried(tmp_path / "carried", [H100], lines.append, workers=1) == []
+    assert lines == ["compiled 2 of 2 kernels to carry"]
+    assert [carried.is_carried(tmp_path / "carried", kernel) for kernel in listed] == [True, True, False]
+    monkeypatch.setattr(carried, "kernels_to_carry", lambda device: iter(listed))
+    monkeypatch.setenv("TUNEBENCH_CARRIED", str(tmp_path / "carried"))
+    (answer,) = gpu_process.carried("sm_90")
+    assert (answer["kernels"], len(answer["missing"])) == (3, 1)
+
+
+@needs_nvrtc
+def test_smoke_compiles_without_carried_binaries_and_names_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = {"softmax/cuda_block": SOFTMAX, "softmax/no_such_variant": SOFTMAX}
+    monkeypatch.setattr(gpu_process, "smoke_workloads", lambda device: texts)
+    monkeypatch.setenv("TUNEBENCH_CARRIED", "/nowhere")
+    answers = {
+        answer["compiled"]: answer["reason"] for answer in gpu_process.answers(["smoke", "sm_90", "2"])
+    }
+    assert answers["softmax/cuda_block"] is None
+    assert "no_such_variant" in str(answers["softmax/no_such_variant"])
+    assert "TUNEBENCH_CARRIED" not in os.environ
+
+
+def test_every_gpu_variant_has_a_workload_to_compile() -> None:
+    on_gpus = {variant.key for variant in kernels.variants() if isinstance(variant, GpuVariant)}
+    assert set(acceptance_workloads.smoke_workloads(H100)) == on_gpus
+
+
+def test_imports_are_timed_and_failures_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_process, "MODULES", ("json", "no_such_module"))
+    (answer,) = gpu_process.answers(["imports"])
+    assert list(answer["seconds"]) == ["json", "no_such_module"]
+    assert answer["failed"] == {"no_such_module": "ModuleNotFoundError: No module named 'no_such_module'"}
 
 
 # -- lists of workloads ------------------------------------------------------------------------------
@@ -138,7 +257,7 @@ def test_failing_step_does_not_stop_the_others_and_runs_add_up(
         *acceptance_workloads.VERIFIED,
         *acceptance_workloads.measured(),
         *acceptance_workloads.HEADLINE,
-        *(text for text, *_ in acceptance_workloads.RECORDED),
+        *(text for text, _ in acceptance_workloads.RECORDED),
     ],
 )
 def test_every_listed_workload_parses_and_has_a_variant(text: str) -> None:
@@ -147,9 +266,13 @@ def test_every_listed_workload_parses_and_has_a_variant(text: str) -> None:
     assert found, reason
 
 
-def test_recorded_variants_exist() -> None:
-    for _, key, _ in acceptance_workloads.RECORDED:
-        assert kernels.variant(key).key == key
+def test_recorded_spaces_are_small_enough_to_be_measured_whole() -> None:
+    sizes = []
+    for text, key in acceptance_workloads.RECORDED:
+        found = acceptance_run.gpu_candidates(text, H100)[0]
+        sizes += [len(candidate.table) for candidate in found if candidate.variant.key == key]
+    assert len(sizes) == len(acceptance_workloads.RECORDED) == 3
+    assert sum(sizes) * 0.15 < acceptance.RUNS["B"]["record"]  # seconds each, see `rehearsal.COST_S`
 
 
 def unsupported(variants: Iterable[Variant[Any]], texts: Iterable[str]) -> set[str]:
@@ -310,9 +433,14 @@ def test_unmeasured_outcome_is_a_problem() -> None:
     assert found.endswith("launch_failed: for no reason")
 
 
-def session(folder: Path, lines_said: list[str] | None = None) -> acceptance_run.AcceptanceRun:
-    report = AcceptanceReport(folder, say=(lines_said if lines_said is not None else []).append)
-    return acceptance_run.AcceptanceRun(H100, report, until=float("inf"))
+def session(
+    folder: Path, lines_said: list[str] | None = None, *, report: bool = True
+) -> acceptance_run.AcceptanceRun:
+    if not report:
+        nothing: Any = None
+        return acceptance_run.AcceptanceRun(H100, nothing)
+    written = AcceptanceReport(folder, say=(lines_said if lines_said is not None else []).append)
+    return acceptance_run.AcceptanceRun(H100, written, until=float("inf"))
 
 
 def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
@@ -348,7 +476,7 @@ def test_report_is_complete_after_every_fact(tmp_path: Path) -> None:
 
 def test_tar_file_has_the_folder_and_a_copy_of_the_database(tmp_path: Path) -> None:
     archive = tmp_path / "out" / ARCHIVE
-    report = AcceptanceReport(tmp_path / "work", archive=archive, say=lambda text: None)
+    report = AcceptanceReport(tmp_path / "work", archives=[archive], say=lambda text: None)
     with open_store(report.folder / "acceptance.db") as store:  # still open while it is copied
         report.put("verify", done=1)
         assert store.best(SOFTMAX, H100.key) == []
@@ -364,11 +492,11 @@ def test_tar_file_has_the_folder_and_a_copy_of_the_database(tmp_path: Path) -> N
 
 def test_killed_step_keeps_the_entry_of_an_earlier_run(tmp_path: Path) -> None:
     archive = tmp_path / ARCHIVE
-    first = AcceptanceReport(tmp_path / "first", archive=archive, say=lambda text: None)
+    first = AcceptanceReport(tmp_path / "first", archives=[archive], say=lambda text: None)
     first.begin("headline")
     first.put("headline", rows=[1])
     first.pack()
-    second = AcceptanceReport(tmp_path / "first", archive=archive, say=lambda text: None)
+    second = AcceptanceReport(tmp_path / "first", archives=[archive], say=lambda text: None)
     second.begin("headline")  # and then the process is killed
     assert steps_in(archive, tmp_path / "again")["headline"]["rows"] == [1]
 
@@ -376,7 +504,7 @@ def test_killed_step_keeps_the_entry_of_an_earlier_run(tmp_path: Path) -> None:
 def test_tar_file_is_rewritten_every_few_seconds(tmp_path: Path) -> None:
     now = [0.0]
     archive = tmp_path / ARCHIVE
-    report = AcceptanceReport(tmp_path / "w", archive=archive, say=lambda text: None, now=lambda: now[0])
+    report = AcceptanceReport(tmp_path / "w", archives=[archive], say=lambda text: None, now=lambda: now[0])
     for second, expected in ((0.0, 0), (1.0, 0), (2.5, 2), (3.0, 2), (600.0, 4)):
         now[0] = second
         report.put("verify", done=[0.0, 1.0, 2.5, 3.0, 600.0].index(second))

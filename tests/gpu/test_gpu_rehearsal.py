@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import acceptance_steps, gpu_process, headline, rehearsal, wrapper_conformance
+from tests.gpu import (
+    acceptance_run,
+    acceptance_steps,
+    acceptance_workloads,
+    gpu_process,
+    headline,
+    rehearsal,
+    wrapper_conformance,
+)
 from tests.gpu.acceptance_report import AcceptanceReport
 from tests.gpu.acceptance_run import MOST_HANGS, AcceptanceRun
 from tests.gpu.rehearsal import SECONDS, Fault, rehearse
@@ -18,6 +26,7 @@ from tests.support import measured, needs_torch
 from tunebench import device
 from tunebench.measure.baselines import torch_tensor
 from tunebench.measure.timing import Protocol
+from tunebench.measure.verify import draw
 
 GEMM = "gemm:m=4096,n=4096,k=4096,dtype=f16"
 SOFTMAX = "softmax:rows=16384,cols=4096,dtype=f16"
@@ -28,11 +37,17 @@ SMALL = ["softmax:rows=64,cols=100,dtype=f16", "gemm:m=64,n=64,k=64,dtype=f16"]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headline, "HEADLINE", LISTED)
+    monkeypatch.setattr(acceptance_workloads, "HEADLINE", LISTED)
     monkeypatch.setattr(headline, "WGMMA", ["gemm:m=1024,n=1024,k=1024,dtype=f16"])
     monkeypatch.setattr(headline, "measured", lambda: dict.fromkeys(LISTED, 50))
     monkeypatch.setattr(acceptance_steps, "VERIFIED", SMALL)
-    monkeypatch.setattr(acceptance_steps, "SANITIZED", SMALL)
-    monkeypatch.setattr(acceptance_steps, "RECORDED", [(SMALL[0], "softmax/cuda_block", 50)])
+    monkeypatch.setattr(acceptance_workloads, "SANITIZED", SMALL)
+    monkeypatch.setattr(acceptance_steps, "SANITIZED_FIRST", ["gemm/cuda_wgmma", "softmax/cuda_block"])
+    monkeypatch.setattr(acceptance_steps, "RECORDED", [(SMALL[0], "softmax/cuda_block")])
+    monkeypatch.setattr(acceptance_steps, "shuffled", lambda *how: acceptance_run.shuffled(*how)[:50])
+    smoke = {key: SMALL[1] for key in ("softmax/cuda_block", "gemm/cuda_wgmma", "gemm/cuda_mma")}
+    for module in (rehearsal, acceptance_steps):
+        monkeypatch.setattr(module, "smoke_workloads", lambda device: smoke)
     cases = [case for case in wrapper_conformance.CASES if case.name.startswith(("mbarrier", "wgmma_m64k32"))]
     monkeypatch.setattr(wrapper_conformance, "CASES", cases)
     monkeypatch.setattr(wrapper_conformance, "uncovered", list)
@@ -40,73 +55,100 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_comes_out_without_a_fault(tmp_path: Path) -> None:
     runs = rehearse((), tmp_path)
-    assert [run.figures for run in runs] == [3, 3, 3]
-    assert [run.problems for run in runs] == [0, 0, 0]
-    assert runs[0].complete == ("conformance", "wgmma", "headline", "facts")
-    assert runs[1].complete == ("conformance", "wgmma", "headline", "tune")
-    assert runs[2].complete == ("verify", "record", "sanitize")
-    assert (runs[0].replaced, runs[1].tuned) == (0, 3)
+    assert [run.figures for run in runs] == [3, 3]
+    assert [run.problems for run in runs] == [0, 0]
+    assert [run.status for run in runs] == [0, 0]
+    assert runs[0].complete == ("facts", "wgmma", "headline", "tune")
+    assert runs[1].complete == ("conformance", "sanitize", "record", "retry", "verify")
+    assert (runs[0].replaced, runs[0].tuned) == (0, 3)
+    assert all(run.wall_s <= SECONDS[run.run] for run in runs)
 
 
 @pytest.mark.parametrize("kind", ["hang", "crash", "wrong", "slow"])
-@pytest.mark.parametrize("step", ["conformance", "wgmma", "headline", "tune", ""])
+@pytest.mark.parametrize("step", ["wgmma", "headline", "tune", ""])
 def test_every_headline_figure_comes_out_whatever_a_step_does(step: str, kind: str, tmp_path: Path) -> None:
     fault = Fault(step, kind, "wgmma")  # type: ignore[arg-type]
-    run = rehearse([fault], tmp_path, runs=(1, 2) if step == "tune" else (1,))[-1]
+    (run,) = rehearse([fault], tmp_path, runs=["A"])
     assert run.missing == ()
-    assert run.wall_s <= SECONDS
+    assert run.wall_s <= SECONDS["A"]
     late = step in ("wgmma", "")  # a slow program exceeds the time limit of the step `wgmma`
     assert run.replaced == (2 if late or (step == "headline" and kind != "slow") else 0)
-    assert (run.problems > 0) == (kind != "slow" or late or step == "conformance")
+    assert (run.problems > 0) == (kind != "slow" or late) or step == "tune"
 
 
 @pytest.mark.parametrize("kind", ["hang", "crash", "wrong", "slow"])
-@pytest.mark.parametrize("step", ["verify", "record", "sanitize"])
+@pytest.mark.parametrize("step", ["conformance", "record", "sanitize", "verify"])
 def test_checks_end_in_time_and_report_each_fault(step: str, kind: str, tmp_path: Path) -> None:
-    (run,) = rehearse([Fault(step, kind, "softmax/")], tmp_path, runs=[3])  # type: ignore[arg-type]
-    assert run.wall_s <= SECONDS
-    assert run.problems > 0 or kind == "slow" or (step, kind) == ("sanitize", "hang")
-    assert (step in run.complete) == (kind in ("crash", "wrong") or (kind == "slow" and step != "record"))
+    program = "" if step == "conformance" else "softmax/"
+    runs = rehearse([Fault(step, kind, program)], tmp_path)  # type: ignore[arg-type]
+    assert runs[1].wall_s <= SECONDS["B"]
+    assert runs[1].problems > 0 or kind == "slow" or (step, kind) == ("sanitize", "hang")
+
+
+@pytest.mark.parametrize(("carries", "replaced"), [(True, 0), (False, 2)])
+def test_family_that_does_not_compile_there_costs_no_figure(
+    carries: bool, replaced: int, tmp_path: Path
+) -> None:
+    (run,) = rehearse([Fault("", "refused", "gemm/cuda_wgmma")], tmp_path, runs=["A"], carries=carries)
+    assert (run.missing, run.replaced, run.tuned) == ((), replaced, 3)
+    assert run.status == 1
+    steps = AcceptanceReport(tmp_path / "again A", say=lambda line: None).steps
+    assert steps["facts"]["compiled"]["gemm/cuda_wgmma"] == "refused"
+    tuned = {report["workload"]: report.get("carried") for report in steps["tune"]["reports"]}
+    assert tuned[GEMM] == (8 if carries else None)
+
+
+def test_nothing_runs_without_a_compiler_and_without_carried_code(tmp_path: Path) -> None:
+    runs = rehearse([Fault("", "refused", "")], tmp_path, runs=["A"], carries=False)
+    assert [(run.figures, run.status) for run in runs] == [(0, 4)]
 
 
 @pytest.mark.parametrize("kind", ["hang", "crash", "wrong"])
 def test_figures_are_compared_with_the_other_library_when_one_fails(kind: str, tmp_path: Path) -> None:
-    (run,) = rehearse([Fault("headline", kind, "torch")], tmp_path, runs=[1])  # type: ignore[arg-type]
+    (run,) = rehearse([Fault("headline", kind, "torch")], tmp_path, runs=["A"])  # type: ignore[arg-type]
     assert (run.figures, run.replaced) == (3, 0)
     assert run.problems > 0 or kind == "wrong"  # a library's own refusal is part of the row
 
 
 def test_variant_that_hangs_costs_one_time_limit_and_no_figure_of_another_workload(tmp_path: Path) -> None:
-    (run,) = rehearse([Fault("headline", "hang", "gemm/cuda_wgmma")], tmp_path, runs=[1])
+    (run,) = rehearse([Fault("headline", "hang", "gemm/cuda_wgmma")], tmp_path, runs=["A"])
     assert (run.figures, run.replaced, run.problems) == (3, 2, 1)
 
 
 def test_library_that_fails_twice_is_left_out(tmp_path: Path) -> None:
-    (run,) = rehearse([Fault("headline", "crash", "torch")], tmp_path, runs=[1])
-    assert (run.figures, run.problems) == (3, 4)  # torch twice, and torch.compile twice
+    (run,) = rehearse([Fault("headline", "crash", "torch")], tmp_path, runs=["A"])
+    assert (run.figures, run.problems) == (3, 2)
+
+
+def test_second_run_retries_what_the_first_one_missed(tmp_path: Path) -> None:
+    faults = [Fault(step, "crash", "", run="A") for step in ("wgmma", "headline", "tune")]
+    first, second = rehearse(faults, tmp_path)
+    assert (first.figures, first.status, second.figures, second.status) == (0, 4, 3, 0)
+    steps = AcceptanceReport(tmp_path / "again B", say=lambda line: None).steps
+    assert steps["retry"]["retried"] == LISTED
+    assert steps["wgmma"]["complete"]
 
 
 def test_run_keeps_the_figures_of_an_earlier_run_that_it_cannot_repeat(tmp_path: Path) -> None:
-    faults = [Fault("headline", "wrong", name, run=2) for name in ("torch", "triton")]
-    first, second = rehearse(faults, tmp_path, runs=(1, 2))
+    faults = [Fault("headline", "wrong", name, run="B") for name in ("torch", "triton")]
+    first, second = rehearse(faults, tmp_path)
     assert (first.figures, second.figures) == (3, 3)
 
 
 def test_three_hangs_stop_a_variant(tmp_path: Path) -> None:
-    runs = rehearse([Fault("", "hang", "gemm/cuda_wgmma")], tmp_path)
-    assert runs[0].figures == 3
-    assert runs[2].stopped == ("gemm/cuda_wgmma",)
+    faults = [Fault("record", "hang", "softmax/cuda_block")]
+    assert rehearse(faults, tmp_path)[1].stopped == ("softmax/cuda_block",)
 
 
-@pytest.mark.parametrize(("kill_s", "figures"), [(30.0, 0), (300.0, 3)])
+@pytest.mark.parametrize(("kill_s", "figures"), [(30.0, 0), (200.0, 3)])
 def test_killed_run_brings_back_what_it_found(kill_s: float, figures: int, tmp_path: Path) -> None:
-    killed, after = rehearse((), tmp_path, runs=(1, 2), kills_s={1: kill_s})
-    assert killed.figures == figures
+    killed, after = rehearse((), tmp_path, kills_s={"A": kill_s})
+    assert (killed.figures, killed.status) == (figures, None)
     assert after.figures == 3
 
 
 def test_run_that_is_killed_keeps_the_figures_of_the_run_before(tmp_path: Path) -> None:
-    first, second = rehearse((), tmp_path, runs=(1, 2), kills_s={2: 5.0})
+    first, second = rehearse((), tmp_path, kills_s={"B": 15.0})
     assert (first.figures, second.figures) == (3, 3)
 
 
@@ -145,7 +187,8 @@ def test_contest_times_a_variant_and_torch_in_turn(monkeypatch: pytest.MonkeyPat
     processor = device.find("cpu")
     monkeypatch.setattr(gpu_process, "find", lambda _: processor)
     monkeypatch.setattr(gpu_process, "TorchGpu", TorchOnCpu)
-    monkeypatch.setattr(gpu_process, "CudaRunner", lambda *_: None)
+    drawn = SimpleNamespace(input_set=lambda workload, seed: draw(workload, seed))
+    monkeypatch.setattr(gpu_process, "ContestRunner", lambda *_: drawn)
     monkeypatch.setattr(gpu_process, "run", lambda *_: measured(5.0, 5.0, 5.0))
     brief = Protocol(cache="warm", min_samples=3, max_samples=3)
     monkeypatch.setattr(gpu_process, "INTERLEAVED", brief)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -28,16 +29,22 @@ from tests.gpu.ptx_wrappers import files, wrappers
 from tests.gpu.wrapper_case import SEED, WrapperCase, WrapperVariant, WrapperWorkload, differences, draw
 from tests.gpu.wrapper_cases import CASES as GENERAL_CASES
 from tests.gpu.wrapper_cases_hopper import CASES as HOPPER_CASES
+from tunebench import kernels
+from tunebench._environment import binary_folder
+from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device
 from tunebench.emulate.emulator import emulate, find_compiler
 from tunebench.errors import DeviceError, TunebenchError
+from tunebench.kernels import include
 from tunebench.space import Config
+from tunebench.workloads import parse
 
 __all__ = [
     "EXPECTED",
     "RunCase",
     "answers",
     "by_name",
+    "called_wrappers",
     "conform",
     "conformance",
     "on_device",
@@ -83,7 +90,6 @@ def on_host(
 
 def on_device(device: Device) -> RunCase:
     """Return the function that runs cases on a GPU of this machine."""
-    from tunebench.compile.nvrtc import compile_cuda
     from tunebench.measure._device_memory import DeviceMemory
     from tunebench.measure._gpu import open_gpu
     from tunebench.measure.cuda import kernel_arguments
@@ -95,7 +101,7 @@ def on_device(device: Device) -> RunCase:
     def run(
         variant: WrapperVariant, workload: WrapperWorkload, config: Config, inputs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        binary = compile_cuda(variant, workload, config, device)
+        binary = compile_config(variant, workload, config, device, BinaryCache(binary_folder()))
         read, written = workload.inputs(), workload.outputs()
         addresses = memory.hold(read, written)
         memory.upload(InputSet(workload=workload, seed=SEED, inputs=inputs))
@@ -203,13 +209,17 @@ def answers(expected: Path, names: Sequence[str], run: RunCase) -> Iterator[dict
 
 
 def conformance(session: AcceptanceRun) -> None:
-    """Run every case that has not passed in an earlier run.
+    """Run every case that has not passed in an earlier run, those of wrappers in failed variants first.
 
     The cases share a process until one of them ends it; from then on each case has its own process, because
     the fault may outlive it.
     """
     report = session.report
-    here = [case for case in CASES if case.runs_on(session.device)]
+    failed = _suspects(session)
+    here = sorted(
+        (case for case in CASES if case.runs_on(session.device)),
+        key=lambda case: failed.isdisjoint(case.wrappers),
+    )
     others = [case.name for case in CASES if not case.runs_on(session.device)]
     earlier = report.before.get("conformance", {}).get("cases", {})
     found: dict[str, str | None] = {case.name: None for case in here if earlier.get(case.name, "") is None}
@@ -230,9 +240,36 @@ def conformance(session: AcceptanceRun) -> None:
     for problem in problems:
         report.say(f"conformance: WRONG: {problem}"[:400])
     passed = sum(text is None for text in found.values())
+    session.measured += passed
     report.say(f"conformance: {passed} cases agree with emulation; not run: {len(pending)}")
     facts = {"cases": found, "problems": problems, "undone": pending, "not_here": others}
     report.put("conformance", **facts, complete=not pending and not unknown)
+
+
+def _suspects(session: AcceptanceRun) -> set[str]:
+    """Return the wrappers in the sources of the variants that failed in `wgmma` or `headline`."""
+    names = set[str]()
+    for step in ("wgmma", "headline"):
+        entry = session.report.steps.get(step, {})
+        texts = {row["variant"]: row["workload"] for row in entry.get("rows", [])}
+        for key in entry.get("failed", []):
+            variant: Any = kernels.variant(key)
+            workload = parse(texts[key]) if key in texts else None
+            if workload is not None and hasattr(variant, "source"):
+                source = variant.source(workload, variant.default(workload, session.device))
+                names |= called_wrappers(source)
+    return names
+
+
+def called_wrappers(source: str) -> set[str]:
+    """Return the wrappers that a kernel source calls outside the files that define wrappers."""
+    defined = wrappers()
+    for file in set(defined.values()):
+        source = source.replace(include(file).strip(), "")
+    # The name of an overload is followed by the type of its parameter.
+    return {
+        name for name in defined if re.search(rf"(?<!\w){re.escape(name.partition('(')[0])}\s*\(", source)
+    }
 
 
 def _in_a_process(session: AcceptanceRun, names: Sequence[str]) -> dict[str, str | None]:

@@ -69,9 +69,7 @@ def compile_config(
     )
 
 
-def _carried(
-    variant: Variant[Any], workload: Workload, config: Config, device: Device
-) -> Binary | None:
+def _carried(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> Binary | None:
     """Return the carried binary of a configuration, whatever version of the compiler made it, or None."""
     folder = carried_folder()
     key = None if folder is None else carried_key(variant, workload, config, device)

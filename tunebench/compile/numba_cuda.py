@@ -168,9 +168,7 @@ def carried_key_numba_cuda(
         return f"{tensor.dtype}[{len(tensor.shape)}]"
 
     (launch, *_) = variant.launches(workload, config)
-    return binary_key(
-        "carried", *_key_parts(variant, workload, config, device), *map(kind, launch.arguments)
-    )
+    return binary_key("carried", *_key_parts(variant, workload, config, device), *map(kind, launch.arguments))
 
 
 def _key_parts(
@@ -179,8 +177,7 @@ def _key_parts(
     return (
         "numba-cuda",
         variant.revision(workload, config),
-        f"{_threads(variant, workload, config)} threads, "
-        f"{len(variant.launches(workload, config))} launches",
+        f"{_threads(variant, workload, config)} threads, {len(variant.launches(workload, config))} launches",
         device.architecture,
         # Besides `config`, `kernel` can close over these dimensions of the workload only.
         ",".join(f"{name}={v}" for name, v in vars(workload).items() if isinstance(v, str | bool | float)),

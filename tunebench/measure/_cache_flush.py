@@ -20,7 +20,7 @@ VECTOR_BYTES = 16
 
 
 class Flush(NamedTuple):
-    """Memory to read before each sample, larger than the last-level cache; its size is a multiple of 16 bytes."""
+    """Memory to read before each sample: larger than the last-level cache, and a multiple of 16 bytes."""
 
     address: int
     nbytes: int
@@ -66,8 +66,8 @@ END:
 \0"""
 """A kernel that reads memory past the first-level cache and writes nothing.
 
-It is PTX, which the driver compiles, because a process that measures needs no compiler; every driver since CUDA
-10.1 accepts this version. A volatile read is never removed, although nothing uses its value.
+It is PTX, which the driver compiles, because a process that measures needs no compiler; every driver since
+CUDA 10.1 accepts this version. A volatile read is never removed, although nothing uses its value.
 """
 
 READ_MEMORY = Launch(

@@ -2,13 +2,13 @@
 
 A sample is the time between two events around the launches of one run. Before it, either memory larger than
 the last-level cache is read (cold, see `_cache_flush`), or the same launches run without being timed (warm).
-Both keep the device busy while the host enqueues the timed work: otherwise the device would wait for the host,
-and that wait would be timed. With a warm cache, runs of a few microseconds are timed in batches; within a batch
-the cache cannot be flushed. The clock is read after the host has enqueued a sample and before the device has
-finished it: an idle device has another clock.
+Both keep the device busy while the host enqueues the timed work: otherwise the device would wait for the
+host, and that wait would be timed. With a warm cache, runs of a few microseconds are timed in batches; within
+a batch the cache cannot be flushed. The clock is read after the host has enqueued a sample and before the
+device has finished it: an idle device has another clock.
 
-Source: batches and discarding of samples at a low clock follow NVBench (NVIDIA, "NVBench: benchmark options"),
-which flushes by overwriting.
+Source: batches and discarding of samples at a low clock follow NVBench (NVIDIA, "NVBench: benchmark
+options"), which flushes by overwriting.
 """
 
 from __future__ import annotations

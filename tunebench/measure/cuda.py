@@ -161,7 +161,7 @@ class CudaRunner(Runner):
 
 
 def _compiler(binary: Binary) -> dict[str, Any]:
-    """Return the compiler of a binary, as a condition; carried binaries have another one than this machine."""
+    """Return the compiler of a binary as a condition: that of a carried binary is not on this machine."""
     return {"compiler": binary.compiler} if binary.compiler else {}
 
 
