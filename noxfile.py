@@ -44,6 +44,19 @@ FRAMEWORKS = ("accelerate>=1.15",)
 BASELINES = ("torch", "triton")
 """Packages that kernels are compared with on a GPU."""
 
+GPU_MACHINE = (
+    *("numpy==2.5.2", "numba==0.68.1", "llvmlite==0.50.0", "numba-cuda==0.30.4", "triton==3.6.0"),
+    *("nvidia-cuda-nvrtc==13.0.88", "nvidia-nvjitlink==13.0.88", "nvidia-nvvm==13.0.88"),
+    *("nvidia-cuda-runtime==13.0.96", "cuda-bindings==13.0.*", "cuda-core>=1.0", "cuda-pathfinder"),
+    *("ml-dtypes>=0.5", "nvidia-ml-py>=13", "rich>=13.7", "typer>=0.15", "threadpoolctl>=3.5", "click"),
+    *("shellingham", "markdown-it-py", "mdurl", "pygments", "annotated-doc", "typing-extensions"),
+    *("tqdm", "pyyaml", "packaging", "markupsafe", "psutil"),
+)
+"""Packages of a machine with PyTorch 2.11 for CUDA 13.0, without PyTorch."""
+
+CARRIED = ("optuna", "colorlog", "sqlalchemy", "alembic", "mako", "platformdirs")
+"""Packages that such a machine may lack, which are carried there as wheels."""
+
 LONG = (
     "architectures",
     "budget_schedulers",
@@ -203,6 +216,16 @@ def train_predictor(session: nox.Session) -> None:
     errors = "benchmarks/results/predict/errors.json"
     module = "tunebench.forecast.training"
     session.run("python", "-m", module, "--data", str(data), "--errors", errors, *session.posargs)
+
+
+@nox.session(name="acceptance-dry-run", python="3.12")
+def acceptance_dry_run(session: nox.Session) -> None:
+    """Do what the acceptance on a GPU does before it opens the device, with the packages of such a machine.
+
+    Exit status 1 if a default does not compile there; `-- --previous FILE.tar.gz` checks the carried kernels.
+    """
+    session.install("--no-deps", *GPU_MACHINE, *CARRIED, "-e", ".")
+    session.run("python", "-m", "tests.gpu.acceptance", "--dry-run", *session.posargs)
 
 
 def _add_gpu_session(architecture: str, products: str) -> None:

@@ -173,8 +173,8 @@ def smoke(architecture: str, workers: str) -> Iterator[dict[str, Any]]:
 def _compile_default(folder: str, job: tuple[str, str, Device]) -> dict[str, Any]:
     key, text, device = job
     begun = time.perf_counter()
-    variant, workload = kernels.variant(key), parse(text)
     try:
+        variant, workload = kernels.variant(key), parse(text)
         compile_config(
             variant, workload, variant.default(workload, device), device, BinaryCache(Path(folder))
         )
