@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +55,8 @@ the real code, over a stand-in for the device and a fake clock. Run A may take {
 Each row injects one fault into every use of the named programs in the named step. A headline figure came out
 if a variant and a library were timed on the workload; there are {total}. "Replaced" counts figures of another
 variant than the one predicted fastest, because that one failed. A hang lasts until its time limit. A slow
-program takes {slow:.0f} s for each use. A refused variant is not compiled by that machine's compilers. Exit status 4:
-nothing was measured.
+program takes {slow:.0f} s for each use. A refused variant is not compiled by that machine's compilers. Exit
+status 4: nothing was measured.
 
 | {header} |
 |{rule}|
@@ -119,22 +120,29 @@ def row(scenario: Scenario, runs: Sequence[RunFigures]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def rehearsed(scenario: Scenario) -> str:
+    """Rehearse a scenario and return its row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = rehearse(
+            scenario.faults, Path(folder), kills_s=dict(scenario.kills_s), carries=scenario.carries
+        )
+    return row(scenario, runs)
+
+
 def main() -> None:
     """Rehearse every scenario and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="file of the page (default: standard output only)")
+    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
     options = parser.parse_args()
     costs = ", ".join(f"{name} {seconds:g} s" for name, seconds in COST_S.items())
     costs = "\n".join(textwrap.wrap(costs, 110))
     table = {"header": " | ".join(HEADER), "rule": "---|" * (len(HEADER) - 1) + "---"}
     page = PAGE.format(costs=costs, limits=SECONDS, slow=SLOW_S, total=len(HEADLINE), **table)
-    for scenario in scenarios():
-        with tempfile.TemporaryDirectory() as folder:
-            runs = rehearse(
-                scenario.faults, Path(folder), kills_s=dict(scenario.kills_s), carries=scenario.carries
-            )
-        page += f"{row(scenario, runs)}\n"
-        print(row(scenario, runs), flush=True)
+    with ProcessPoolExecutor(options.workers) as pool:
+        for line in pool.map(rehearsed, scenarios()):
+            page += f"{line}\n"
+            print(line, flush=True)
     if options.out:
         options.out.write_text(page, encoding="utf-8")
 

@@ -131,6 +131,7 @@ class AcceptanceRun:
         clock: Monotonic clock, in seconds.
         hangs: Hangs of each variant.
         measured: Number of results so far: timed or checked programs.
+        ranks: Variants of each workload, the one predicted fastest first.
     """
 
     device: Device
@@ -142,6 +143,7 @@ class AcceptanceRun:
     clock: Callable[[], float] = time.monotonic
     hangs: HangCount = field(default_factory=HangCount)
     measured: int = 0
+    ranks: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:

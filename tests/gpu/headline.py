@@ -64,12 +64,14 @@ class _Job:
 
 def ranked(session: AcceptanceRun, text: str) -> list[str]:
     """Return the GPU variants of a workload, the one with the fastest predicted default first."""
-    found = []
-    for candidate in gpu_candidates(text, session.device)[0]:
-        row = candidate.table.row(candidate.variant.default(parse(text), session.device))
-        if row is not None:
-            found.append((candidate.predicted_us(row), candidate.variant.key))
-    return [key for _, key in sorted(found)]
+    if text not in session.ranks:
+        found = []
+        for candidate in gpu_candidates(text, session.device)[0]:
+            row = candidate.table.row(candidate.variant.default(parse(text), session.device))
+            if row is not None:
+                found.append((candidate.predicted_us(row), candidate.variant.key))
+        session.ranks[text] = [key for _, key in sorted(found)]
+    return list(session.ranks[text])
 
 
 # -- the steps -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import functools
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from tests.gpu import (
     wrapper_conformance,
 )
 from tests.gpu.acceptance_report import ARCHIVE, AcceptanceReport
-from tests.gpu.acceptance_run import RUN_TIMEOUT_S, AcceptanceRun
+from tests.gpu.acceptance_run import GRACE_S, RUN_TIMEOUT_S, AcceptanceRun
 from tests.gpu.acceptance_workloads import smoke_workloads
 from tests.gpu.child import ChildLimits
 from tests.gpu.interleaved import TimedCall
@@ -50,6 +50,7 @@ SECONDS = {run: 60.0 * minutes for run, minutes in acceptance.MINUTES.items()}
 """Time limit of each run, in seconds."""
 
 COST_S: Mapping[str, float] = {
+    "ranking": 0.1,  # the variants of a workload by their predicted times
     "start": 4.0,  # Python, imports, the context of the device
     "start of torch": 8.0,
     "case": 0.3,  # loaded, run and compared
@@ -140,14 +141,18 @@ class StandIn:
         kill_s: Time at which the run is killed, in seconds; None never kills it.
         now: The fake clock, in seconds.
         report: Report of the present run.
+        session: The present run.
         carries: Whether machine code is carried.
+        ranked_texts: Workloads whose variants were ranked in the run.
     """
 
     faults: Sequence[Fault]
     kill_s: float | None = None
     now: float = 0.0
     report: AcceptanceReport | None = None
+    session: AcceptanceRun | None = None
     carries: bool = True
+    ranked_texts: set[str] = field(default_factory=set)
 
     def clock(self) -> float:
         return self.now
@@ -175,6 +180,13 @@ class StandIn:
     def us(self, program: str) -> float:
         """Return the time of a kernel, in microseconds."""
         return 5000.0 if any(f.kind == "slow" and f.program in program for f in self.faults) else 100.0
+
+    def ranked(self, session: Any, text: str) -> list[str]:
+        """Return the variants of a workload; a workload is ranked once in a run."""
+        if text not in self.ranked_texts:
+            self.ranked_texts.add(text)
+            self.spend(COST_S["ranking"])
+        return list(_ranked(text))
 
     # -- child processes ------------------------------------------------------------------------------
 
@@ -292,7 +304,9 @@ class _Executor(WorkerExecutor[Task]):
         try:
             wrong = self._stand_in.use(task.variant.key, COST_S["task"])
         except _Hang:
-            self._stand_in.spend(RUN_TIMEOUT_S)
+            assert self._stand_in.session is not None
+            left_s = max(0.0, self._stand_in.session.left_s)
+            self._stand_in.spend(min(RUN_TIMEOUT_S, left_s + GRACE_S))
             return TimedOut(reason="no answer")
         except _Crash:
             self._stand_in.spend(COST_S["crash"])
@@ -326,7 +340,7 @@ def _replaced(stand_in: StandIn) -> Iterator[None]:
         stack.enter_context(mock.patch.multiple(gpu_process, **device_functions))
         expected = {"write_expected": lambda *_, **__: [], "_read_expected": lambda _: _zeros()}
         stack.enter_context(mock.patch.multiple(wrapper_conformance, **expected))
-        stack.enter_context(mock.patch.object(headline, "ranked", lambda _, text: list(_ranked(text))))
+        stack.enter_context(mock.patch.object(headline, "ranked", stand_in.ranked))
         stack.enter_context(mock.patch.object(headline, "is_carried", stand_in.is_carried))
         shutil = SimpleNamespace(which=lambda name: name)
         steps = {"shutil": shutil, "AT_ONCE": 1, "items_to_verify": _items}
@@ -339,7 +353,7 @@ _real_ranked, _real_items = headline.ranked, acceptance_run.items_to_verify
 
 @functools.cache
 def _ranked(text: str) -> tuple[str, ...]:
-    session: Any = SimpleNamespace(device=H100)
+    session: Any = SimpleNamespace(device=H100, ranks={})
     return tuple(_real_ranked(session, text))
 
 
@@ -395,9 +409,9 @@ def rehearse(
 
 def _run(run: str, stand_in: StandIn, work: Path, archive: Path) -> int:
     said = io.StringIO()
-    report = AcceptanceReport(
-        work, archives=[archive], say=lambda line: said.write(f"{line}\n"), now=stand_in.clock
-    )
+    # A run that is not killed needs its tar file at the end only.
+    now = (lambda: 0.0) if stand_in.kill_s is None else stand_in.clock
+    report = AcceptanceReport(work, archives=[archive], say=lambda line: said.write(f"{line}\n"), now=now)
     session = AcceptanceRun(
         H100,
         report,
@@ -406,7 +420,7 @@ def _run(run: str, stand_in: StandIn, work: Path, archive: Path) -> int:
         clock=stand_in.clock,
     )
     stand_in.spend(COST_S["start"])
-    stand_in.report = report
+    stand_in.report, stand_in.session = report, session
     seconds = acceptance.step_seconds(run, acceptance.MINUTES[run])
     return acceptance.run_steps(session, seconds, SECONDS[run] - acceptance.RESERVE_S)
 

@@ -45,7 +45,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance_steps, "SANITIZED_FIRST", ["gemm/cuda_wgmma", "softmax/cuda_block"])
     monkeypatch.setattr(acceptance_steps, "RECORDED", [(SMALL[0], "softmax/cuda_block")])
     monkeypatch.setattr(acceptance_steps, "shuffled", lambda *how: acceptance_run.shuffled(*how)[:50])
-    smoke = {key: SMALL[1] for key in ("softmax/cuda_block", "gemm/cuda_wgmma", "gemm/cuda_mma")}
+    smoke = dict.fromkeys(("softmax/cuda_block", "gemm/cuda_wgmma", "gemm/cuda_mma"), SMALL[1])
     for module in (rehearsal, acceptance_steps):
         monkeypatch.setattr(module, "smoke_workloads", lambda device: smoke)
     cases = [case for case in wrapper_conformance.CASES if case.name.startswith(("mbarrier", "wgmma_m64k32"))]

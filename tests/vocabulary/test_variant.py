@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.device import find
 from tunebench.errors import VariantError
 from tunebench.space import Config, Parameter, Space
-from tunebench.variant import Costs
+from tunebench.variant import Costs, _dumped
 
 
 def test_miniature_is_still_read_as_emulation_workload() -> None:
@@ -90,3 +91,12 @@ def test_constraint_that_fails_is_an_error_that_names_it() -> None:
         space = Space((Parameter("a", (1, 2, 3), "a"),), (constraint,))
         with pytest.raises(VariantError, match="must return a column of booleans: "):
             space.enumerate()
+
+
+def test_syntax_tree_is_the_same_text_in_every_version_of_python() -> None:
+    right = (
+        "Module(body=[FunctionDef(name='f', args=arguments(posonlyargs=[], args=[arg(arg='x')], "
+        "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Pass()], decorator_list=[]), ClassDef(name='A', bases=[], "
+        "keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
+    )
+    assert _dumped(ast.parse("def f(x): pass\nclass A: pass")) == right
