@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import InstantExecutor, measured
-from tunebench import lookup, tune, tuning
+from tunebench import device, lookup, tune, tuning
 from tunebench._console import console
+from tunebench._figure import ratio
 from tunebench.cli import run as command_line
 from tunebench.db.integrity import examine
 from tunebench.db.store import open_store
@@ -23,7 +24,7 @@ from tunebench.measure.baseline import Baseline
 from tunebench.outcome import Aborted, Crashed, Outcome, Pruned, WrongResult
 from tunebench.space import Config
 from tunebench.task import Task
-from tunebench.tuning import Plan, Report
+from tunebench.tuning import Plan, Report, tunable
 from tunebench.tuning.finalist import ROUNDS
 from tunebench.tuning.report_text import _comparison, render_reports
 
@@ -108,16 +109,17 @@ def test_limited_budget_leaves_an_optimality_gap(go: Go) -> None:
     tried = {copy(task) for task in executor.tasks}
     floor = min(10 + row for row in range(40) if row not in tried)
     assert report.median_us is not None
-    assert report.gap == pytest.approx(report.median_us / floor)
     assert report.optimality_proof is not None
+    assert report.optimality_proof.gap == pytest.approx(report.median_us / floor)
     assert not report.optimality_proof.proved
     assert report.to_json()["optimality_proof"]["open_count"] == report.optimality_proof.open_count > 0
 
 
 def test_search_ends_at_the_requested_optimality_gap(go: Go) -> None:
     report, _ = go(stop_at_gap=1.2, sampler="bound")
-    assert report.gap is not None
-    assert report.gap <= 1.2
+    assert report.optimality_proof is not None
+    assert report.optimality_proof.gap is not None
+    assert report.optimality_proof.gap <= 1.2
     assert sum(report.trials.values()) == 2  # the default, then 11.5 us; the lowest open bound is 11 us
 
 
@@ -134,7 +136,33 @@ def test_crashed_and_aborted_configurations_stay_open_wrong_ones_do_not(go: Go) 
     assert proof is not None
     assert proof.open == {"aborted": 1, "crashed": 1}
     assert proof.impossible == 1
-    assert report.gap == pytest.approx(1.15 * 13 * 1.001 / 11, rel=1e-6)
+    assert proof.gap == pytest.approx(1.15 * 13 * 1.001 / 11, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [None, 0.9, 0.1])
+def test_gap_of_a_processor_rests_on_measured_rates_or_is_absent(
+    go: Go, monkeypatch: pytest.MonkeyPatch, share: float | None
+) -> None:
+    """The lowest bound is 10 us at the assumed rates; all times beat that at a tenth of them."""
+    cpu = device.local_cpu()
+    gflop_s = 2 * cpu.sm_count * cpu.fma_per_clock * cpu.max_clock_mhz / 1e3
+    rates = {"measured_gb_s": share and 499.0, "measured_gflop_s": share and share * gflop_s}
+    monkeypatch.setattr(tunable, "with_measured_rates", lambda device: dataclasses.replace(device, **rates))
+    report, _ = go(trials=5)
+    assert report.median_us is not None
+    text, proof = str(report), report.to_json()["optimality_proof"]
+    assert not proof["proved"]
+    assert proof["gap"] is None
+    if share is None:
+        assert report.gap is None
+        assert "no gap, since the device's rates are assumed" in text
+        return
+    assert report.bound_us == pytest.approx(min(report.median_us, 10 / share))
+    assert report.gap == pytest.approx(report.median_us / report.bound_us)
+    assert (report.gap > 1) == (share == 0.9)
+    assert f"gap {ratio(report.gap)} to measured rates" in text
+    assert "at measured 499 GB/s, " in text
+    assert "optimal" not in text
 
 
 def test_ties_are_named(go: Go) -> None:

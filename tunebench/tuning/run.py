@@ -455,9 +455,9 @@ def _gap(context: RunContext, best_us: float | None, proof: OptimalityProof | No
     There is none if the rates of the device are assumed. Measured rates are achieved, so that a kernel may
     beat them: its gap is then 1.
     """
-    if best_us is None or not context.gap_is_meaningful:
+    if best_us is None or not context.gap_is_meaningful or context.audit.violations:
         return None
-    if proof is not None and not context.setup.target.device.assumed:
+    if proof is not None and (proof.proved or not context.setup.target.device.assumed):
         return proof.gap
     return max(1.0, best_us / context.bound_us) if context.bound_us > 0 else None
 
