@@ -43,9 +43,24 @@ def test_development_page_lists_every_session() -> None:
     assert any(name.startswith("gpu-") for name in listed & existing)
 
 
-def test_ci_runs_test_command_of_readme() -> None:
-    (command,) = re.findall(r"^\$ (.* nox -s tests)$", README, re.MULTILINE)
+@pytest.mark.parametrize("session", ["quick", "tests"])
+def test_ci_runs_test_commands_of_readme(session: str) -> None:
+    (command,) = re.findall(rf"^\$ (.*\bnox -s {session})$", README, re.MULTILINE)
     assert command in CI.splitlines()
+
+
+@pytest.mark.parametrize("page", [README, (ROOT / "docs" / "index.md").read_text(encoding="utf-8")])
+def test_readme_and_site_open_with_the_commands_that_tune_and_test(page: str) -> None:
+    title, sentence, block = page.split("\n\n")[:3]
+    assert title.startswith("# ")
+    assert sentence.count(". ") == 0
+    fence, tune, test, end = block.splitlines()
+    assert (fence, end) == ("```console norun", "```")
+    assert "pip install -q . && .venv/bin/tunebench tune " in tune
+    assert test.endswith("nox -s quick")
+    for command in (tune, test):
+        assert command.startswith("$ python3 -m venv .venv && ")
+    assert "![" in page
 
 
 @functools.cache  # nox warns if a session is registered twice
