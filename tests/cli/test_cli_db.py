@@ -168,7 +168,7 @@ def test_import_errors(
 
 def test_export_errors(tmp_path: Path, run_text: Run, run_refused: Run) -> None:
     out = str(tmp_path / "out.json")
-    assert "run tunebench tune first" in run_refused("db", "export", "--out", out, exit_code=4)
+    assert "tune a workload first" in run_refused("db", "export", "--out", out, exit_code=4)
     run_text("db", "import", cache(tmp_path, "a.json", *GOOD))
     for arguments, said in (
         (["--format", "csv"], "unknown format 'csv'"),
