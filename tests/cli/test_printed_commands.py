@@ -37,7 +37,8 @@ COMPLETE = ("devices", "doctor", "workloads", "kernels")
 
 NO_INSTRUCTION = re.compile(
     r"# Written by|that `tunebench [a-z ]+` wrote|output of `tunebench db export|"
-    r"first `tunebench tune` creates|^tunebench predict: time|^tunebench dashboard$|^tunebench db (ship|export-bundled)$"
+    r"first `tunebench tune` creates|^tunebench predict: time|"
+    r"^tunebench dashboard$|^tunebench db (ship|export-bundled)$"
 )
 """Texts that name a command and do not tell to run it."""
 

@@ -348,6 +348,9 @@ def test_gain_within_noise_is_neither_reported_nor_looked_up(go: Go, tmp_path: P
     assert served(tmp_path) == 20
 
 
+CERTAIN = "100.0 % probability that best is faster"
+
+
 def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, tmp_path: Path) -> None:
     tuned = tuple(0.98 * us for us in CALM)
     report, _ = go(rounds(c20=CALM, c1=tuned, c2=CALM), finalists=2, sampler="bound")
@@ -359,7 +362,7 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, 
     assert versus.ratio == pytest.approx(1 / 0.98, rel=1e-3)
     for drifted in (report, dataclasses.replace(report, default_us=99.0)):  # the machine drifted
         row = [*_comparison(drifted, drifted.median_us or 0.0)][1]
-        assert row[2:] == ("1.02x", f"[{versus.low:.2f}, {versus.high:.2f}], 100.0 % confidence")
+        assert row[2:] == ("1.02x", f"[{versus.low:.2f}, {versus.high:.2f}], {CERTAIN}")
     assert served(tmp_path) == 1
     with open_store(tmp_path / "a.db") as store:
         said = {e.key.config["copy"]: e.verdict for e in store.history(WORKLOAD) if e.purpose == "finalist"}

@@ -32,7 +32,7 @@ class Comparison:
         ratio: Time of the other over time of this one: above 1, this one is faster.
         low: Lower end of the 95 % confidence interval; 0 with a single round, which has no noise estimate.
         high: Upper end; infinite with a single round.
-        probability: Confidence that this one is faster.
+        probability: Probability that this one is faster than the other.
     """
 
     ratio: float

@@ -69,7 +69,7 @@ def _variant(report: Report) -> str:
 # -- one workload ------------------------------------------------------------------------------------------
 
 
-_VERSUS = ("", ">time", ">speedup of best", "")
+_VERSUS = ("", ">time", ">speedup of best", "95 % interval of the speedup")
 
 
 def html_report(report: Report) -> str:
@@ -175,7 +175,8 @@ def _versus(name: str, us: float | None, best_us: float, versus: Comparison | No
     if versus is None:
         return name, time_of(us), _faster(us, best_us), None
     interval = f"[{ratio(versus.low)}, {ratio(versus.high)}]"
-    sure = " tie" if versus.tied else f", {100 * versus.probability:.1f} % confidence"
+    chance = f"{100 * versus.probability:.1f} % probability that best is faster"
+    sure = " tie" if versus.tied else f", {chance}"
     return name, time_of(us), f"{ratio(versus.ratio)}x", interval + sure
 
 

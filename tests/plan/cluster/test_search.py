@@ -101,6 +101,56 @@ def test_fixed_values_hold_and_mistakes_are_explained() -> None:
         ClusterSearch(JOB, MACHINE, objective="speed")  # type: ignore[arg-type]
 
 
+SEVEN = TrainingCluster.parse("7 x h100-sxm, 7 a node")
+GPT2 = TrainingJob(network=network("gpt2"), batch=56, seq=1024)
+
+REFUSED = {
+    "nodes=2": "it does not divide the number of nodes, 1",
+    "tensor=3": "3 does not divide the 7 devices of a node; expected one of 1",
+    "tensor=5": "the 7 devices of a node; .* the 12 attention heads; .* keys and values; .* the 3072 columns",
+    "tensor=x": "expected a whole number",
+    "context=7": "the 1024 tokens of a sequence are not 14 equal parts.*needs at least 1024 tokens",
+    "pipeline=3": "3 does not divide the 7 devices",
+    "pipeline=14": "14 does not divide the 7 devices; the network has 12 layers",
+    "data=3": "3 does not divide the 7 devices; 3 does not divide the 56 sequences of the batch",
+    "expert=2": "the network has no experts",
+    "expert_tensor=2": "the network has no experts",
+    "chunks=9": "a device has up to 8 stages",
+    "microbatch=5": "5 does not divide the 56 sequences of the batch",
+    "recompute=experts": "the network has no experts",
+    "sequence_parallel=maybe": "expected one of no, yes",
+    "flash=maybe": "expected one of no, yes",
+    "sharding=full": "it needs --full-sharding, or host memory",
+    "states=host": "the cluster has no host memory",
+    "parameters=nvme": "the cluster has no NVMe",
+    "activations=host": "the cluster has no host memory",
+    "schedule=gpipe": "expected one of 1f1b, zb-h1",
+    "recompute_layers=12": "the network has 12 layers",
+    "context_gather=maybe": "expected one of no, yes",
+    "tensor=1,pipeline=7,data=7": "nodes times .* is data times context times tensor times pipeline, with",
+    "data=7,microbatch=56": "the batch is a multiple of data times microbatch.*data=7, microbatch=56",
+    "chunks=5": "layers that pipeline times chunks divides.*chunks=5",
+    "sequence_parallel=yes": "sequence parallelism needs tensor parallelism",
+    "schedule=zbv,pipeline=1": "schedules with split backward passes need a.*pipeline=1.*schedule=zbv",
+    "recompute_layers=3,recompute=none": "needs full recomputation.*recompute=none",
+    "context_gather=yes": "gathering of contexts needs context parallelism, with context=1",
+    "recompute=selective,flash=yes": "selective recomputation needs attention that is not flash attention",
+    "schedule=zb-h1,data=7": "schedules with split.*; and nodes times .* schedule=zb-h1",
+}
+
+
+@pytest.mark.parametrize("fix", list(REFUSED))
+def test_value_that_is_not_possible_is_explained(fix: str) -> None:
+    fixed = dict(item.split("=") for item in fix.split(","))
+    with pytest.raises(InputError, match=REFUSED[fix]):
+        ClusterSearch(GPT2, SEVEN, fixed=fixed)
+
+
+def test_every_parameter_of_a_plan_has_a_refused_value() -> None:
+    parameters = {parameter.name for parameter in plan_space(GPT2, SEVEN).parameters}
+    assert parameters == {fix.partition("=")[0] for fix in REFUSED if "," not in fix}
+
+
 def test_nothing_fits_names_the_least_memory() -> None:
     answer = plan_training(JOB, TrainingCluster.parse("1 x l4, 4GB"))
     assert answer.best is None

@@ -32,8 +32,9 @@ from tunebench.forecast.parallel.collective import collective_us, send_us
 from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import HOST_US, LayerRun, LayerTimes
 from tunebench.plan.cluster.mixed_machine import MixedCluster
+from tunebench.plan.cluster.refusal import fixed_space
 from tunebench.plan.cluster.search import ClusterSearch, PricedPlan, peak_flops
-from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated, fixed_values, plan_space
+from tunebench.plan.cluster.space import ClusterPlan, TrainingJob, enumerated
 from tunebench.plan.cluster.stage_time import StageTime, StepPricer
 from tunebench.plan.memory.budget import size_text
 
@@ -204,7 +205,7 @@ class MixedSearch:
             first = replace(first, host_bytes=0, nvme_bytes=0)
         elif not all(group.nvme_bytes for group in groups):
             first = replace(first, nvme_bytes=0)
-        space = fixed_values(plan_space(self.job, first), {"chunks": "1", "recompute_layers": "0", **fixed})
+        space = fixed_space(self.job, first, {"chunks": "1", "recompute_layers": "0", **fixed})
         found = []
         for plan in enumerated(space):
             width = plan.tensor * plan.copies

@@ -19,14 +19,8 @@ from tunebench.forecast.network import require_fp8
 from tunebench.plan.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.plan.cluster.layer_time import LayerRun, LayerTimes
 from tunebench.plan.cluster.machine import TrainingCluster
-from tunebench.plan.cluster.space import (
-    ClusterPlan,
-    PlanTable,
-    TrainingJob,
-    enumerated,
-    fixed_values,
-    plan_space,
-)
+from tunebench.plan.cluster.refusal import fixed_space
+from tunebench.plan.cluster.space import ClusterPlan, PlanTable, TrainingJob, enumerated
 from tunebench.plan.cluster.stage_time import RUN_PARAMETERS, Slowdown, StepPricer, StepTime
 
 if TYPE_CHECKING:
@@ -167,7 +161,7 @@ class ClusterSearch:
         self.job, self.machine, self.objective = job, machine, objective
         self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
         self.layers = layers or LayerTimes.of(job, machine.device)
-        space = fixed_values(plan_space(job, machine, any_nodes=objective == "cost"), self.fixed)
+        space = fixed_space(job, machine, self.fixed, any_nodes=objective == "cost")
         self.plans: PlanTable = enumerated(space)
         self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
         self.memory = MemoryPricer(job)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from tunebench._lazy import np
@@ -52,6 +55,9 @@ MOST_V_RANKS = 16
 
 MOST_CHUNKS = 8
 """Most stages of a device."""
+
+MOST_CHECKED = 1_000_000
+"""Most combinations of values that are tried to find the constraint that excludes all plans."""
 
 LEAST_TOKENS = 1024
 """Fewest tokens of a sequence on each device of context parallelism."""
@@ -348,40 +354,50 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     values = _values(job, machine, nodes)
 
     def uses_all_devices(nodes: Any, tensor: Any, context: Any, pipeline: Any, data: Any) -> Any:
+        """Nodes times the devices of a node is data times context times tensor times pipeline."""
         return data * context * tensor * pipeline == nodes * links.devices_per_node
 
     def divides_sequences(context: Any, flash: Any) -> Any:
+        """Context parallelism needs flash attention."""
         return (context == 1) | (flash == "yes")
 
     def divides_layers(pipeline: Any, chunks: Any) -> Any:
+        """Several chunks need a pipeline, and layers that pipeline times chunks divides."""
         return (chunks == 1) | ((pipeline > 1) & (of.layers % (pipeline * chunks) == 0))
 
     def divides_batch(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
+        """The batch is a multiple of data times microbatch, with several chunks also of pipeline."""
         interleaved = (chunks == 1) | (batch // (data * microbatch) % pipeline == 0)
         return (batch % (data * microbatch) == 0) & interleaved
 
     def divides_tokens(tensor: Any, context: Any, sequence_parallel: Any) -> Any:
+        """Sequence parallelism needs tensor parallelism that, times context, divides a sequence."""
         return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % (tensor * context) == 0))
 
     def recomputes_scores(recompute: Any, flash: Any) -> Any:
+        """Selective recomputation needs attention that is not flash attention."""
         return (recompute != "selective") | (flash == "no")
 
     def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
+        """Sharding needs copies, and of gradients or parameters on the device no pipeline."""
         possible = (sharding == "optimizer") | (pipeline == 1) | (parameters != "device")
         return (sharding == "none") | ((data * context > 1) & possible)
 
     def shards_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
+        """Sharding of gradients or parameters needs --full-sharding, or data off the device."""
         alone = (sharding == "none") | (sharding == "optimizer")
         return alone | ((sharding == "gradients") & (states != "device")) | (parameters != "device")
 
     def stores_parameters(
         data: Any, context: Any, chunks: Any, sharding: Any, states: Any, parameters: Any
     ) -> Any:
+        """Parameters off the device need one chunk, full sharding or one copy, and states as far away."""
         alone = (chunks == 1) & ((sharding == "full") | (data * context == 1))
         below = (states == "nvme") | ((states == "host") & (parameters == "host"))
         return (parameters == "device") | (alone & below)
 
     def stores_activations(chunks: Any, recompute: Any, activations: Any) -> Any:
+        """Activations off the device need full recomputation and one chunk."""
         return (activations == "device") | ((chunks == 1) & (recompute == "full"))
 
     return Space(
@@ -410,6 +426,10 @@ def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
     def orders_passes(
         pipeline: Any, chunks: Any, recompute: Any, parameters: Any, activations: Any, schedule: Any
     ) -> Any:
+        """Schedules with split backward passes need a pipeline, no recomputation, and all data on the device.
+
+        Interleaved-zb needs several chunks, the others one; V-shaped ones up to 16 ranks of two layers.
+        """
         v_shaped = np.isin(schedule, V_SCHEDULES)
         possible = (pipeline > 1) & (recompute == "none") & (parameters == "device")
         possible &= (activations == "device") & ((chunks > 1) == (schedule == "interleaved-zb"))
@@ -419,6 +439,10 @@ def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
     def recomputes_layers(
         pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
     ) -> Any:
+        """A number in recompute_layers needs full recomputation, and less than the layers of a stage.
+
+        Then states and activations are on the device.
+        """
         fewer = recompute_layers < -(-layers // (pipeline * chunks))
         whole = (recompute_layers == 0) | ((states == "device") & (activations == "device"))
         return whole & fewer & ((recompute_layers == 0) | (recompute == "full"))
@@ -463,21 +487,25 @@ def _values(
 
 
 def _gathers_contexts(context: Any, context_gather: Any) -> Any:
+    """Gathering of contexts needs context parallelism."""
     return (context > 1) | (context_gather == "no")
 
 
 def _divides_experts(tensor: Any, context: Any, data: Any, expert: Any, expert_tensor: Any) -> Any:
+    """Expert times expert_tensor divides data times context times tensor."""
     shared = (expert_tensor == 1) | (expert_tensor == tensor)
     return shared & (data * context * tensor % (expert * expert_tensor) == 0)
 
 
 def _divides_tokens_of_experts(tensor: Any, sequence_parallel: Any) -> Any:
+    """Tensor parallelism with experts needs sequence parallelism."""
     return (tensor == 1) | (sequence_parallel == "yes")
 
 
 def _keeps_experts(
     tensor: Any, expert: Any, expert_tensor: Any, sharding: Any, parameters: Any, activations: Any
 ) -> Any:
+    """Divided experts need parameters and activations on the device, and gradients that are not sharded."""
     whole = (expert == 1) & (expert_tensor == tensor)
     streams = (sharding == "gradients") | (sharding == "full")
     return whole | ~(streams | (parameters != "device") | (activations != "device"))
@@ -491,12 +519,15 @@ def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
     )
 
 
-def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
+def fixed_values(
+    space: Space, fixed: Mapping[str, str], why: Callable[[str, str], str] = lambda name, value: ""
+) -> Space:
     """Return a space in which some parameters have one value, or few.
 
     Args:
         space: The space.
         fixed: Value of each fixed parameter as text; ``a|b`` allows two values.
+        why: Returns the reasons why a parameter, by name, does not have a value.
 
     Raises:
         UnknownName: if there is no such parameter.
@@ -511,7 +542,9 @@ def fixed_values(space: Space, fixed: Mapping[str, str]) -> Space:
         match = tuple(value for value in known[name].values if str(value) in wanted)
         if not match:
             values = ", ".join(map(str, known[name].values))
-            raise InputError(f"{name}={text} is not possible here: expected one of {values}")
+            reasons = "; ".join(dict.fromkeys(filter(None, (why(name, value) for value in wanted))))
+            because = f"{reasons}; " if reasons else ""
+            raise InputError(f"{name}={text} is not possible here: {because}expected one of {values}")
         chosen[name] = match
     return space.restrict(**chosen)
 
@@ -595,10 +628,26 @@ def enumerated(space: Space) -> PlanTable:
     table: Table = space.enumerate()
     if not len(table):
         raise InputError(
-            "no plan divides this batch and network among the devices: expected a batch that a number of "
-            "copies divides; change the batch, the number of devices or --fix"
+            f"no plan divides this batch and network among the devices: {_conflict(space)}; change the "
+            "batch, the number of devices or --fix"
         )
     return PlanTable(table)
+
+
+def _conflict(space: Space) -> str:
+    """Return which constraints of a space no values satisfy: one of them, or two together."""
+    for count in (1, 2):
+        for constraints in itertools.combinations(space.constraints, count):
+            names = {name for constraint in constraints for name in signature(constraint).parameters}
+            parameters = tuple(parameter for parameter in space.parameters if parameter.name in names)
+            if math.prod(len(parameter.values) for parameter in parameters) > MOST_CHECKED:
+                continue
+            if not len(Space(parameters, constraints).enumerate()):
+                fixed = [f"{p.name}={p.values[0]}" for p in parameters if len(p.values) == 1]
+                texts = [" ".join((one.__doc__ or "").split()).rstrip(".") for one in constraints]
+                reasons = "; and ".join(text[:1].lower() + text[1:] for text in texts)
+                return f"{reasons}, with {', '.join(fixed)}" if fixed else reasons
+    return "expected a batch that a number of copies divides"
 
 
 def _text(value: Any) -> str:
