@@ -7,6 +7,9 @@ imports nothing that only tuning needs.
 
 from __future__ import annotations
 
+from tunebench import _start as _start  # first: until then, Ctrl-C prints a traceback
+
+# isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is no error, also while it is imported."""
+    """Run the command line; Ctrl-C is no error, also while it is imported (`tunebench._start`)."""
     try:
         from tunebench import cli
 

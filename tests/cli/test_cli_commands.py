@@ -150,8 +150,20 @@ def test_doctor_reports_installed_components(run_text: Run, run_json: Run) -> No
     assert {"GPU", "C++ compiler", "extra cuda", "extra torch", "extra postgres"} <= set(found)
     for check in found.values():
         assert check["status"] == "ok" or check["remedy"]
-    text = run_text("doctor")
-    assert all(subject in text for subject in found)
+    text = run_text("doctor", "--verbose")
+    assert all(f"{check['subject']} " in text and check["found"] in text for check in found.values())
+
+
+def test_doctor_is_short_and_names_what_is_missing(run_text: Run, run_json: Run) -> None:
+    checks = run_json("doctor")
+    passed, *rest = run_text("doctor").splitlines()
+    assert passed.startswith("ok ")
+    assert all(check["subject"] in passed for check in checks if check["status"] == "ok")
+    failed = [check for check in checks if check["status"] != "ok"]
+    assert len(rest) == 2 * len(failed)  # what is missing, and the remedy
+    for check, found, remedy in zip(failed, rest[::2], rest[1::2], strict=True):
+        assert check["found"] in found
+        assert remedy.strip() == check["remedy"]
 
 
 def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:

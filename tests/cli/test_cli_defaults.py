@@ -112,10 +112,10 @@ def test_own_files_may_name_a_server_and_doctor_shows_the_values(
     assert found is not None
     assert (found.path, found.values["db"]) == (own, "postgresql://u:secret@h:1/d")
     monkeypatch.setenv("TUNEBENCH_DB", "b.db")
-    assert cli.run(["doctor"]) == 0
+    assert cli.run(["doctor", "--verbose"]) == 0
     assert "db = postgresql://u:***@h:1/d" in capsys.readouterr().out
     write(folder / "tunebench.toml", 'device = "t4"\ndb = "a.db"')
-    assert cli.run(["doctor"]) == 0
+    assert cli.run(["doctor", "-v"]) == 0
     shown = capsys.readouterr().out
     assert f"{folder / 'tunebench.toml'}: device = t4, db = {folder / 'a.db'} (TUNEBENCH_DB is used" in shown
     write(folder / "tunebench.toml", "x = 1")

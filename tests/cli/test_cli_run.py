@@ -9,8 +9,10 @@ import io
 import json
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 import typer
 
 from tests.cli.conftest import Run
-from tunebench import _console, cli, errors
+from tunebench import _console, _start, cli, errors
 from tunebench.cli import _output
 from tunebench.db import open_store
 from tunebench.space import Config
@@ -356,3 +358,73 @@ def test_every_command_has_quiet_and_verbose(run_refused: Run) -> None:
         options = {option for param in found.params for option in param.opts}
         assert {"-q", "--quiet", "-v", "--verbose"} <= options, command
     assert "exclude each other" in run_refused("devices", "-q", "-v")
+
+
+# Writes "ready" where a console script imports its command, then runs the command.
+SCRIPT = """
+import os, re, signal, sys
+sys.argv[:] = ["/usr/bin/tunebench", *sys.argv[1:]]
+import tunebench
+{hook}
+os.write(1, b"ready")
+from tunebench.__main__ import main
+main()
+"""
+# Sends a signal to the process itself at an import.
+HOOK = """
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.{name})
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def _ended(process: subprocess.Popen[str]) -> int:
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert err in ("", "error: interrupted\n")
+    return process.returncode
+
+
+def _started(hook: str = "") -> subprocess.Popen[str]:
+    code = SCRIPT.format(hook=hook)
+    line = [sys.executable, "-c", code, "predict", "softmax:rows=8,cols=8,dtype=f32", "--device", "t4"]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "module", ["tunebench.__main__", "tunebench.cli", "typer", "tunebench.cli._help", "tunebench.cli.predict"]
+)
+def test_signal_at_an_import_of_the_command_line_ends_it_without_a_traceback(name: str, module: str) -> None:
+    assert _ended(_started(HOOK.format(module=module, name=name))) == 130
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_within_the_first_moments_ends_the_command_without_a_traceback(name: str) -> None:
+    for delay_ms in (0, 5, 10, 20, 50, 100, 200):
+        process = _started()
+        assert process.stdout is not None
+        assert process.stdout.read(5) == "ready"
+        time.sleep(delay_ms / 1000)
+        process.send_signal(getattr(signal, name))
+        assert _ended(process) in (130, 0)  # 0: it had ended
+
+
+def test_importing_the_package_keeps_the_signals_of_a_program() -> None:
+    code = "import signal, tunebench; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_signals_interrupt_again_once_a_command_works(run_text: Run) -> None:
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    _start.quit_at_once()
+    try:
+        assert {signal.getsignal(number) for number in before} == {_start._quit}
+        run_text("devices")
+        assert {number: signal.getsignal(number) for number in before} == before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

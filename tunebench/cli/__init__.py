@@ -19,7 +19,6 @@ import typer
 from typer.main import get_command
 
 from tunebench import __version__, _environment
-from tunebench._signal import ending_like_ctrl_c
 from tunebench._user_code import IMPORT_S, end_process, limit_user_code
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
@@ -149,9 +148,7 @@ def main() -> None:
     """Run the command line of this process and exit with its exit code."""
     _open_closed_streams()
     warnings.showwarning = _warn
-    with ending_like_ctrl_c():
-        status = run(sys.argv[1:])
-    sys.exit(status)
+    sys.exit(run(sys.argv[1:]))
 
 
 def _open_closed_streams() -> None:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tunebench import _console
+from tunebench import _console, _start
+from tunebench._signal import ending_like_ctrl_c
 from tunebench.errors import InputError
 
 __all__ = ["grouped_options", "with_verbosity"]
@@ -75,7 +76,7 @@ Verbose = Annotated[
 
 
 def with_verbosity(command: Command) -> Command:
-    """Return a command with the options `-q` and `-v`, which apply while it runs.
+    """Return a command with the options `-q` and `-v`, which apply while it runs, and that signals interrupt.
 
     Args:
         command: The command.
@@ -94,7 +95,8 @@ def with_verbosity(command: Command) -> Command:
     def run(*, quiet: bool, verbose: bool, **given: Any) -> None:
         if quiet and verbose:
             raise InputError("-q and -v exclude each other")
-        with _console.verbosity(verbose - quiet):
+        _start.stop_quitting()  # from now on there is work to end
+        with ending_like_ctrl_c(), _console.verbosity(verbose - quiet):
             command(**given)
 
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tunebench import _environment, device
+from tunebench._console import is_verbose
 from tunebench.cli._option import Database, Json
 from tunebench.cli._output import emit, plain
 from tunebench.errors import InputError, TunebenchError, install_command
@@ -52,8 +53,8 @@ class EnvironmentCheck:
 def command(db: Database = None, as_json: Json = False) -> None:
     """Check the installation and this machine, and name the remedy for what is missing.
 
-    The exit code is 1 if something that every command needs is broken. Missing optional parts, such as a GPU,
-    do not change the exit code.
+    What works is one line; --verbose also shows versions, places and values. The exit code is 1 if something
+    that every command needs is broken. Missing optional parts, such as a GPU, do not change the exit code.
     """
     with contextlib.ExitStack() as stack:
         defaults = _defaults_file(stack)
@@ -64,9 +65,15 @@ def command(db: Database = None, as_json: Json = False) -> None:
 
 
 def _render(console: Console, found: list[EnvironmentCheck]) -> None:
-    width = max(len(check.subject) for check in found)
+    """Print every check that failed, with its remedy; those that passed by name, or in full if verbose."""
+    shown = [check for check in found if is_verbose() or check.status != "ok"]
+    width = max((len(check.subject) for check in shown), default=0)
     colours = {"ok": "green", "absent": "yellow", "broken": "red"}
-    for check in found:
+    if not is_verbose():
+        passed = ", ".join(check.subject for check in found if check.status == "ok")
+        console.print(f"{'ok':<7}", style=colours["ok"], end="")
+        console.print(f"{passed} (details: tunebench doctor --verbose)", soft_wrap=True)
+    for check in shown:
         console.print(f"{check.status:<7}", style=colours[check.status], end="")
         console.print(f"{check.subject:<{width}}  {check.found}", soft_wrap=True)
         if check.remedy:
