@@ -43,6 +43,12 @@ IMPORT_S = 60.0
 GRACE_S = 5.0
 """Time after a limit for an interrupted function to return, in seconds."""
 
+END_S = 60.0
+"""Time after a limit after which a process ends if its code was not interrupted, in seconds.
+
+On a busy machine an interruption takes seconds, too.
+"""
+
 LONGEST_WAIT = 20.0
 """Longest wall time of a limited function or call, as a multiple of its limit."""
 
@@ -185,7 +191,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
     def set_alarm(after_s: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, after_s)
         if _ends_process:
-            faulthandler.dump_traceback_later(after_s + GRACE_S, exit=True, file=_STDERR)
+            faulthandler.dump_traceback_later(after_s + END_S, exit=True, file=_STDERR)
 
     def ring(_number: int, _frame: object) -> None:
         if ended:

@@ -100,7 +100,7 @@ def endless(x):
     while x > 0:
         x += 1.0
 
-_user_code.GRACE_S = 0.5
+_user_code.END_S = 0.5
 endless(0.0)
 with _user_code.end_process(), _user_code.limited("code", 0.2):
     endless(1.0)
