@@ -54,9 +54,10 @@ class Database:
         read_only: bool = False,
         clock: Callable[[], datetime] | None = None,
         retry_policy: RetryPolicy | None = None,
+        hasty: bool = False,
     ) -> None:
         self.location, self.retry_policy = location, retry_policy
-        self._engine = create_engine(location, read_only=read_only)
+        self._engine = create_engine(location, read_only=read_only, hasty=hasty)
         self._server = ServerWatch(self._report_waiting)
         self._server.watch(self._engine)
         self._pid = os.getpid()

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tunebench.db import disk
 from tunebench.db.location import Location, default_path
-from tunebench.db.sqlite_file import distrust_file, explain_sqlite, open_read_only
+from tunebench.db.sqlite_file import distrust_file, explain_sqlite, open_read_only, refuse_special_file
 from tunebench.errors import DatabaseError, InputError, MissingDependency
 
 __all__ = ["BUSY_S", "create_engine", "translate_decode_errors", "translate_errors", "write"]
@@ -33,8 +33,13 @@ _KEEPALIVE = {
 }
 """libpq options that detect a vanished server within a minute; `tcp_user_timeout` is in milliseconds."""
 
+_HASTY = {"connect_timeout": 2, "options": "-c lock_timeout=2000 -c statement_timeout=60000"}
+"""libpq options of a reader that does not wait for a silent server or a locked table; 2 s is its minimum."""
 
-def create_engine(location: Location, *, read_only: bool = False, foreign_keys: bool = True) -> sa.Engine:
+
+def create_engine(
+    location: Location, *, read_only: bool = False, foreign_keys: bool = True, hasty: bool = False
+) -> sa.Engine:
     """Return an engine; no connection is opened yet.
 
     Args:
@@ -42,6 +47,7 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
         read_only: Refuse to write; with SQLite, write nothing next to the file either.
         foreign_keys: Whether SQLite enforces foreign keys (a migration that rebuilds tables checks them at
             its end).
+        hasty: Whether to wait at most two seconds for a server to accept a connection, and for a table lock.
 
     Raises:
         InputError: if the URL is malformed, or its kind of database is not supported.
@@ -59,8 +65,9 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
             raise InputError(f"database {location}: only SQLite and PostgreSQL are supported")
         if url.drivername == "postgresql":  # the extra `postgres` installs psycopg 3
             url = url.set(drivername="postgresql+psycopg")
-        patient = {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
-        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=patient, **common)
+        limits = {**_KEEPALIVE, **(_HASTY if hasty else {})}
+        limits = {name: value for name, value in limits.items() if name not in url.query}
+        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=limits, **common)
         return engine.execution_options(postgresql_readonly=True) if read_only else engine
     except (sa.exc.ArgumentError, ValueError):  # the message would quote a bad port: it may be a password
         raise InputError(f"database {location}: cannot parse the URL") from None
@@ -104,6 +111,7 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
         with contextlib.suppress(InputError):  # of a user without a home folder, who has no default
             if path == default_path():
                 path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_special_file(path)
         disk.refuse_hard_links(path)
         # Autocommit mode of the driver: SQLAlchemy begins and ends transactions.
         connection = sqlite3.connect(

@@ -13,9 +13,11 @@ import json
 import os
 import sqlite3
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +25,32 @@ from tunebench import _environment
 from tunebench._private_file import create_folder, is_private
 from tunebench.db.location import Location
 from tunebench.db.sqlite_file import explain_sqlite, open_read_only
-from tunebench.errors import DatabaseError
+from tunebench.errors import DatabaseError, SchemaError, TunebenchError
 
 if TYPE_CHECKING:
     from tunebench.db.store import Store
 
-__all__ = ["COLUMNS", "REFRESH_S", "export_index", "index_path", "refresh", "refresh_due", "replace_index"]
+__all__ = [
+    "COLUMNS",
+    "REFRESH_S",
+    "SERVER_S",
+    "export_index",
+    "index_path",
+    "outdated",
+    "refresh",
+    "refresh_due",
+    "refresh_in_thread",
+    "replace_index",
+]
 
 REFRESH_S = 60.0
 """Age in seconds at which an index is compared with its server again."""
+
+SERVER_S = 2.0
+"""Longest wait of a lookup for its server, in seconds."""
+
+RETRY_S = 5.0
+"""Seconds between two attempts to reach a server that is unavailable and has no index yet."""
 
 COLUMNS = (
     *("device", "device_kind", "architecture", "product", "sm_count", "workload", "variant", "revision"),
@@ -83,13 +102,101 @@ def refresh(location: Location) -> Path:
     from tunebench.db.store import open_store
 
     try:
-        with open_store(location.url, read_only=True) as store:
+        with open_store(location.url, read_only=True, hasty=True) as store:
             export_index(store, path)
     except DatabaseError as error:
         if age is None or _fingerprint(path) is None:
             raise
+        _failures[path] = error
         warnings.warn(f"answers are {max(age, 0):.0f} s old: {error}", RuntimeWarning, stacklevel=3)
+    else:
+        _failures.pop(path, None)
     return path
+
+
+# -- refreshing in a thread, so that no lookup waits for a server that is silent --------------------------
+
+
+@dataclass(slots=True)
+class _Refresh:
+    """One attempt to refresh an index.
+
+    Attributes:
+        thread: The thread that reads the server.
+        began: Reading of `time.monotonic` at its start.
+    """
+
+    thread: threading.Thread
+    began: float
+
+
+_refreshes: dict[Path, _Refresh] = {}
+"""The last attempt of each index."""
+
+_failures: dict[Path, TunebenchError] = {}
+"""Why the last attempt of an index failed."""
+
+_silent: set[Path] = set()
+"""Indexes whose server did not answer within the wait of a lookup; no other lookup waits until it does."""
+
+
+def refresh_in_thread(location: Location, *, wait_s: float = 0.0) -> None:
+    """Refresh the index of a server in a thread if it is due, and wait for the thread.
+
+    No lookup waits for a server that was silent, until the server has answered a thread.
+
+    Args:
+        location: The server.
+        wait_s: Longest wait in seconds.
+    """
+    if not refresh_due(location):
+        return
+    path = index_path(location)
+    wait_s = 0.0 if path in _silent else wait_s
+    attempt = _refreshes.get(path)
+    if attempt is None or not attempt.thread.is_alive():
+        is_recent = attempt is not None and time.monotonic() - attempt.began < RETRY_S
+        if path in _failures and is_recent and not wait_s:
+            return
+        thread = threading.Thread(target=_try_to_refresh, args=(location,), daemon=True)
+        attempt = _refreshes[path] = _Refresh(thread=thread, began=time.monotonic())
+        thread.start()
+    if wait_s:
+        attempt.thread.join(wait_s)
+        if attempt.thread.is_alive() or (path in _failures and time.monotonic() - attempt.began > wait_s / 2):
+            _silent.add(path)
+
+
+def _try_to_refresh(location: Location) -> None:
+    path = index_path(location)
+    try:
+        refresh(location)
+    except TunebenchError as error:
+        _failures[path] = error
+    else:
+        if path not in _failures:
+            _silent.discard(path)
+
+
+def outdated(location: Location) -> str:
+    """Return why the index of a server is missing or older than `REFRESH_S`; empty if it is current.
+
+    Raises:
+        TunebenchError: if the server answered, and its records cannot be read: another schema, or a URL
+            without a driver.
+    """
+    path, attempt = index_path(location), _refreshes.get(index_path(location))
+    error, age = _failures.get(path), _age_s(path)
+    if error is not None and (isinstance(error, SchemaError) or not isinstance(error, DatabaseError)):
+        raise error
+    if age is not None and 0 <= age < REFRESH_S:
+        return ""
+    reason = "" if error is None else str(error)
+    if not reason and attempt is not None and attempt.thread.is_alive():
+        reason = f"database {location} has not answered yet"
+    if reason and age is None:
+        return f"{reason}; answered without its records"
+    return reason and f"answers are {age:.0f} s old: {reason}"
 
 
 def _age_s(path: Path) -> float | None:

@@ -6,12 +6,31 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["FrozenConnection", "distrust_file", "explain_sqlite", "has_wal", "open_read_only"]
+__all__ = [
+    "COPY_BYTES",
+    "FrozenConnection",
+    "distrust_file",
+    "explain_sqlite",
+    "file_stamp",
+    "has_wal",
+    "is_locked",
+    "open_copy",
+    "open_read_only",
+    "refuse_special_file",
+]
+
+BUSY_S = 30.0
+"""Seconds that a reader waits for a lock, unless it says otherwise."""
+
+COPY_BYTES = 64 << 20
+"""Largest file, with its log, that is copied in place of waiting for a lock."""
 
 _LOCK_FAILURES = ("unable to open", "readonly", "disk i/o", "is full")
 """Messages of SQLite if the shared memory of a file in WAL mode cannot be created, or is being removed."""
@@ -19,34 +38,78 @@ _LOCK_FAILURES = ("unable to open", "readonly", "disk i/o", "is full")
 _ATTEMPTS = 3
 _PAUSE_S = 0.01
 
+_TICK_S = 0.02
+"""Longest step of the clock of file times: a later change than this gives a file another time."""
+
+_LOGS = ("-wal", "-journal")
+
 
 class FrozenConnection(sqlite3.Connection):
     """A connection to an immutable file or a copy: it never sees later commits."""
 
 
-def open_read_only(path: Path) -> sqlite3.Connection:
+def open_read_only(path: Path, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
     """Open an SQLite file for reading only; nothing is written next to it.
 
     If the folder is read-only or the disk is full, a file in WAL mode cannot be opened normally, because its
-    shared memory cannot be created. Then a `FrozenConnection` is returned: on the file itself if it has no
-    write-ahead log, because no writer is active; else on a copy in memory that includes the log.
+    shared memory cannot be created. A file whose writer died in a transaction cannot be read before its
+    rollback journal is applied. Then a `FrozenConnection` is returned: on the file itself if it has no log,
+    because no writer is active; else on a copy in memory that includes the log.
+
+    Args:
+        path: The file.
+        busy_s: Longest wait for a lock, in seconds.
 
     Raises:
         sqlite3.Error: as SQLite raises it; `explain_sqlite` returns a message with a remedy.
     """
+    refuse_special_file(path)
     try:
-        return _opened(path)
+        return _opened(path, busy_s)
     except sqlite3.OperationalError as error:
         if not _is_lock_failure(error) or not path.is_file():
             raise
         try:
-            return (
-                _copy_with_wal(path)
-                if has_wal(path)
-                else _probed(_uri(path, immutable=True), FrozenConnection)
-            )
+            return _copy(path) if _logs(path) else _probed(_uri(path, immutable=True), FrozenConnection)
         except (sqlite3.Error, OSError):
             raise error from None
+
+
+def open_copy(path: Path) -> FrozenConnection:
+    """Return a copy in memory of a file that another program has locked, as of its last commit.
+
+    No lock is taken: the copy is valid because nothing changed while it was made, or because its log, which
+    is applied to the copy, has everything that changed.
+
+    Raises:
+        sqlite3.OperationalError: if the file is larger than `COPY_BYTES`, or keeps changing.
+    """
+    size = sum(name.stat().st_size for name in (path, *_logs(path)))
+    if size > COPY_BYTES:
+        raise sqlite3.OperationalError("database is locked, and too large to be copied")
+    try:
+        return _copy(path, attempts=1)
+    except (sqlite3.Error, OSError) as error:
+        raise sqlite3.OperationalError(f"database is locked, and cannot be copied: {error}") from error
+
+
+def refuse_special_file(path: Path) -> None:
+    """Refuse a pipe, socket or device: opening or reading one may wait for ever.
+
+    Raises:
+        sqlite3.DatabaseError: if it is one.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # SQLite says what is wrong
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise sqlite3.DatabaseError("not a regular file")
+
+
+def is_locked(error: BaseException) -> bool:
+    """Return whether SQLite waited for a lock in vain."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def distrust_file(connection: sqlite3.Connection) -> None:
@@ -62,12 +125,12 @@ def distrust_file(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cell_size_check = ON")
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path, busy_s: float) -> sqlite3.Connection:
     """Open a file normally; retry while its last writer removes the log and the shared memory."""
     attempts = _ATTEMPTS if os.access(path.parent, os.W_OK) else 1
     for attempt in range(1, attempts + 1):
         try:
-            return _probed(_uri(path), sqlite3.Connection)
+            return _probed(_uri(path), sqlite3.Connection, busy_s)
         except sqlite3.OperationalError as error:
             if attempt == attempts or not _is_lock_failure(error) or not path.is_file():
                 raise
@@ -83,37 +146,85 @@ def _uri(path: Path, *, immutable: bool = False) -> str:
     return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if immutable else "")
 
 
-def _copy_with_wal(path: Path) -> FrozenConnection:
-    """Return a copy in memory of a file and its write-ahead log.
+def _copy(path: Path, attempts: int = _ATTEMPTS) -> FrozenConnection:
+    """Return a copy in memory of a file with its write-ahead log or rollback journal.
 
-    A writer on another machine may be active. While the header of the log does not change, the log contains
-    everything that a checkpoint moves to the file, so that both together are consistent.
+    A writer may be active, or may have died. While the header of a write-ahead log does not change, the log
+    contains everything that a checkpoint moves to the file, so that both together are consistent. Without
+    such a log, neither the file nor its journal may change while they are read; the journal restores what an
+    unfinished transaction has overwritten.
     """
-    log = Path(f"{path}-wal")
-    with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
-        copy = Path(folder) / "copy.db"
-        for _ in range(_ATTEMPTS):
-            head = _wal_header(log)
-            # Read through SQLite: closing a file object would release this process's POSIX locks on the
-            # database.
-            with contextlib.closing(_probed(_uri(path, immutable=True), FrozenConnection)) as raw:
-                copy.write_bytes(raw.serialize())
-            shutil.copyfile(log, f"{copy}-wal")
-            if _wal_header(log) == head == _wal_header(Path(f"{copy}-wal")):
-                break
-        else:
-            raise sqlite3.OperationalError("unable to open database file: it keeps changing")
-        with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as merging:
-            distrust_file(merging)
-            merging.execute("PRAGMA journal_mode = DELETE").fetchone()
-            whole = merging.serialize()
+    for _ in range(attempts):
+        logs = _logs(path)
+        has_only_wal = [log.name for log in logs] == [f"{path.name}-wal"]
+        before: object = _wal_header(logs[0]) if has_only_wal else _settled_stamp(path)
+        with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
+            copy = Path(folder) / "copy.db"
+            copied = [Path(f"{copy}{log.name.removeprefix(path.name)}") for log in logs]
+            _copy_pages(path, copy)
+            for log, target in zip(logs, copied, strict=True):
+                shutil.copyfile(log, target)
+            after = [_wal_header(log) for log in (*logs, *copied)] if has_only_wal else [file_stamp(path)]
+            if _logs(path) == logs and all(state == before for state in after):
+                return _in_memory(copy)
+    raise sqlite3.OperationalError("database is locked, and keeps changing")
+
+
+def _copy_pages(path: Path, copy: Path) -> None:
+    """Write the pages of a file without its logs to another file, whether or not they are consistent.
+
+    They are read through SQLite: closing a file object would release this process's POSIX locks on the
+    database. A backup, unlike a query, reads no schema, which an unfinished transaction may have overwritten.
+    """
+    with (
+        contextlib.closing(sqlite3.connect(_uri(path, immutable=True), uri=True)) as raw,
+        contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target,
+    ):
+        target.execute("PRAGMA synchronous = OFF")
+        raw.backup(target)
+
+
+def _in_memory(path: Path) -> FrozenConnection:
+    """Return a connection to the content of a file with its logs, which are applied to it."""
     connection = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection
     )
-    connection.deserialize(whole)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as merged:
+        distrust_file(merged)
+        merged.execute("PRAGMA synchronous = OFF")
+        merged.backup(connection)
     distrust_file(connection)
     connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def _logs(path: Path) -> list[Path]:
+    """Return the logs of a file that are not empty: its write-ahead log, its rollback journal."""
+    stamp = file_stamp(path)[2::2]
+    return [Path(f"{path}{ending}") for ending, size in zip(_LOGS, stamp, strict=True) if size > 0]
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return size and time of a file and of each of its logs; -1 for one that does not exist."""
+    stamp: list[int] = []
+    for ending in ("", *_LOGS):
+        try:
+            status = Path(f"{path}{ending}").stat()
+        except OSError:
+            stamp += (-1, -1)
+        else:
+            stamp += (status.st_size, status.st_mtime_ns)
+    return tuple(stamp)
+
+
+def _settled_stamp(path: Path) -> tuple[int, ...]:
+    """Return the stamp of a file; one that changed just now is waited for until its next change shows."""
+    stamp = file_stamp(path)
+    age_s = time.time() - max(stamp[1::2]) / 1e9
+    if 0 <= age_s < _TICK_S:
+        time.sleep(_TICK_S)
+        stamp = file_stamp(path)
+    return stamp
 
 
 def _wal_header(log: Path) -> bytes:
@@ -122,9 +233,12 @@ def _wal_header(log: Path) -> bytes:
         return file.read(32)
 
 
-def _probed(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+C = TypeVar("C", bound=sqlite3.Connection)
+
+
+def _probed(uri: str, factory: type[C], busy_s: float = BUSY_S) -> C:
     connection = sqlite3.connect(
-        uri, uri=True, timeout=30.0, isolation_level=None, check_same_thread=False, factory=factory
+        uri, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False, factory=factory
     )
     try:
         distrust_file(connection)
@@ -152,6 +266,7 @@ _REMEDIES = (
         "is not an SQLite database, or its first page is damaged; name another path by --db, or move the "
         "file away and restore a copy",
     ),
+    ("not a regular file", "is a pipe, a socket or a device; name a regular file by --db"),
     (
         "disk is full",
         "cannot grow: the disk is full. Committed records are kept; free space and run the command again",

@@ -54,7 +54,11 @@ __all__ = ["CLAIM_S", "Store", "open_store"]
 
 
 def open_store(
-    db: str | Path | None = None, *, read_only: bool = False, retry_policy: RetryPolicy | None = None
+    db: str | Path | None = None,
+    *,
+    read_only: bool = False,
+    retry_policy: RetryPolicy | None = None,
+    hasty: bool = False,
 ) -> Store:
     """Open a database, and create it if it does not exist.
 
@@ -63,6 +67,7 @@ def open_store(
             user's data folder.
         read_only: Write nothing, not even files next to the database, which must exist.
         retry_policy: How long to wait for a database that becomes unavailable after it was opened.
+        hasty: Whether to wait at most two seconds for a server to accept a connection, and for a table lock.
 
     Raises:
         InputError: if `db` names neither a file nor a supported server.
@@ -73,7 +78,7 @@ def open_store(
     location = locate(db)
     if read_only:
         location.require()
-    return Store(location, read_only=read_only, retry_policy=retry_policy)
+    return Store(location, read_only=read_only, retry_policy=retry_policy, hasty=hasty)
 
 
 class Store(Reader):

@@ -11,7 +11,8 @@ TunebenchError                 1  base class; catch this to catch all
 │       └── CodeTimeout        2  the code of a variant or an operator did not return in time
 ├── LookupMiss                 3  no result is known for this workload on this device
 ├── DatabaseError              4  the database cannot be read or written
-│   └── SchemaError            4  its schema revision is unknown to this version
+│   ├── SchemaError            4  its schema revision is unknown to this version
+│   └── DatabaseUnavailable    4  it is locked, or its server does not answer
 ├── DeviceError                5  the device is absent or refuses
 │   └── ClusterLost            5  the measuring cluster cannot be reached, or its workers are gone
 ├── MissingDependency          6  an optional dependency is not installed
@@ -40,6 +41,7 @@ __all__ = [
     "CodeTimeout",
     "ConfigError",
     "DatabaseError",
+    "DatabaseUnavailable",
     "DeviceError",
     "EnvironmentFault",
     "InputError",
@@ -167,6 +169,10 @@ class DatabaseError(TunebenchError):
 
 class SchemaError(DatabaseError):
     """The schema revision of the database is unknown to this version of tunebench."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database cannot be read now: another program has locked it, or its server does not answer."""
 
 
 class DeviceError(TunebenchError):

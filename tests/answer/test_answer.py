@@ -71,8 +71,8 @@ def measured(median_us: float, **changes: Any) -> Measured:
 def later() -> None:
     """Let the next lookup check the files, after pending refreshes of servers."""
     _cache._cache.look()
-    if _cache._cache.refreshing is not None:
-        _cache._cache.refreshing.join()
+    for refresh in lookup_index._refreshes.values():
+        refresh.thread.join()
     _cache._cache.due = 0.0
 
 
@@ -546,7 +546,7 @@ def test_views_and_triggers_of_a_file_call_no_functions_with_side_effects(
     remember(SXM, 1, measured(3.0))
     with contextlib.closing(sqlite3.connect(db)) as connection, connection:
         connection.execute("CREATE VIEW trap AS SELECT spring() AS x")
-    open_it = sqlite_file._copy_with_wal if frozen else sqlite_file.open_read_only
+    open_it = sqlite_file._copy if frozen else sqlite_file.open_read_only
     if frozen:
         shutil.copyfile(db, f"{db}-wal")  # no valid log: it is ignored
     with contextlib.closing(open_it(Path(db))) as connection:
@@ -749,11 +749,11 @@ def test_lookup_in_a_read_only_folder_sees_changes(
     remember(SXM, 1, measured(1.0))
     probed = sqlite_file._probed
 
-    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+    def refuse(uri: str, factory: type[sqlite3.Connection], *wait: float) -> sqlite3.Connection:
         """Fail like SQLite if the shared memory of a file in WAL mode cannot be created."""
         if "immutable" not in uri:
             raise sqlite3.OperationalError("unable to open database file")
-        return probed(uri, factory)
+        return probed(uri, factory, *wait)
 
     monkeypatch.setattr(sqlite_file, "_probed", refuse)
     assert ask(db) == (1, "measured here")
@@ -774,17 +774,19 @@ def far_away(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_p
 
     url = f"postgresql://me:s3cret@far.away/{tmp_path.name}"
 
-    def reach(location: Any, *, read_only: bool = False) -> Store:
+    def reach(location: Any, *, read_only: bool = False, hasty: bool = False) -> Store:
         if not Path(db).exists():
             raise DatabaseError("the server is down")
         return Store(locate(db), read_only=read_only)
 
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tunebench.db.store, "open_store", reach)
-    monkeypatch.setattr(lookup_index, "_asked_at", {})
+    for state in ("_asked_at", "_refreshes", "_failures"):
+        monkeypatch.setattr(lookup_index, state, {})
+    monkeypatch.setattr(lookup_index, "_silent", set())
     yield url
-    if _cache._cache.refreshing is not None:
-        _cache._cache.refreshing.join()
+    for refresh in lookup_index._refreshes.values():
+        refresh.thread.join()
     _cache._cache.views.clear()  # no other test uses this server
 
 

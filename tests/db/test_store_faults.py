@@ -23,7 +23,7 @@ from tunebench import lookup
 from tunebench.db import TrialKey, disk, engine, locate, open_store, sqlite_file
 from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
-from tunebench.errors import DatabaseError, LookupMiss, SchemaError
+from tunebench.errors import DatabaseError, DatabaseUnavailable, LookupMiss, SchemaError
 from tunebench.kernels import variant
 from tunebench.workloads import parse
 
@@ -228,11 +228,11 @@ def test_changing_write_ahead_log_is_read_when_stable(
         left = taken(tmp_path / "x.db", tmp_path / "left", "-wal")
     heads, real = [b"older", b"newer"], sqlite_file._wal_header
     monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: heads.pop() if heads else real(log))
-    with contextlib.closing(sqlite_file._copy_with_wal(left)) as connection:
+    with contextlib.closing(sqlite_file._copy(left)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM measurement").fetchone() == (3,)
     monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: os.urandom(8))
     with pytest.raises(sqlite3.OperationalError, match="keeps changing"):
-        sqlite_file._copy_with_wal(left)
+        sqlite_file._copy(left)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_lookup_works_without_shared_memory(
     path = filled(tmp_path / "x.db", key=key)
     probed = sqlite_file._probed
 
-    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+    def refuse(uri: str, factory: type[sqlite3.Connection], *wait: float) -> sqlite3.Connection:
         if "immutable" not in uri:
             raise sqlite3.OperationalError(said)
-        return probed(uri, factory)
+        return probed(uri, factory, *wait)
 
     monkeypatch.setattr(sqlite_file, "_probed", refuse)
     assert ask(path) == 0
@@ -258,11 +258,11 @@ def test_vanishing_write_ahead_log_is_retried(tmp_path: Path, monkeypatch: pytes
     path = filled(tmp_path / "x.db", key=key)
     probed, refusals = sqlite_file._probed, [1, 2]
 
-    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+    def refuse(uri: str, factory: type[sqlite3.Connection], *wait: float) -> sqlite3.Connection:
         if refusals:
             refusals.pop()
             raise sqlite3.OperationalError("attempt to write a readonly database")
-        return probed(uri, factory)
+        return probed(uri, factory, *wait)
 
     monkeypatch.setattr(sqlite_file, "_probed", refuse)
     with contextlib.closing(sqlite_file.open_read_only(path)) as connection:
@@ -454,6 +454,8 @@ def test_lookups_are_correct_during_writes(tmp_path: Path) -> None:
             except LookupMiss as error:
                 if mine:
                     raised.append(error)
+            except DatabaseUnavailable:  # while the file is created
+                time.sleep(0.01)
             except BaseException as error:
                 raised.append(error)
                 return

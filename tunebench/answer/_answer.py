@@ -75,6 +75,8 @@ class Answer:
         database: Database of the record: a path, or a URL without password; for a bundled record its index.
         baselines: Comparison with each baseline, such as ``"torch"``. For a neighbour on this device, the
             neighbour's comparison with wider intervals; empty if no baseline was measured in its rounds.
+        warning: Why the current records could not be read: the database is locked, or its server does not
+            answer. None if they could.
     """
 
     workload: str
@@ -93,6 +95,7 @@ class Answer:
     database: str
     interval_us: tuple[float, float] | None = None
     baselines: Mapping[str, BaselineComparison] = dataclasses.field(default_factory=dict)
+    warning: str | None = None
 
     @property
     def exact(self) -> bool:

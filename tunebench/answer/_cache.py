@@ -21,9 +21,9 @@ from tunebench.answer._answer import Answer, Unmeasured
 from tunebench.answer._query import LookupQuery
 from tunebench.answer._reader import AnswerReader
 from tunebench.db import lookup_index, write_count
-from tunebench.db.location import Location
+from tunebench.db.location import Location, locate
 from tunebench.device import Device
-from tunebench.errors import DatabaseError
+from tunebench.errors import DatabaseError, DatabaseUnavailable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
@@ -97,6 +97,7 @@ def lookup_workload(
     variant: str | None = None,
     strict: bool = False,
     quiet: bool = False,
+    wait_s: float = lookup_index.SERVER_S,
 ) -> Answer:
     """Return the best known answer for a workload object or text; see `lookup`.
 
@@ -106,10 +107,11 @@ def lookup_workload(
         db: As in `lookup`.
         variant: Key of the only variant to consider.
         strict: As in `lookup`.
-        quiet: Do not warn of answers without a measurement.
+        quiet: Do not warn of answers without a measurement, or of a database that cannot be read now.
+        wait_s: Longest wait for a server that has not answered yet, in seconds.
     """
     _cache.refresh()
-    return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet)
+    return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet, wait_s=wait_s)
 
 
 def timed(workload: Workload | str, *, device: Device | str | None = None) -> Answer | None:
@@ -123,6 +125,7 @@ def timed(workload: Workload | str, *, device: Device | str | None = None) -> An
         DatabaseError: if the default database cannot be read.
     """
     _cache.refresh()
+    _await_server(None)
     with _cache.reading() as view_of:
         return LookupQuery(_text(workload), device, None, None, view_of).timed()
 
@@ -147,6 +150,7 @@ def recorded(
         LookupMiss: if only variants were measured whose files are not loaded.
     """
     _cache.refresh()
+    _await_server(db)
     with _cache.reading() as view_of:
         return LookupQuery(_text(workload), device, db, variant, view_of).recorded()
 
@@ -190,7 +194,6 @@ class _LookupCache:
         self.views: dict[Path, AnswerReader] = {}
         self.warned: dict[tuple[str, ...], None] = {}
         """Lookups that have warned."""
-        self.refreshing: threading.Thread | None = None
         self.lock = threading.RLock()
         self._is_reading = False
         self._database: str | None = None
@@ -201,8 +204,13 @@ class _LookupCache:
             self.look()
 
     def look(self) -> None:
-        """Check all open files for commits, and clear the cached answers if there are any."""
-        with self.lock:
+        """Check all open files for commits, and clear the cached answers if there are any.
+
+        While another thread looks up, only a write of this process is waited for.
+        """
+        if not self.lock.acquire(blocking=write_count.writes != self.writes):
+            return
+        try:
             if self._is_reading:  # a signal handler interrupts a lookup of its thread
                 return
             self.due, writes = monotonic() + FRESH_S, write_count.writes
@@ -213,6 +221,8 @@ class _LookupCache:
             if any(news):
                 self.generation += 1
                 self.asked, self.answers = {}, {}
+        finally:
+            self.lock.release()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[Path, Location], AnswerReader]]:
@@ -242,18 +252,14 @@ class _LookupCache:
     def _has_news(self, path: Path) -> bool:
         view = self.views[path]
         try:
-            if view.location.url is not None and lookup_index.refresh_due(view.location):
-                self._refresh(view.location)
+            if view.location.url is not None:
+                lookup_index.refresh_in_thread(view.location)
             return view.changed()
+        except DatabaseUnavailable:  # locked: what was read before stays valid
+            return False
         except DatabaseError:  # the next lookup of this file raises the error
             del self.views[path]
             return True
-
-    def _refresh(self, location: Location) -> None:
-        """Refresh the index of a server in a thread, so that lookups do not wait."""
-        if self.refreshing is None or not self.refreshing.is_alive():
-            self.refreshing = threading.Thread(target=_try_to_refresh, args=(location,), daemon=True)
-            self.refreshing.start()
 
     def view(self, path: Path, location: Location) -> AnswerReader:
         """Return the reader of a file."""
@@ -261,19 +267,14 @@ class _LookupCache:
             if len(self.views) >= OPEN_FILES:
                 self.views.pop(next(iter(self.views))).close()
             self.views[path] = AnswerReader(path, location)
-            self.views[path].changed()
+            with contextlib.suppress(DatabaseUnavailable):  # a lookup reads a copy
+                self.views[path].changed()
         return self.views[path]
 
     def after_fork(self) -> None:
-        """Replace locks and threads of the parent process; cached answers stay valid."""
-        self.lock, self.due, self.refreshing = threading.RLock(), 0.0, None
+        """Replace the lock of the parent process; cached answers stay valid."""
+        self.lock, self.due = threading.RLock(), 0.0
         self._is_reading = False
-
-
-def _try_to_refresh(location: Location) -> None:
-    """Refresh an index; if that fails, the old index is used until a lookup raises the error."""
-    with contextlib.suppress(DatabaseError):
-        lookup_index.refresh(location)
 
 
 _cache = _LookupCache()
@@ -292,7 +293,9 @@ def _lookup(
     *,
     strict: bool = False,
     quiet: bool = False,
+    wait_s: float = lookup_index.SERVER_S,
 ) -> Answer:
+    _await_server(db, wait_s)
     with _cache.reading() as view_of:
         question = LookupQuery(text, device, db, variant, view_of)
         asked = (text, question.target, question.location, variant, strict)
@@ -300,11 +303,22 @@ def _lookup(
         if found is None:
             found = question.answer(strict=strict)
             _cache.keep(_cache.answers, asked, found)
+    if found.warning is not None and not quiet:
+        _warn_once((str(question.location), "cannot be read"), found.warning, RuntimeWarning)
     if not found.exact and not quiet:
-        warning_key = (text, question.target.key, str(question.location))
-        if warning_key not in _cache.warned:
-            _cache.keep(_cache.warned, warning_key, None)
-            warnings.warn(
-                f"{text} was not measured on {found.device}: {found.because}", Unmeasured, stacklevel=3
-            )
+        said = f"{text} was not measured on {found.device}: {found.because}"
+        _warn_once((text, question.target.key, str(question.location)), said, Unmeasured)
     return found
+
+
+def _warn_once(key: tuple[str, ...], text: str, kind: type[Warning]) -> None:
+    if key not in _cache.warned:
+        _cache.keep(_cache.warned, key, None)
+        warnings.warn(text, kind, stacklevel=4)
+
+
+def _await_server(db: str | Path | None, wait_s: float = lookup_index.SERVER_S) -> None:
+    """Refresh the index of a server before a lookup, while other threads may look up."""
+    location = locate(db)
+    if location.url is not None:
+        lookup_index.refresh_in_thread(location, wait_s=wait_s)

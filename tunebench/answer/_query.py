@@ -19,10 +19,12 @@ from tunebench.answer._validity import reason_invalid
 from tunebench.db import bundled, lookup_index
 from tunebench.db.location import Location, locate
 from tunebench.device import Device
-from tunebench.errors import InputError, LookupMiss, UnknownName
+from tunebench.errors import DatabaseUnavailable, InputError, LookupMiss, UnknownName
 from tunebench.workloads import parse
 
 __all__ = ["LookupQuery"]
+
+_AS_OF = "answered from its last commit"
 
 
 class LookupQuery:
@@ -51,11 +53,15 @@ class LookupQuery:
         self._refused: dict[str, str] = {}
         self._unloaded: dict[str, str] = {}
         """Why the records of users' variants were not used, by variant: their files are not loaded."""
+        self._unread = ""
+        """Why the database, or its current state, cannot be read now; empty if it can."""
 
     @functools.cached_property
     def views(self) -> list[AnswerReader]:
         """The user's database, then the bundled records of this architecture."""
-        path = self.location.path if self.location.path is not None else lookup_index.refresh(self.location)
+        path = self.location.path
+        if path is None:
+            self._unread, path = lookup_index.outdated(self.location), lookup_index.index_path(self.location)
         return [self._view_of(path, self.location), *self._bundled(self.target.architecture)]
 
     def _bundled(self, architecture: str | None) -> list[AnswerReader]:
@@ -89,10 +95,22 @@ class LookupQuery:
             LookupMiss: if there is none.
         """
         with self._held():
-            found = self._measured() or (None if strict else self._inferred())
+            found = self._known(self._measured() or (None if strict else self._inferred()))
         if found is None:
             raise LookupMiss(self._miss(strict=strict))
         return found
+
+    def _known(self, found: Answer | None) -> Answer | None:
+        """Return an answer that says whether the current records could be read.
+
+        Raises:
+            DatabaseUnavailable: if there is no answer, and not all records could be read.
+        """
+        if not self._unread:
+            return found
+        if found is None:
+            raise DatabaseUnavailable(self._unread)
+        return dataclasses.replace(found, because=f"{found.because}; {self._unread}", warning=self._unread)
 
     def recorded(self) -> Answer | None:
         """Return the stored answer for this workload, measured or else predicted.
@@ -101,7 +119,7 @@ class LookupQuery:
             LookupMiss: if only variants were measured whose files are not loaded.
         """
         with self._held():
-            return self._measured() or self._predicted()
+            return self._known(self._measured() or self._predicted())
 
     def _measured(self) -> Answer | None:
         """Return the best measurement of this workload; its reason names faster variants of unloaded files.
@@ -121,8 +139,15 @@ class LookupQuery:
     def _held(self) -> Iterator[None]:
         """Read one state of each file: a row and its details belong together."""
         with ExitStack() as stack:
-            for view in self.views:
-                stack.enter_context(view.held())
+            for view in list(self.views):
+                try:
+                    stack.enter_context(view.held())
+                except DatabaseUnavailable as error:
+                    self.views.remove(view)
+                    self._unread = f"{error}; answered without its records"
+                else:
+                    if view.is_copy:
+                        self._unread = f"database {view.location} is locked by another program; {_AS_OF}"
             yield
 
     def _exact(self) -> Answer | None:
@@ -134,7 +159,7 @@ class LookupQuery:
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():
-            return self._exact() or self._unless_wrong(self._near(here=True))
+            return self._known(self._exact() or self._unless_wrong(self._near(here=True)))
 
     def _near(self, *, here: bool) -> Answer | None:
         from tunebench.answer import _estimate

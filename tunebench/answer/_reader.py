@@ -19,18 +19,39 @@ from tunebench.answer._answer import BaselineComparison
 from tunebench.answer._target import LookupTarget
 from tunebench.db.location import Location
 from tunebench.db.migrations import REVISIONS, newer_schema
-from tunebench.db.sqlite_file import FrozenConnection, explain_sqlite, has_wal, open_read_only
-from tunebench.errors import DatabaseError, SchemaError
+from tunebench.db.sqlite_file import (
+    FrozenConnection,
+    explain_sqlite,
+    file_stamp,
+    has_wal,
+    is_locked,
+    open_copy,
+    open_read_only,
+    refuse_special_file,
+)
+from tunebench.errors import DatabaseError, DatabaseUnavailable, SchemaError
 from tunebench.outcome import VARIANT_FILE
 from tunebench.space import Config
 
 if TYPE_CHECKING:
     from tunebench.outcome import CacheState
 
-__all__ = ["QUERY_S", "AnswerReader", "AnswerRow", "RecordDetails"]
+__all__ = ["BUSY_S", "QUERY_S", "AnswerReader", "AnswerRow", "RecordDetails"]
 
-QUERY_S = 30.0
+QUERY_S = 5.0
 """Time limit of a query, in seconds."""
+
+BUSY_S = 0.03
+"""Longest wait for the lock of another program, in seconds; then a copy of the file is read."""
+
+ANSWER_S = 0.08
+"""Time in seconds after which no other attempt is made to read a locked file."""
+
+LOCKED_S = 0.25
+"""Time in seconds after which a lookup waits again for a lock that it did not get."""
+
+COPY_S = 5.0
+"""Time in seconds for which the copy of a locked file is read, although the file has changed since."""
 
 
 class AnswerRow(NamedTuple):
@@ -150,9 +171,14 @@ class RecordDetails:
 class AnswerReader:
     """One open file; callers hold a lock.
 
+    While another program has locked the file, a copy is read, as of the last commit.
+
     Args:
         path: The file; may not exist yet.
         location: Location in messages: the file, or the server of the index.
+
+    Attributes:
+        is_copy: Whether a copy is read, because the file is locked.
     """
 
     def __init__(self, path: Path, location: Location) -> None:
@@ -160,8 +186,9 @@ class AnswerReader:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] = ()
         self._version = -1
-        self._holds = False
-        self._deadline = 0.0
+        self._holds = self.is_copy = False
+        self._deadline = self._copied_at = 0.0
+        self._locked_at = -LOCKED_S
 
     def close(self) -> None:
         """Close the file; the next query opens it again."""
@@ -176,16 +203,32 @@ class AnswerReader:
     def changed(self) -> bool:
         """Return whether anything was committed since the last call, or the file was replaced.
 
+        It neither waits for a lock nor copies the file.
+
         Raises:
+            DatabaseUnavailable: if the file is locked now; what was read before stays valid.
             DatabaseError: if the file cannot be read.
         """
         before = (self._file, self._version)
-        with self._reading() as connection:
+        if self.is_copy:
+            self._reopen()
+        with self._reading(busy_s=0.0) as connection:
             self._version = connection.execute("PRAGMA data_version").fetchone()[0] if connection else -1
             changed = (self._file, self._version) != before
             if connection is not None and changed and self._file == before[0]:  # a new connection was checked
                 self._check_schema(connection)
             return changed
+
+    def _reopen(self) -> None:
+        """Replace the copy of a locked file by the file, if the lock has ended."""
+        try:
+            connection = self._opened(busy_s=0.0)
+        except (sqlite3.Error, OSError) as error:
+            if is_locked(error):
+                return
+            raise self._explained(error) from error
+        self._forget()
+        connection.close()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -195,15 +238,29 @@ class AnswerReader:
             DatabaseError: if the file cannot be read.
         """
         with self._reading() as connection:
+            connection = None if connection is None else self._begun(connection)
             self._holds = connection is not None
             try:
-                if connection is not None:
-                    connection.execute("BEGIN")
                 yield
             finally:
                 self._holds = False
                 if connection is not None and connection is self._connection:  # else closed
                     connection.execute("COMMIT")
+
+    def _begun(self, connection: sqlite3.Connection) -> sqlite3.Connection | None:
+        """Return a connection with a transaction that has its lock; that of a copy if the file is locked."""
+        try:
+            _begin(connection)
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise
+            self._forget()
+            self._locked_at = monotonic()
+            copy = self._current()
+            if copy is not None:
+                _begin(copy)
+            return copy
+        return connection
 
     def rows(
         self, workload: str, target: LookupTarget, variant: str | None, *, elsewhere: bool = False
@@ -307,16 +364,21 @@ class AnswerReader:
     # -- the connection ---------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+    def _reading(self, busy_s: float | None = None) -> Iterator[sqlite3.Connection | None]:
         self._deadline = monotonic() + QUERY_S
         try:
-            yield self._current()
+            yield self._current(busy_s)
         except (sqlite3.Error, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
-            self._forget()
+            if not is_locked(error):
+                self._forget()
             raise self._explained(error) from error
 
-    def _current(self) -> sqlite3.Connection | None:
-        """Return a connection to the current file; None if it is missing or empty."""
+    def _current(self, busy_s: float | None = None) -> sqlite3.Connection | None:
+        """Return a connection to the current file; None if it is missing or empty.
+
+        Args:
+            busy_s: Longest wait for a lock, in seconds, after which no copy is made. By default, one is.
+        """
         if self._holds:
             return self._connection
         try:
@@ -325,22 +387,56 @@ class AnswerReader:
             self._forget()
             return None
         # A replaced file, and a process after a fork, need a new connection. A frozen connection, which sees
-        # no commits, is replaced when the file or its log has changed.
+        # no commits, is replaced when the file or its log has changed; the copy of a locked file not at once,
+        # because its writer may change it all the time.
         file: tuple[int, ...] = (os.getpid(), status.st_dev, status.st_ino)
-        if isinstance(self._connection, FrozenConnection):
-            file += _file_stamp(self.path)
-        if file != self._file:
+        is_recent_copy = self.is_copy and monotonic() - self._copied_at < COPY_S
+        if isinstance(self._connection, FrozenConnection) and not is_recent_copy:
+            file += file_stamp(self.path)
+        if file != (self._file[:3] if is_recent_copy else self._file):
             self._forget()
         if self._connection is None:
+            refuse_special_file(self.path)
             if status.st_size == 0 and not has_wal(self.path):
                 return None
-            stamp = _file_stamp(self.path)
-            self._connection = open_read_only(self.path)
+            stamp = file_stamp(self.path)
+            self._connection = self._opened(busy_s) if busy_s is not None else self._opened_or_copied()
             self._connection.set_progress_handler(lambda: monotonic() > self._deadline, 100_000)
             frozen = isinstance(self._connection, FrozenConnection)
             self._file = (*file[:3], *stamp) if frozen else file[:3]
             self._check_schema(self._connection)
+        elif not self.is_copy and not isinstance(self._connection, FrozenConnection):
+            _wait_at_most(self._connection, self._busy_s() if busy_s is None else busy_s)
         return self._connection
+
+    def _opened(self, busy_s: float) -> sqlite3.Connection:
+        return open_read_only(self.path, busy_s=busy_s)
+
+    def _opened_or_copied(self) -> sqlite3.Connection:
+        """Return a connection to the file, or to a copy if it is locked.
+
+        A copy fails while a writer changes the file, which often ends its transaction meanwhile.
+        """
+        until = monotonic() + ANSWER_S
+        while True:
+            try:
+                return self._opened(self._busy_s())
+            except sqlite3.OperationalError as error:
+                if not is_locked(error):
+                    raise
+            self._locked_at = monotonic()
+            try:
+                copy = open_copy(self.path)
+            except sqlite3.OperationalError:
+                if monotonic() > until:
+                    raise
+            else:
+                self.is_copy, self._copied_at = True, monotonic()
+                return copy
+
+    def _busy_s(self) -> float:
+        """Return the longest wait for a lock: none if the file was locked just now."""
+        return 0.0 if monotonic() - self._locked_at < LOCKED_S else BUSY_S
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
         """Refuse a newer schema, in which the columns may mean something else; an index has no revision."""
@@ -356,7 +452,7 @@ class AnswerReader:
             _inherited_connections.append(self._connection)  # the parent's: must not be closed here
         elif self._connection is not None:
             self._connection.close()
-        self._connection, self._file, self._version = None, (), -1
+        self._connection, self._file, self._version, self.is_copy = None, (), -1, False
 
     def _explained(self, error: Exception) -> DatabaseError:
         if str(error) == "interrupted":
@@ -369,22 +465,21 @@ class AnswerReader:
                 f"database {self.location} has no view answer_v1 of this version: another program's, or "
                 f"has another schema; `{command_line('db upgrade', db=self.location.option)}` says which"
             )
-        return DatabaseError(explain_sqlite(self.path, error))
+        kind = DatabaseUnavailable if is_locked(error) else DatabaseError
+        return kind(explain_sqlite(self.path, error))
 
 
 _inherited_connections: list[sqlite3.Connection] = []
 
 
-def _file_stamp(path: Path) -> tuple[int, ...]:
-    """Return sizes and times of a file and its write-ahead log."""
-    found: list[int] = []
-    for name in (path, Path(f"{path}-wal")):
-        try:
-            status = name.stat()
-        except OSError:
-            continue
-        found += (status.st_size, status.st_mtime_ns)
-    return tuple(found)
+def _begin(connection: sqlite3.Connection) -> None:
+    """Begin a transaction with its lock, which SQLite would take at the first read."""
+    connection.execute("BEGIN")
+    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+
+
+def _wait_at_most(connection: sqlite3.Connection, busy_s: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {1000 * busy_s:.0f}")
 
 
 def _answer_row(found: tuple[Any, ...]) -> AnswerRow:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+SERVER_S = 10.0
+"""Longest wait for a server, in seconds; a program that serves kernels waits less."""
+
 
 def command(
     workload: WorkloadText,
@@ -53,7 +56,8 @@ def command(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unmeasured)  # the output states it
-        answer = lookup_workload(workload, device=looked_up_device(device, arch), db=db, strict=strict)
+        asked = looked_up_device(device, arch)
+        answer = lookup_workload(workload, device=asked, db=db, strict=strict, wait_s=SERVER_S)
 
     def render(to: Console) -> None:
         to.print(f"{answer.workload} on {answer.device}")
