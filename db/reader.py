@@ -364,11 +364,10 @@ class Reader(Database):
             limit: Largest number of trials.
         """
         view = schema.answer_v1.c
-        unproved = view.verification == "not verified"
         query = (
             sa.select(view.measurement_id)
             .where(view.workload == workload, *([] if device is None else [view.device == device]))
-            .order_by(view.kind, view.stale, view.cache, unproved, view.time_us, view.measurement_id)
+            .order_by(*schema.answers_in_order())
             .limit(limit)
         )
         with self._read() as connection:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import (
+    FAILURES,
     CacheState,
     Effort,
     Outcome,
     Resources,
     Result,
+    WrongResult,
     from_json,
+    time_us,
     to_json,
 )
 from tunebench.space import Config
@@ -48,6 +52,8 @@ __all__ = [
     "TrialOutcome",
     "Verdict",
     "VersusDefault",
+    "default_record",
+    "figures_of",
     "outcome_from_row",
     "result_columns",
 ]
@@ -426,6 +432,54 @@ class Stats:
 
 
 _OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "reason")
+
+
+def figures_of(best: Record, records: Iterable[Record]) -> Figures:
+    """Return the figures of a best record.
+
+    If the default of its variant was not timed in the same rounds, as in a search without finalists, its
+    newest record of the same kind and cache state is compared instead, without a confidence interval.
+
+    Args:
+        best: The record.
+        records: All records of its workload and device, oldest first.
+    """
+    best_us = time_us(best.result.outcome)
+    figures = Figures.of(best.verdict.comparison, best_us)
+    default = default_record(best, records)
+    if figures.default is not None or default is None or default.key == best.key or not best_us:
+        return figures
+    default_us = time_us(default.result.outcome)
+    assert default_us is not None, default
+    versus = BaselineComparison(ratio=default_us / best_us, low=0.0, high=None, time_us=default_us)
+    return dataclasses.replace(figures, default=versus)
+
+
+def default_record(best: Record, records: Iterable[Record]) -> Record | None:
+    """Return the newest record of the default of a variant that is comparable with its best, if any.
+
+    As in `answer_v1`, a default that failed since, or ever had a wrong result, has none.
+
+    Args:
+        best: The best record.
+        records: All records of its workload and device, oldest first.
+    """
+    if best.verdict.versus_default == "itself":
+        return best
+    kind, cache = best.result.outcome.kind, getattr(best.result.outcome, "cache", None)
+    newest, wrong = None, set()
+    for record in records:
+        outcome = record.result.outcome
+        if record.key.variant != best.key.variant or record.stale != best.stale:
+            continue
+        if isinstance(outcome, WrongResult):
+            wrong.add(record.key)
+        same_kind = outcome.kind == kind and getattr(outcome, "cache", None) == cache
+        if same_kind and record.verdict.versus_default == "itself":
+            newest = record
+        elif isinstance(outcome, FAILURES) and newest is not None and newest.key == record.key:
+            newest = None
+    return None if newest is None or newest.key in wrong else newest
 
 
 def result_columns(result: Result) -> dict[str, Any]:

@@ -25,6 +25,7 @@ __all__ = [
     "TRIAL_KEY",
     "UtcTime",
     "answer_v1",
+    "answers_in_order",
     "demand_table",
     "device_table",
     "measurement_table",
@@ -253,6 +254,15 @@ answer_v1 = sa.Table(
     sa.Column("recorded_at", UtcTime),
 )
 """Columns of the view for SQLAlchemy queries; not part of `METADATA`."""
+
+
+def answers_in_order() -> tuple[sa.ColumnElement[Any], ...]:
+    """Return the columns by which rows of `answer_v1` are ordered, as `figures.answer_order` orders them."""
+    view = answer_v1.c
+    return (
+        *(view.kind, view.stale, sa.func.coalesce(view.cache, "")),
+        *(view.verification == "not verified", view.time_us, view.measurement_id),
+    )
 
 
 def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:

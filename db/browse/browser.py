@@ -33,6 +33,7 @@ from tunebench.db.browse.entry import (
 from tunebench.db.browse.trial_page import TRIAL_ORDERS, beyond, representatives, selected, trial_row
 from tunebench.db.database import Database
 from tunebench.db.disk import file_identity
+from tunebench.db.figures import Figures
 from tunebench.db.location import locate
 from tunebench.db.reader import Reader
 from tunebench.db.record import Record
@@ -401,11 +402,7 @@ class Browser(Reader):
                         sa.func.count().label("measurements"),
                         _number(measurement.purpose == "search").label("searched"),
                         _number(measurement.kind.in_(_FAILED)).label("failed"),
-                        sa.func.coalesce(
-                            sa.func.min(sa.case((_is_winner(), measurement.median_us))),
-                            sa.func.min(measurement.median_us),
-                            sa.func.min(measurement.predicted_us),
-                        ).label("best_us"),
+                        _best_of_run().label("best_us"),
                         sa.func.min(measurement.bound_us).label("least_bound_us"),
                         sa.func.max(measurement.recorded_at, type_=schema.UtcTime()).label("newest_at"),
                     )
@@ -413,6 +410,7 @@ class Browser(Reader):
                     .group_by(measurement.run_id)
                 ).mappings()
             }
+            bounds = self._run_bounds(connection, [row["id"] for row in rows])
             owner = _trial.c.claim_owner
             claimed = sa.select(owner, sa.func.count()).where(owner.is_not(None)).group_by(owner)
             claims = {row[0]: int(row[1]) for row in connection.execute(claimed)}
@@ -420,14 +418,30 @@ class Browser(Reader):
             RunEntry(
                 **row,
                 progress=RunProgress(
-                    **{
-                        name: value for name, value in progress.get(row["id"], {}).items() if name != "run_id"
-                    },
+                    **{name: value for name, value in progress.get(row["id"], {}).items() if name != "run_id"}
+                    | bounds.get(row["id"], {}),
                     claimed=claims.get(row["host"], 0),
                 ),
             )
             for row in rows
         ]
+
+    @staticmethod
+    def _run_bounds(connection: sa.Connection, runs: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return the lower bound of all configurations of each run, as its newest measurement states it."""
+        measurement = _measurement.c
+        newest = (
+            sa.select(sa.func.max(measurement.id))
+            .where(measurement.run_id.in_(runs), measurement.comparison.is_not(None))
+            .group_by(measurement.run_id)
+        )
+        query = sa.select(measurement.run_id, measurement.comparison).where(measurement.id.in_(newest))
+        found = {}
+        for run_id, comparison in connection.execute(query):
+            bound_us = Figures.of(comparison, None).bound_us
+            if bound_us is not None:
+                found[run_id] = {"bound_us": bound_us}
+        return found
 
 
 @contextmanager
@@ -453,25 +467,33 @@ def _has_failed() -> sa.ColumnElement[bool]:
     return (_run.c.cached == 0) & sa.exists().where(of_run, kind.in_(_FAILED)) & ~timed
 
 
-def _is_winner() -> sa.ColumnElement[bool]:
-    """Return the condition that selects finalists that the report of a run may name as its best."""
-    versus_default = sa.func.coalesce(_measurement.c.versus_default, "")
-    return (_measurement.c.purpose == "finalist") & (versus_default != "not faster")
-
-
 def _number(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     """Return the number of rows with a condition."""
     return sa.func.sum(sa.case((condition, 1), else_=0), type_=sa.Integer())
 
 
+def _best_of_run() -> sa.ColumnElement[float]:
+    """Return the best time of a run: of its finalists that are no slower than their default, once it has any.
+
+    The minimum of single measurements of a search is biased low.
+    """
+    measurement = _measurement.c
+    eligible = (measurement.purpose == "finalist") & (
+        sa.func.coalesce(measurement.versus_default, "") != "not faster"
+    )
+    columns = (measurement.median_us, measurement.predicted_us)
+    least = [sa.func.min(sa.case((eligible, column))) for column in columns]
+    return sa.func.coalesce(*least, *map(sa.func.min, columns))
+
+
 def _answers_of(workload: str) -> sa.Select[Any]:
     """Return the query of what `lookup` may return for a workload, best first, as `Reader.best` orders it."""
     view = schema.answer_v1.c
-    unproved = view.verification == "not verified"
     return (
         sa.select(
             _trial.c.device_id,
             _measurement.c.trial_id,
+            _measurement.c.versus_default,
             *(view.variant, view.config, view.stale, view.kind, view.cache, view.verification),
             *(view.time_us, view.ci_low_us, view.ci_high_us, view.bound_us, view.recorded_at),
             _measurement.c.comparison,
@@ -479,14 +501,16 @@ def _answers_of(workload: str) -> sa.Select[Any]:
         .join_from(schema.answer_v1, _measurement, _measurement.c.id == view.measurement_id)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
         .where(view.workload == workload)
-        .order_by(view.kind, view.stale, view.cache, unproved, view.time_us, view.measurement_id)
+        .order_by(*schema.answers_in_order())
     )
 
 
 def _answer(row: Mapping[Any, Any]) -> Answer:
     values = {name: row[name] for name in Answer.__dataclass_fields__ if name in row}
     return Answer(
-        **values | {"comparison": row["comparison"] if isinstance(row["comparison"], dict) else {}},
+        **values,
+        is_default=row["versus_default"] == "itself",
+        figures=Figures.of(row["comparison"], row["time_us"]),
         ci_us=None if row["ci_low_us"] is None else (row["ci_low_us"], row["ci_high_us"]),
     )
 

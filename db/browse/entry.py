@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from tunebench.db.claim import CLAIM_S
+from tunebench.db.figures import Figures
 from tunebench.db.owner import is_dead
 
 __all__ = [
@@ -64,7 +65,8 @@ class Answer:
         ci_us: 95 % confidence interval; None for a prediction.
         bound_us: Lower bound of the configuration; None if unknown.
         recorded_at: Time of the record.
-        comparison: Ratios of the times of the default and of libraries to this time.
+        is_default: Whether it is the default configuration of its variant.
+        figures: Comparison with the default and with baselines.
     """
 
     trial_id: int
@@ -78,7 +80,8 @@ class Answer:
     ci_us: tuple[float, float] | None
     bound_us: float | None
     recorded_at: datetime
-    comparison: Mapping[str, Any]
+    is_default: bool
+    figures: Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +242,9 @@ class RunProgress:
         measurements: Number of its measurements.
         searched: Measurements of its search: without finalists and audits.
         failed: Measurements that failed.
-        best_us: Fastest measured time, of the finalists if there are any, else predicted time; None without
-            one.
-        least_bound_us: Lowest lower bound; None if unknown.
+        best_us: Best time of its finalists, else its fastest measured or predicted time; None without one.
+        least_bound_us: Lowest lower bound of its measurements; None if unknown.
+        bound_us: Lower bound of all its configurations, as its records state it; None if they do not.
         newest_at: Time of the newest measurement; None without one.
         claimed: Configurations that are compiled or measured now.
     """
@@ -251,6 +254,7 @@ class RunProgress:
     failed: int = 0
     best_us: float | None = None
     least_bound_us: float | None = None
+    bound_us: float | None = None
     newest_at: datetime | None = None
     claimed: int = 0
 

@@ -139,8 +139,8 @@ class CudaSimtGemm(DividedGemm, SimtGemm[Gemm]):
     def further_defaults(self, workload: Gemm, chosen: Mapping[str, int], device: Device) -> dict[str, int]:
         """Return the division of k, the widest access, and 1 block per SM where 2 would spill."""
         split, bk = self._split(workload, chosen, device), chosen["bk"]
-        # sm_100 multiplies pairs, whose registers make two blocks spill; on sm_75, ptxas 13.0 spills what finds
-        # the elements of bias and residual.
+        # sm_100 multiplies pairs, whose registers make two blocks spill; on sm_75, ptxas 13.0 spills the
+        # addresses of bias and residual.
         both = {"bias", "residual"} <= set(workload.steps)
         spills = device.compute_capability[0] == 10 or (both and device.compute_capability == (7, 5))
         single = split > 1 or spills

@@ -164,7 +164,9 @@ def test_answer_has_every_field(db: str, remember: Remember) -> None:
         revision=GPU.revision(PROBLEM, numbered(7)),
         recorded_at=answer.recorded_at,
         database=db,
-        baselines={"torch": BaselineComparison(ratio=1.5, low=1.2, high=None)},
+        baselines={
+            "torch": BaselineComparison(ratio=1.5, low=1.2, high=None, time_us=18.75, probability=0.99)
+        },
     )
     assert answer.exact
     assert answer.baselines["torch"].faster
@@ -174,7 +176,7 @@ def test_answer_has_every_field(db: str, remember: Remember) -> None:
         dict(numbered(7)),
         "measured here",
         [12.0, 13.0],
-        {"torch": {"ratio": 1.5, "low": 1.2, "high": None}},
+        {"torch": {"ratio": 1.5, "low": 1.2, "high": None, "time_us": 18.75, "probability": 0.99}},
     )
 
 
@@ -249,14 +251,14 @@ def test_order_of_answer_sources(db: str, remember: Remember) -> None:
         assert asked() == (GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM)), "predicted")
     remember(PCIE, 2, Predicted(predicted_us=0.2, verification=VERIFIED))
     assert asked() == (2, "predicted")
-    remember(SXM, 3, Predicted(predicted_us=0.9, verification=UNPROVED))
-    assert asked() == (3, "predicted")
     remember(A100, 1, measured(0.1))
     assert asked() == (1, "other architecture")
     remember(SXM, 6, measured(90.0), workload=far)
     assert asked() == (6, "neighbour")
     remember(SXM, 7, measured(9.0), workload=twice)
     assert asked() == (7, "neighbour")
+    remember(SXM, 3, Predicted(predicted_us=0.9, verification=UNPROVED))
+    assert asked() == (3, "predicted")  # tuned for this device
     with pytest.raises(LookupMiss, match="nothing was measured"):
         ask(db)
     remember(PCIE, 4, measured(5.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import pytest
 
 from tunebench import workloads
 from tunebench.binary import cubin
+from tunebench.binary.ptxas_note import objections, ptxas_notes
 from tunebench.device import Device, described, representative
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.measure.cpu import _argument

@@ -27,8 +27,8 @@ from tunebench.report import (
     search_histories,
     with_best_kernels,
 )
-from tunebench.report.gap import optimality_gaps
 from tunebench.space import Config, Parameter, Space
+from tunebench.tuning.proof import BoundedSpace, optimality_gaps
 from tunebench.tuning.replay import Space as RecordedReplay
 from tunebench.tuning.replay import replay
 from tunebench.workloads import parse
@@ -196,10 +196,17 @@ def test_optimality_gap_is_that_of_the_proof_after_each_record(tmp_path: Path) -
         replace(one, key=replace(one.key, config=Config({"block": one.key.config["block"]})))
         for one in history.records
     ]
-    bounds_us = np.array([0.5, 1.0, 3.0])
+    spaces = {"softmax/a": BoundedSpace(table=table, bounds_us=np.array([0.5, 1.0, 3.0]))}
+    best = min(records[:3], key=lambda one: one.result.outcome.median_us)
     # open: 64 and 128; then 128, whose bound is above the best; then none; the failure is no configuration
-    assert optimality_gaps(records, {"softmax/a": (table, bounds_us)}) == (8.0, 1.0, 1.0, 1.0)
-    assert optimality_gaps(records, {}) == (1.0, 1.0, 1.0, 1.0)
+    assert optimality_gaps(records, spaces, best, "cold") == (8.0, 1.0, 1.0, 1.0)
+    assert optimality_gaps(records, {}, best, "cold") == ()
+    # stale records and those of another cache state close nothing, and a violated bound leaves no gap
+    stale = [replace(one, stale=one.key.config["block"] == 64) for one in records]
+    assert optimality_gaps(stale, spaces, records[2], "cold") == (8.0, 8.0, 4.0, 4.0)
+    assert optimality_gaps(records, spaces, best, "warm") == (None, None, None, 2.0 / 0.5)
+    impossible = {"softmax/a": BoundedSpace(table=table, bounds_us=np.array([0.5, 1.0, 5.0]))}
+    assert optimality_gaps(records[:3], impossible, best, "cold") == (8.0, 1.0, None)
 
 
 def test_best_kernel_has_source_roofline_and_occupancy(tmp_path: Path) -> None:

@@ -371,8 +371,9 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, 
         2: "not faster",
         20: "itself",
     }
-    assert said[1].comparison.keys() == {"default", "runner_up"}
+    assert said[1].comparison.keys() == {"default", "runner_up", "ties", "bound_us", "searched"}
     assert said[1].comparison["default"] == versus.to_json()
+    assert "ties" not in said[2].comparison
 
 
 def test_every_second_round_goes_backwards(go: Go) -> None:

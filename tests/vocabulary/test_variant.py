@@ -96,7 +96,7 @@ def test_constraint_that_fails_is_an_error_that_names_it() -> None:
 def test_syntax_tree_is_the_same_text_in_every_version_of_python() -> None:
     right = (
         "Module(body=[FunctionDef(name='f', args=arguments(posonlyargs=[], args=[arg(arg='x')], "
-        "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Pass()], decorator_list=[]), ClassDef(name='A', bases=[], "
-        "keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
+        "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Pass()], decorator_list=[]), "
+        "ClassDef(name='A', bases=[], keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
     )
     assert _dumped(ast.parse("def f(x): pass\nclass A: pass")) == right

@@ -7,11 +7,13 @@
 1. ``measured here``: the workload was measured on this device. ``imported``: the same, from an imported file.
 2. ``same architecture``: it was measured on another device of the architecture; the most similar device
    comes first.
-3. ``neighbour``: the nearest workloads were measured on this architecture. The best configuration of each is
+3. ``predicted``: it was tuned for this device in its absence (`tune --arch`). `tune`, `lookup` and `export`
+   name the same configuration.
+4. ``neighbour``: the nearest workloads were measured on this architecture. The best configuration of each is
    a candidate, and the one with the shortest expected time for *this* workload is returned.
-4. ``other architecture``: the same, from devices of other architectures.
-5. ``predicted``: nothing comparable was measured. A stored prediction comes first, then the default
-   configuration with the shortest predicted time.
+5. ``other architecture``: the same, from devices of other architectures.
+6. ``predicted``: nothing comparable was measured. A stored prediction for another device of the architecture
+   comes first, then the default configuration with the shortest predicted time.
 
 A configuration that cannot run is never returned: constraints, limits and resources are checked with the
 installed variants. Stale records (their source has changed) and configurations that lost to their variant's

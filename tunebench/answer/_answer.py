@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench._deprecation import warn_renamed
 from tunebench._notebook import html_table
+from tunebench.db.figures import BaselineComparison
 from tunebench.space import Config
 
 if TYPE_CHECKING:
@@ -34,26 +35,6 @@ class Unmeasured(UserWarning):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineComparison:
-    """Comparison of a configuration with a baseline, measured in the same rounds.
-
-    Attributes:
-        ratio: Time of the baseline over time of the configuration; above 1 the configuration is faster.
-        low: Lower end of the 95 % confidence interval.
-        high: Upper end; None if unknown.
-    """
-
-    ratio: float
-    low: float
-    high: float | None
-
-    @property
-    def faster(self) -> bool:
-        """Whether the configuration is significantly faster than the baseline."""
-        return self.low > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Best known variant and configuration for a workload on a device.
 
@@ -74,7 +55,10 @@ class Answer:
         recorded_at: Time of the record, UTC; None if there is no record.
         database: Database of the record: a path, or a URL without password; for a bundled record its index.
         baselines: Comparison with each baseline, such as ``"torch"``. For a neighbour on this device, the
-            neighbour's comparison with wider intervals; empty if no baseline was measured in its rounds.
+            neighbour's comparison with wider intervals and no times; empty if no baseline was measured in its
+            rounds.
+        ties: Number of configurations that are as fast: within noise if measured, with the same time if
+            predicted; None if unknown.
         warning: Why the current records could not be read: the database is locked, or its server does not
             answer. None if they could.
     """
@@ -95,6 +79,7 @@ class Answer:
     database: str
     interval_us: tuple[float, float] | None = None
     baselines: Mapping[str, BaselineComparison] = dataclasses.field(default_factory=dict)
+    ties: int | None = None
     warning: str | None = None
 
     @property
@@ -124,7 +109,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""
         data = {name: getattr(self, name) for name in self.__slots__}
-        baselines = {name: dataclasses.asdict(comparison) for name, comparison in self.baselines.items()}
+        baselines = {name: comparison.to_json() for name, comparison in self.baselines.items()}
         return {
             **data,
             "config": dict(self.config),

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tunebench.answer._answer import Answer, BaselineComparison
+from tunebench.answer._answer import Answer
 from tunebench.answer._reader import AnswerReader, AnswerRow
 from tunebench.answer._target import LookupTarget
 from tunebench.bound import bound
+from tunebench.db.figures import BaselineComparison
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
 from tunebench.forecast import interval_us, predict_us
@@ -276,8 +277,11 @@ def _answer(workload: Workload, target: LookupTarget, best: _NeighbourRecord, *,
         versus,
         low=versus.low / DOUBLING_MARGIN**best.distance,
         high=None if versus.high is None else versus.high * DOUBLING_MARGIN**best.distance,
+        time_us=None,
+        ci_us=None,
+        probability=None,
     )
-    baselines = best.view.details(row).baselines if row.device == target.key else {}
+    baselines = best.view.details(row).figures.baselines if row.device == target.key else {}
     return Answer(
         workload=str(workload),
         device=target.key,

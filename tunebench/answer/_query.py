@@ -153,8 +153,9 @@ class LookupQuery:
     def _exact(self) -> Answer | None:
         return self._best(lambda row: not row.predicted)
 
-    def _predicted(self) -> Answer | None:
-        return self._best(lambda row: row.predicted)
+    def _predicted(self, *, here: bool = False) -> Answer | None:
+        """Return the best stored prediction, for this device only or for any of its architecture."""
+        return self._best(lambda row: row.predicted and (not here or row.device == self.target.key))
 
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
@@ -180,7 +181,8 @@ class LookupQuery:
     def _inferred(self) -> Answer | None:
         """Return the best answer that was not measured for this workload on this architecture."""
         return (
-            self._unless_wrong(self._near(here=True))
+            self._unless_wrong(self._predicted(here=True))  # what `tune --arch` named
+            or self._unless_wrong(self._near(here=True))
             or self._unless_wrong(self._near(here=False))
             or self._unless_wrong(self._predicted())
             or self._unless_wrong(self._default())
@@ -255,7 +257,8 @@ class LookupQuery:
             recorded_at=row.recorded_at,
             database=str(view.location),
             interval_us=details.interval_us if row.predicted else None,
-            baselines=details.baselines,
+            baselines=details.figures.baselines,
+            ties=details.figures.tie_count,
         )
 
     def _miss(self, *, strict: bool) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tunebench._command import command_line
 from tunebench._figure import significant
-from tunebench.answer._answer import BaselineComparison
 from tunebench.answer._target import LookupTarget
+from tunebench.db.figures import Figures
 from tunebench.db.location import Location
 from tunebench.db.migrations import REVISIONS, newer_schema
 from tunebench.db.sqlite_file import (
@@ -78,6 +78,7 @@ _COLUMNS = (
     "ci_low_us, ci_high_us, bound_us, recorded_at, measurement_id"
 )
 
+# The order of `tunebench.db.figures.answer_order`, for several devices.
 # Order of other devices: the same product (with another power limit) first, then the nearest number of SMs.
 _ROWS = f"""
 SELECT {_COLUMNS}
@@ -128,12 +129,12 @@ class RecordDetails:
 
     Attributes:
         outcome: Stored fields of the outcome.
-        comparison: Stored comparison with baselines; empty if there is none.
+        figures: Comparison with the default and with baselines; empty if there is none.
         imported_from: Name of the file from which the record was imported; None if it was not imported.
     """
 
     outcome: Mapping[str, Any]
-    comparison: Mapping[str, Any]
+    figures: Figures
     imported_from: str | None
 
     @property
@@ -158,14 +159,6 @@ class RecordDetails:
         busy, search_us = self._conditions.get("busy_elsewhere"), self._conditions.get("search_us")
         text = f", while other programs used {100 * busy:.0f} % of the processor" if busy else ""
         return text + (f"; the search measured {significant(search_us)} us" if search_us else "")
-
-    @property
-    def baselines(self) -> dict[str, BaselineComparison]:
-        """Comparison with each baseline that was measured in the same rounds, by name."""
-        return {
-            name: BaselineComparison(ratio=versus["ratio"], low=versus["low"], high=versus["high"])
-            for name, versus in self.comparison.get("libraries", {}).items()
-        }
 
 
 class AnswerReader:
@@ -357,7 +350,7 @@ class AnswerReader:
             )
             return RecordDetails(
                 outcome=json.loads(detail or "{}"),
-                comparison=json.loads(comparison or "null") or {},
+                figures=Figures.of(json.loads(comparison or "null"), row.time_us),
                 imported_from=imported,
             )
 

@@ -69,6 +69,9 @@ def command(
             known += f"; 90 % interval {duration(low_us)} to {duration(high_us)}"
         to.print(f"  time     {duration(answer.expected_us)} ({known})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
+        if answer.ties:
+            how = "predicted to take the same time" if answer.how == "predicted" else "within noise"
+            to.print(f"  ties     {answer.ties} other configuration{'s' * (answer.ties > 1)} {how}")
         for name, versus in answer.baselines.items():
             beats = "faster beyond noise" if versus.faster else "not significantly faster"
             to.print(f"  speedup over {name}: {ratio(versus.ratio)}x ({beats})")

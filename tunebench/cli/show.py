@@ -21,7 +21,7 @@ from tunebench.outcome import Predicted, first_error, time_us
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.record import Record
+    from tunebench.db.record import Record, TrialKey
 
 __all__ = ["command"]
 
@@ -84,8 +84,12 @@ def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
     text = asked.workload if asked.workload.startswith(RECORDED) else str(parse(asked.workload))
     with open_store(asked.db, read_only=True) as store:
         keys = stored_keys(asked.device, asked.arch, {space.device for space in store.spaces()})
-        entries = [entry for entry in store.history(text) if entry.key.device in keys]
-    best = best_records(entries)[:limit]
+        history = [record for record in store.history(text) if record.key.device in keys]
+        # The choice among predictions is recorded once more, as a finalist: it is no further prediction.
+        entries = [record for record in history if record.purpose != "finalist" or not _is_predicted(record)]
+        answers = [store.best(text, key, limit=1) for key in {record.key.device for record in entries}]
+    served = {record.key: record for answer in answers for record in answer if not record.stale}
+    best = _shown(best_records(entries), served, limit)
     outcomes = Counter(entry.result.outcome.kind for entry in entries)
     reasons: Counter[tuple[str, str]] = Counter()
     for entry in entries:
@@ -98,7 +102,7 @@ def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
         "measurements": len(entries),
         "outcomes": dict(outcomes),
         "failures": [{"kind": k, "reason": r, "count": n} for (k, r), n in reasons.most_common()],
-        "best": [_describe(entry) for entry in best],
+        "best": [{**_describe(entry), "served": entry in served.values()} for entry in best],
         "violations": [_describe(entry) for entry in violating],
     }
 
@@ -127,9 +131,19 @@ def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
     emit(as_json, data, render)
 
 
+def _is_predicted(entry: Record) -> bool:
+    return isinstance(entry.result.outcome, Predicted)
+
+
+def _shown(best: Sequence[Record], served: Mapping[TrialKey, Record], limit: int) -> list[Record]:
+    """Return the fastest records and those that lookup returns, even if they are slower."""
+    shown = [served.get(record.key, record) for record in best[:limit]]
+    return [*shown, *(record for record in served.values() if record not in shown)]
+
+
 def _count(entries: Sequence[Record]) -> str:
     """Return the number of predictions and of trials that were run, in words."""
-    predicted = sum(isinstance(entry.result.outcome, Predicted) for entry in entries)
+    predicted = sum(map(_is_predicted, entries))
     parts = [(len(entries) - predicted, "measurement"), (predicted, "prediction")]
     said = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in parts if count]
     return ", ".join(said) or "no measurements"
@@ -143,13 +157,14 @@ def _time(described: Mapping[str, Any]) -> str:
 
 
 def _how(described: Mapping[str, Any]) -> str:
-    """Return how a time is known, and its comparison with the default."""
+    """Return how a time is known, its comparison with the default, and whether lookup returns it."""
     said = {
         "itself": ", default",
         "faster": ", faster than default",
         "not faster": ", not faster than default",
     }
-    return f"{described['kind']}{said.get(described['versus_default'], '')}"
+    served = ", returned by lookup" if described["served"] else ""
+    return f"{described['kind']}{said.get(described['versus_default'], '')}{served}"
 
 
 def _describe(entry: Record) -> dict[str, Any]:

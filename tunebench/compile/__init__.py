@@ -39,6 +39,16 @@ def compile_config(
         CompileError: The compiler rejected the source.
         MissingDependency: The compiler is not installed, or does not work with the other packages.
     """
+    if isinstance(variant, NumbaCpuVariant):
+        from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu
+
+        key = key_numba_cpu(variant, workload, config)
+        return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
+    if not isinstance(variant, CudaVariant | NumbaCudaVariant):
+        raise InputError(
+            f"expected a subclass of CudaVariant, NumbaCudaVariant or NumbaCpuVariant, got {variant.key} "
+            f"({type(variant).__name__})"
+        )
     carried = _carried(variant, workload, config, device)
     if carried is not None:
         binary = carried
@@ -47,21 +57,11 @@ def compile_config(
 
         key = key_cuda(variant, workload, config, device)
         binary = cache.get_or_compile(key, lambda: compile_cuda(variant, workload, config, device))
-    elif isinstance(variant, NumbaCudaVariant):
+    else:
         from tunebench.compile.numba_cuda import compile_numba_cuda, key_numba_cuda
 
         key = key_numba_cuda(variant, workload, config, device)
         binary = cache.get_or_compile(key, lambda: compile_numba_cuda(variant, workload, config, device))
-    elif isinstance(variant, NumbaCpuVariant):
-        from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu
-
-        key = key_numba_cpu(variant, workload, config)
-        return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
-    else:
-        raise InputError(
-            f"expected a subclass of CudaVariant, NumbaCudaVariant or NumbaCpuVariant, got {variant.key} "
-            f"({type(variant).__name__})"
-        )
     # Workloads share binaries, but may request different amounts of dynamic shared memory at launch.
     smem_bytes = max(launch.smem_bytes for launch in variant.launches(workload, config))
     return dataclasses.replace(

@@ -16,7 +16,15 @@ from typing import Any
 
 from tunebench._lazy import np
 
-__all__ = ["BUSY", "MachineState", "RunTimes", "ThreadClocks", "busy_elsewhere", "busy_s", "spin_only_if_idle"]
+__all__ = [
+    "BUSY",
+    "MachineState",
+    "RunTimes",
+    "ThreadClocks",
+    "busy_elsewhere",
+    "busy_s",
+    "spin_only_if_idle",
+]
 
 BUSY = 0.1
 """Share of all processors above which the load of other programs is recorded, since it distorts times."""

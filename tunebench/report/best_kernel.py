@@ -21,9 +21,9 @@ from tunebench.explanation.roofline import Roofline, roofline, roofline_of_work
 from tunebench.export import stand_alone_source
 from tunebench.kernels.recorded_kernel import RecordedKernel, find_recorded_kernel
 from tunebench.outcome import CacheState, Resources, time_us
-from tunebench.report.gap import optimality_gaps
 from tunebench.space import Config, Table
 from tunebench.tuning.choice import ChosenConfig
+from tunebench.tuning.proof import bound_ratios, bounded_spaces, optimality_gaps, searched_variants
 from tunebench.tuning.tunable import find_variants
 from tunebench.variant import CudaVariant, NumbaVariant, Variant
 from tunebench.workload import Workload
@@ -84,13 +84,13 @@ def describe_best(history: SearchHistory) -> BestKernel:
         variant = kernels.variant(best.key.variant)
         workload = parse(history.workload)
         config = variant.space.check(best.key.config, workload=workload, device=device)
-        return _of_variant(history.records, best, variant, workload, config, device)
+        return _of_variant(history, best, variant, workload, config, device)
     except TunebenchError as error:  # a variant or an operator that is not loaded, or has changed
         return BestKernel(missing=str(error))
 
 
 def _of_variant(
-    records: Sequence[Record],
+    history: SearchHistory,
     best: Record,
     variant: Variant[Any],
     workload: Workload,
@@ -115,7 +115,7 @@ def _of_variant(
         waves=waves,
         source=_source(choice),
         changed=variant.revision(workload, config) != best.key.revision,
-        gaps=_gaps(records, best, workload, device),
+        gaps=_gaps(history, best, workload, device),
     )
 
 
@@ -140,16 +140,18 @@ def _source(choice: ChosenConfig) -> str:
 
 
 def _gaps(
-    records: Sequence[Record], best: Record, workload: Workload, device: Device
+    history: SearchHistory, best: Record, workload: Workload, device: Device
 ) -> tuple[float | None, ...]:
-    names = sorted({record.key.variant for record in records})
+    names = searched_variants(history.figures.searched, history.records)
     cache: CacheState = "warm" if getattr(best.result.outcome, "cache", None) == "warm" else "cold"
     try:
         found, _ = find_variants(workload, device, names, cache=cache, compilable=False)
     except InputError:  # such as a variant that no longer supports the workload
         return ()
-    spaces = {one.variant.key: (one.table, one.gap_bounds.us) for one in found if one.gap_bounds is not None}
-    return optimality_gaps(records, spaces) if len(spaces) == len(found) else ()
+    if not device.assumed:
+        return optimality_gaps(history.records, bounded_spaces(workload, found, cache), best, cache)
+    bound_us = history.figures.bound_us
+    return () if bound_us is None else bound_ratios(history.records, bound_us, best, cache)
 
 
 # -- recorded tuning spaces ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tunebench.report.page import (
     figure,
     folded,
     legend,
-    number_cell,
+    ratio_cell,
     safe,
     time_cell,
 )
@@ -35,13 +35,13 @@ def baselines_section(history: SearchHistory) -> str:
     ends = outcome.ci_us if isinstance(outcome, Measured) else (None, None)
     bars = [Bar(label="best", value=best_us, note=duration(best_us), style="bar", low=ends[0], high=ends[1])]
     rows = []
-    for name, found in history.baselines.items():
-        faster, low, high = found["ratio"], found["low"], found["high"]
-        us, whiskers = best_us * faster, (None, None) if high is None else (best_us * low, best_us * high)
-        note = f"{duration(us)}, {ratio(faster)}x"
-        bars.append(Bar(label=name, value=us, note=note, style="other", low=whiskers[0], high=whiskers[1]))
-        interval = f"at least {ratio(low)}" if high is None else f"{ratio(low)} to {ratio(high)}"
-        rows.append((safe(name), time_cell(us), number_cell(faster, 4, "x"), interval))
+    for name, versus in history.baselines.items():
+        us, (low_us, high_us) = versus.time_us, versus.ci_us or (None, None)
+        note = f"{ratio(versus.ratio)}x" if us is None else f"{duration(us)}, {ratio(versus.ratio)}x"
+        if us is not None:
+            bars.append(Bar(label=name, value=us, note=note, style="other", low=low_us, high=high_us))
+        interval = "" if versus.high is None else f"{ratio(versus.low)} to {ratio(versus.high)}"
+        rows.append((safe(name), time_cell(us), ratio_cell(versus.ratio), interval))
     bound_us = history.bound_us
     line = None
     if bound_us is not None:
@@ -58,9 +58,10 @@ def roofline_section(history: SearchHistory, kernel: BestKernel) -> str:
         return ""
     best_us = record_us(history.best)
     times = {f"best, {history.best.result.outcome.kind}": (best_us, "measured")}
-    if history.default is not None and history.default is not history.best:
-        times["default"] = (record_us(history.default), "default-dot")
-    times |= {name: (best_us * slower, "library-dot") for name, slower in history.library_ratios.items()}
+    default = history.figures.default
+    if default is not None and default.time_us is not None:
+        times["default"] = (default.time_us, "default-dot")
+    times |= {name: (us, "library-dot") for name, us in history.library_times_us.items()}
     rates = {name: (roof.flops / (us * 1e3), style) for name, (us, style) in times.items()}
     marks = [("attainable", f"attainable: {rate_text(roof.attainable_gflop_s)}")]
     marks += [(style, f"{name}: {rate_text(rate)}") for name, (rate, style) in rates.items()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench._dataframe import Tabular, columns_of
+from tunebench.db.figures import answer_order
 from tunebench.db.reader import Reader
 from tunebench.db.record import SpaceKey
 from tunebench.db.staleness import installed_revision
@@ -205,7 +206,7 @@ def _fastest(rows: list[Mapping[str, Any]], *, shared: bool) -> dict[AnswerKey, 
     found: dict[AnswerKey, Mapping[str, Any]] = {}
     for row in rows:
         key = (row["workload"], row["kind"], row["cache"], row["device"] if shared else "")
-        if key not in found or row["time_us"] < found[key]["time_us"]:
+        if key not in found or answer_order(row) < answer_order(found[key]):
             found[key] = row
     return found
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench import device as known_devices
 from tunebench._dataframe import Tabular, columns_of
+from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.db.reader import Reader
-from tunebench.db.record import Record, RunSummary, TrialKey
+from tunebench.db.record import Record, RunSummary, TrialKey, default_record, figures_of
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.outcome import FAILURES, Effort, first_error, time_us
+from tunebench.outcome import FAILURES, Effort, Measured, first_error, time_us
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -32,6 +33,10 @@ __all__ = [
     "search_histories",
     "search_history",
 ]
+
+
+MOST_ANSWERS = 1000
+"""Most rows of the view `answer_v1` that are read of one workload on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class SearchHistory(Tabular):
         versions: `RunStart.versions` of the newest run.
         runs: Summary of each finished run, newest first.
         described: The device; None if its description has another form.
+        answers: Ids of the records that `lookup` may return, best first; a replayed search has none.
         optimum_us: Least time of a recorded tuning space that replaced the device, in microseconds.
         kernel: What is known of the best configuration (`tunebench.report.with_best_kernels`).
     """
@@ -74,6 +80,7 @@ class SearchHistory(Tabular):
     versions: Mapping[str, str]
     runs: tuple[RunSummary, ...] = ()
     described: Device | None = None
+    answers: tuple[int, ...] = ()
     optimum_us: float | None = None
     kernel: BestKernel | None = None
 
@@ -82,63 +89,75 @@ class SearchHistory(Tabular):
 
     @property
     def best(self) -> Record | None:
-        """The fastest record that is not known to be no faster than the default; measured before predicted.
+        """The record that `lookup` returns, or else the fastest measured one that was not verified."""
+        if self.answers:
+            return next((record for record in self.records if record.id == self.answers[0]), None)
+        unverified = (
+            record
+            for record in self.records
+            if isinstance(record.result.outcome, Measured)
+            and record.result.outcome.verification.how == "not verified"
+        )
+        return min(unverified, key=record_us, default=None)
 
-        Once finalists were measured, search measurements do not count: the minimum of many is biased low.
-        """
-        known = best_records(self.records)
-        finalists = [record for record in known if record.purpose == "finalist"]
-        candidates = finalists or known
-        better = (record for record in candidates if record.verdict.versus_default != "not faster")
-        return next(better, next(iter(candidates), None))
+    @property
+    def figures(self) -> Figures:
+        """Comparison of the best with the default and with baselines; empty without a best."""
+        best = self.best
+        return Figures() if best is None else figures_of(best, self.records)
 
     @property
     def default(self) -> Record | None:
         """The newest record of the default configuration of the best record's variant."""
-        best = self.best
-        found = (
-            record
-            for record in reversed(self.records)
-            if record.verdict.versus_default == "itself"
-            and best is not None
-            and record.key.variant == best.key.variant
-            and record.result.outcome.kind == best.result.outcome.kind
-        )
-        return next(found, None)
+        return None if self.best is None else default_record(self.best, self.records)
 
     @property
-    def baselines(self) -> Mapping[str, Mapping[str, Any]]:
-        """Ratios of the times of the default and of libraries to the best: `ratio`, `low`, `high` or None."""
-        best = self.best
-        comparison = best.verdict.comparison if best is not None else {}
-        default = {"default": comparison["default"]} if "default" in comparison else {}
-        return {**default, **comparison.get("libraries", {})}
+    def baselines(self) -> Mapping[str, BaselineComparison]:
+        """Comparison of the best with the default, as `default`, and with each baseline."""
+        figures = self.figures
+        default = {} if figures.default is None else {"default": figures.default}
+        return {**default, **figures.baselines}
 
     @property
     def library_ratios(self) -> Mapping[str, float]:
-        """Time of each library divided by the best time, in the rounds in which both were timed."""
-        return {name: found["ratio"] for name, found in self.baselines.items() if name != "default"}
+        """Speedup of the best over each baseline, by name, the fastest baseline first."""
+        return {name: versus.ratio for name, versus in self.figures.baselines.items()}
+
+    @property
+    def library_times_us(self) -> Mapping[str, float]:
+        """Time of each baseline in the rounds of the best, in microseconds, the fastest first."""
+        times = {name: versus.time_us for name, versus in self.figures.baselines.items()}
+        return {name: us for name, us in times.items() if us is not None}
 
     @property
     def speedup(self) -> float | None:
-        """Speedup of the best over the default: in the rounds of both, or else by the two times."""
-        best, default = self.best, self.default
-        if "default" in self.baselines:
-            return float(self.baselines["default"]["ratio"])
-        if best is None or default is None:
-            return None
-        return record_us(default) / record_us(best)
+        """Speedup of the best over the default; 1 for the default."""
+        best = self.best
+        is_default = best is not None and best.verdict.versus_default == "itself"
+        return self.figures.speedup_over_default(is_default=is_default)
 
     @property
     def bound_ratio(self) -> float | None:
-        """Best time divided by `bound_us`; None without either, or if the device's rates are assumed."""
-        best, assumed = self.best, self.described is not None and self.described.assumed
-        return None if best is None or self.bound_us is None or assumed else record_us(best) / self.bound_us
+        """Best time divided by `bound_us`; at least 1 at measured rates, which a kernel may beat."""
+        if self.best is None or self.bound_us is None:
+            return None
+        ratio = record_us(self.best) / self.bound_us
+        return max(1.0, ratio) if self._has_assumed_rates else ratio
 
     @property
     def bound_us(self) -> float | None:
-        """Lowest lower bound of the configurations that were run or predicted, in microseconds."""
+        """Lower bound of all configurations of the search, in microseconds.
+
+        If no finalist states it, as in records of earlier versions, it is the lowest bound of the trials.
+        None if that rests on assumed rates of the device.
+        """
+        if self.figures.bound_us is not None or self._has_assumed_rates:
+            return self.figures.bound_us
         return min((record.bound_us for record in self.records if record.bound_us), default=None)
+
+    @property
+    def _has_assumed_rates(self) -> bool:
+        return self.described is not None and self.described.assumed
 
     @property
     def overhead_s(self) -> float:
@@ -223,6 +242,7 @@ def search_histories(
                 versions=versions[0] if versions else {},
                 runs=tuple(reader.run_summaries(workload, key)),
                 described=_device(described.get(key)),
+                answers=tuple(answer.id for answer in reader.best(workload, key, limit=MOST_ANSWERS)),
             )
         )
     return found

@@ -22,8 +22,8 @@ from tunebench.report.page import (
     figure,
     folded,
     legend,
-    number_cell,
     page,
+    ratio_cell,
     safe,
     tiles,
     time_cell,
@@ -102,6 +102,7 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
         columns[2:2] = [">calls", ">all calls"]
     rows = []
     for place, history in enumerate(histories):
+        fastest = history.figures.fastest_baseline
         best_us = time_us(history.best.result.outcome) if history.best is not None else None
         row = [
             f'<a href="#history{place}">{breakable(history.workload)}</a>',
@@ -109,9 +110,9 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
             count_cell(len(history.records)),
             time_cell(best_us),
             safe(history.best.result.outcome.kind if history.best else ""),
-            number_cell(history.speedup, 3, "x"),
-            number_cell(min(history.library_ratios.values(), default=None), 3, "x"),
-            number_cell(history.bound_ratio, 3),
+            ratio_cell(history.speedup),
+            ratio_cell(fastest[1].ratio if fastest is not None else None),
+            ratio_cell(history.bound_ratio, ""),
         ]
         if suite is not None:
             count = suite.counts[history.workload]
@@ -155,14 +156,18 @@ def _tiles(history: SearchHistory, kernel: BestKernel) -> str:
         facts["optimum of the recording / best"] = f"{history.optimum_us / record_us(best):.3f}"
     if history.speedup is not None:
         facts["speedup over default"] = f"{ratio(history.speedup)}x"
-    for name, faster in sorted(history.library_ratios.items(), key=lambda item: item[1])[:1]:
-        facts[f"speedup over {name}"] = f"{ratio(faster)}x"
+    fastest = history.figures.fastest_baseline
+    if fastest is not None:
+        facts[f"speedup over {fastest[0]}"] = f"{ratio(fastest[1].ratio)}x"
+    if history.figures.tie_count:
+        same = "as fast, within noise" if isinstance(best.result.outcome, Measured) else "same prediction"
+        facts[same] = f"{history.figures.tie_count:,}"
     gap = kernel.gaps[-1] if kernel.gaps and isinstance(best.result.outcome, Measured) else None
     if gap is not None:
         proved = gap == 1 and (history.described is None or not history.described.assumed)
-        facts["optimality gap"] = "1, proved" if proved else significant(gap)
+        facts["optimality gap"] = "1, proved" if proved else ratio(gap)
     elif history.bound_ratio is not None:
-        facts["best / lowest bound"] = significant(history.bound_ratio)
+        facts["best / lowest bound"] = ratio(history.bound_ratio)
     failures = sum(count for _, _, count in history.failures)
     trials = len({record.key for record in history.records})
     return tiles(facts | {"trials": f"{trials:,}", "failures": f"{failures:,}"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunebench._figure import duration, significant
+from tunebench._figure import duration, ratio, significant
 from tunebench._version import __version__
 from tunebench.report.style import script, style_sheet
 from tunebench.report.unit import ColumnUnit, unit_of
@@ -24,6 +24,7 @@ __all__ = [
     "legend",
     "number_cell",
     "page",
+    "ratio_cell",
     "safe",
     "tiles",
     "time_cell",
@@ -165,6 +166,16 @@ def time_cell(us: float | None) -> str:
 def count_cell(number: int) -> str:
     """Return a count with separators of thousands, which sorts by its value."""
     return f'<data value="{number}">{number:,}</data>'
+
+
+def ratio_cell(value: float | None, unit: str = "x") -> str:
+    """Return a ratio as other commands print it, which sorts by its value; empty without one.
+
+    Args:
+        value: The ratio.
+        unit: Unit after it.
+    """
+    return "" if value is None else f'<data value="{value!r}">{ratio(value)}{unit}</data>'
 
 
 def number_cell(value: float | None, digits: int = 4, unit: str = "") -> str:

@@ -12,8 +12,8 @@ from tunebench.explanation.roofline import Roofline, roofline_of_work
 from tunebench.kernels.recorded_kernel import RecordedKernel, find_recorded_kernel
 from tunebench.outcome import Result
 from tunebench.report.best_kernel import BestKernel, recorded_roofline
-from tunebench.report.gap import optimality_gaps
-from tunebench.report.history import SearchHistory
+from tunebench.report.history import SearchHistory, record_us
+from tunebench.tuning.proof import BoundedSpace, optimality_gaps
 from tunebench.tuning.replay import ReplayResult, Space
 from tunebench.workloads import parse
 
@@ -69,7 +69,12 @@ def _of_replay(space: Space, records: tuple[Record, ...]) -> BestKernel:
         return BestKernel(missing=missing)
     return BestKernel(
         roofline=_roofline(space, space.device),
-        gaps=optimality_gaps(records, {records[0].key.variant: (space.recording.table, space.bounds.us)}),
+        gaps=optimality_gaps(
+            records,
+            {records[0].key.variant: BoundedSpace(table=space.recording.table, bounds_us=space.bounds.us)},
+            min(records, key=record_us),
+            "warm",
+        ),
         missing=missing,
     )
 

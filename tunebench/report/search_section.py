@@ -105,9 +105,8 @@ def _lines(history: SearchHistory) -> Iterator[TimeLine]:
             us=history.optimum_us,
             meaning="optimum of the recording",
         )
-    if history.best is not None:
-        for name, ratio in history.library_ratios.items():
-            yield TimeLine(style="library", label=name, us=record_us(history.best) * ratio)
+    for name, us in history.library_times_us.items():
+        yield TimeLine(style="library", label=name, us=us)
 
 
 def effects_section(effects: Sequence[ParameterEffect]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from tunebench.db.figures import MOST_TIES, BaselineComparison, Figures, TiedConfig
 from tunebench.db.record import Verdict, VersusDefault
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.measure.timing import median_interval
@@ -20,9 +20,15 @@ __all__ = [
     "ROUNDS",
     "FinalSelection",
     "TimedConfig",
+    "comparison_with",
     "pick_finalists",
+    "predicted_choice",
+    "predicted_ties",
+    "predicted_verdict",
     "select_best",
+    "ties_of",
     "verdict",
+    "with_time",
 ]
 
 ROUNDS = 4
@@ -46,6 +52,7 @@ class TimedConfig:
         ci_us: 95 % confidence interval of `search_us`, if measured.
         interval_us: 90 % prediction interval of `search_us`, if predicted and recorded.
         is_default: Whether it is the default of its variant.
+        verified: Whether its result was verified; a prediction may lack it.
         rounds: The results of the finalist rounds in which it succeeded, by number of the round.
         failure: Why it failed in one of the rounds, or None.
     """
@@ -56,6 +63,7 @@ class TimedConfig:
     ci_us: tuple[float, float] | None = None
     interval_us: tuple[float, float] | None = None
     is_default: bool = False
+    verified: bool = True
     rounds: dict[int, Result] = field(default_factory=dict)
     failure: str | None = None
 
@@ -146,9 +154,19 @@ class TimedConfig:
         return self.median()[0] < other.median()[0] and not self.tied(other)
 
 
-def pick_finalists(timed: Sequence[TimedConfig], count: int) -> list[TimedConfig]:
-    """Return the `count` fastest configurations of the search, and the defaults of their variants."""
+def pick_finalists(
+    timed: Sequence[TimedConfig], count: int, earlier: Collection[tuple[str, Config]] = ()
+) -> list[TimedConfig]:
+    """Return the `count` fastest configurations of the search, earlier finalists, and their defaults.
+
+    Args:
+        timed: The configurations that succeeded.
+        count: Number of the fastest ones.
+        earlier: Variant and configuration of finalists of earlier searches: they are timed again, so that the
+            new ones are compared with them under the same conditions.
+    """
     best = sorted(timed, key=lambda one: one.search_us)[:count]
+    best += [one for one in timed if (one.search.key, one.config) in earlier and one not in best]
     searches = {id(one.search) for one in best}
     defaults = [one for one in timed if one.is_default and id(one.search) in searches and one not in best]
     return [*best, *defaults]
@@ -166,7 +184,7 @@ class FinalSelection:
 
     best: TimedConfig
     default: TimedConfig | None
-    versus: Mapping[str, Comparison]
+    versus: Mapping[str, BaselineComparison]
 
 
 def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
@@ -177,13 +195,13 @@ def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
     """
     defaults = _defaults(timed)
     eligible = [one for one in timed if _verdict(one, defaults) != "not faster"]
-    best = min(eligible, key=lambda one: one.median()[0], default=None)
+    best = min(eligible, key=_rank, default=None)
     if best is None:
         return None
     others = sorted((one for one in timed if one is not best), key=lambda one: one.median()[0])
     default = defaults.get(id(best.search))
     rivals = {"default": default if default is not best else None, "runner_up": others[0] if others else None}
-    compared = {name: best.against(rival) for name, rival in rivals.items() if rival is not None}
+    compared = {name: comparison_with(best, rival) for name, rival in rivals.items() if rival is not None}
     return FinalSelection(
         best=best,
         default=default,
@@ -191,29 +209,117 @@ def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
     )
 
 
+def comparison_with(one: TimedConfig, rival: TimedConfig) -> BaselineComparison | None:
+    """Return the comparison with another configuration by their common rounds; None if there are none."""
+    versus = one.against(rival)
+    return None if versus is None else with_time(versus, *rival.median())
+
+
+def with_time(versus: Comparison, time_us: float, ci_us: tuple[float, float] | None) -> BaselineComparison:
+    """Return a comparison with the time of the other configuration, in microseconds, and its interval."""
+    return BaselineComparison(
+        ratio=versus.ratio,
+        low=versus.low,
+        high=versus.high if math.isfinite(versus.high) else None,
+        time_us=time_us,
+        ci_us=ci_us,
+        probability=versus.probability,
+    )
+
+
+def ties_of(best: TimedConfig, timed: Sequence[TimedConfig]) -> list[TimedConfig]:
+    """Return the measured configurations that are as fast as the best within noise, fastest first.
+
+    A configuration that was faster in the search and was not timed again is a tie, too.
+    """
+    tied = [
+        one
+        for one in timed
+        if one is not best
+        and not one.failed
+        and (best.tied(one) or (not one.rounds and one.search_us < best.median()[0]))
+    ]
+    return sorted(tied, key=lambda one: one.median()[0])
+
+
 def verdict(
     one: TimedConfig,
     timed: Sequence[TimedConfig],
     selected: FinalSelection,
-    baselines: Mapping[str, Comparison],
+    *,
+    search: Figures,
+    ties: Sequence[TimedConfig],
 ) -> Verdict:
-    """Return the comparisons of a finalist to store; those of the best include the runner-up.
+    """Return the comparisons of a finalist to store; those of the best include runner-up and ties.
 
     Args:
         one: The finalist.
         timed: All finalists.
         selected: The best of them.
-        baselines: Comparison with each baseline that was timed in the same rounds, by name.
+        search: Bound and variants of the search, and the comparison of the finalist with each baseline that
+            was timed in the same rounds.
+        ties: Configurations that are as fast as the best.
     """
     defaults = _defaults(timed)
     default = defaults.get(id(one.search))
-    versus = dict(selected.versus) if one is selected.best else {}
-    if default is not None and default is not one and (found := one.against(default)) is not None:
-        versus["default"] = found
-    comparison: dict[str, Any] = {name: found.to_json() for name, found in versus.items()}
-    if baselines:  # the stored field keeps its name
-        comparison["libraries"] = {name: found.to_json() for name, found in baselines.items()}
-    return Verdict(versus_default=_verdict(one, defaults), comparison=comparison)
+    figures = search
+    if default is not None and default is not one:
+        figures = dataclasses.replace(figures, default=comparison_with(one, default))
+    if one is selected.best:
+        figures = dataclasses.replace(
+            _with_ties(figures, ties), runner_up=selected.versus.get("runner_up"), default=figures.default
+        )
+    return Verdict(versus_default=_verdict(one, defaults), comparison=figures.stored())
+
+
+def _with_ties(figures: Figures, ties: Sequence[TimedConfig]) -> Figures:
+    named = tuple(
+        TiedConfig(variant=tied.search.key, config=dict(tied.config), time_us=tied.median()[0])
+        for tied in ties[:MOST_TIES]
+    )
+    return dataclasses.replace(figures, tie_count=len(ties), ties=named)
+
+
+# -- predictions -------------------------------------------------------------------------------------------
+
+
+def predicted_choice(timed: Sequence[TimedConfig]) -> TimedConfig:
+    """Return the configuration with the shortest predicted time; of equal ones the default of a variant.
+
+    Verified configurations come before others.
+    """
+    return min(timed, key=_rank)
+
+
+def predicted_ties(best: TimedConfig, timed: Sequence[TimedConfig]) -> list[TimedConfig]:
+    """Return the configurations with the same predicted time as the best, in the order of preference."""
+    tied = [one for one in timed if one is not best and one.search_us == best.search_us]
+    return sorted(tied, key=_rank)
+
+
+def predicted_verdict(
+    one: TimedConfig, default: TimedConfig | None, search: Figures, ties: Sequence[TimedConfig]
+) -> Verdict:
+    """Return the figures of a predicted choice to store.
+
+    Args:
+        one: The choice.
+        default: The default of its variant, if it succeeded.
+        search: Bound and variants of the search.
+        ties: Configurations with the same predicted time.
+    """
+    figures = _with_ties(search, ties)
+    if default is not None and default is not one:
+        versus = BaselineComparison(
+            ratio=default.search_us / one.search_us, low=0.0, high=None, time_us=default.search_us
+        )
+        figures = dataclasses.replace(figures, default=versus)
+    return Verdict(versus_default="itself" if one.is_default else None, comparison=figures.stored())
+
+
+def _rank(one: TimedConfig) -> tuple[bool, float, bool, str, int]:
+    """Return the order of preference: verified, fast, a default; then any order that never changes."""
+    return not one.verified, one.median()[0], not one.is_default, one.search.key, one.row
 
 
 def _defaults(timed: Sequence[TimedConfig]) -> dict[int, TimedConfig]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
 
 from tunebench._figure import significant
+from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.db.record import NewMeasurement
 from tunebench.errors import ClusterLost, EnvironmentFault, WorkerUnusable
 from tunebench.executor import ExecutorClosed, WorkerExecutor, WorkerLost
-from tunebench.measure.comparison import Comparison, compare
+from tunebench.measure.comparison import compare
 from tunebench.outcome import Measured, failure_of
 from tunebench.search.optimality_proof import is_impossible
 from tunebench.task import Task
 from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
-from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, FinalSelection, TimedConfig, select_best, verdict
+from tunebench.tuning.finalist import (
+    DISAGREEMENT,
+    ROUNDS,
+    TimedConfig,
+    select_best,
+    ties_of,
+    verdict,
+    with_time,
+)
 from tunebench.tuning.known_outcome import made_under_load
 from tunebench.tuning.run_recorder import RunRecorder
 
@@ -35,6 +45,8 @@ class FinalistRounds:
         recorder: Writes to the database.
         audit: Compares runs with their bounds.
         baselines: Timed after each round of the finalists.
+        timed: All configurations that succeeded, among which ties of the best are found.
+        search: Bound and variants of the search, to record with each finalist.
         make_task: Turns a finalist into a task.
         on_progress: Called with the phase, its finished trials and its total trials.
 
@@ -49,10 +61,13 @@ class FinalistRounds:
         audit: BoundAudit,
         baselines: BaselineRounds,
         *,
+        timed: Sequence[TimedConfig],
+        search: Figures,
         make_task: Callable[[TimedConfig], Task],
         on_progress: Callable[[str, int, int], None],
     ) -> None:
         self._recorder, self._audit, self.baselines = recorder, audit, baselines
+        self._timed, self._search = timed, search
         self._make_task, self._on_progress = make_task, on_progress
         self.finalists: list[TimedConfig] = []
 
@@ -141,6 +156,7 @@ class FinalistRounds:
         if selected is None:
             return
         self.finalists = finalists
+        ties = ties_of(selected.best, self._timed)
         self._recorder.record(
             *(
                 NewMeasurement(
@@ -148,34 +164,29 @@ class FinalistRounds:
                     result=timed.pooled(),
                     purpose="finalist",
                     bound_us=timed.bound_us,
-                    verdict=verdict(timed, finalists, selected, self.versus_baselines(timed)),
+                    verdict=verdict(
+                        timed,
+                        finalists,
+                        selected,
+                        search=dataclasses.replace(self._search, baselines=self._versus_baselines(timed)),
+                        ties=ties,
+                    ),
                 )
                 for timed in finalists
             )
         )
 
-    def versus(self, selected: FinalSelection) -> dict[str, Comparison]:
-        """Return the comparisons of the best, including that with the fastest baseline."""
-        found, baselines = dict(selected.versus), self.baselines.baselines()
-        versus_baselines = self.versus_baselines(selected.best)
-        if baselines and baselines[0].name in versus_baselines:
-            found["baseline"] = versus_baselines[baselines[0].name]
-        return found
-
-    def versus_baselines(self, timed: TimedConfig) -> dict[str, Comparison]:
-        """Return the comparison of a finalist with each baseline in their common rounds, by name.
-
-        Args:
-            timed: The finalist.
-        """
+    def _versus_baselines(self, timed: TimedConfig) -> dict[str, BaselineComparison]:
+        """Return the comparison of a finalist with each baseline in their common rounds, by name."""
         found = {}
-        for name in (baseline.name for baseline in self.baselines.baselines()):
+        for baseline in self.baselines.baselines():
             rounds = {
-                number: times[name]
+                number: times[baseline.name]
                 for number, times in enumerate(self.baselines.rounds)
-                if name in times and number in timed.rounds
+                if baseline.name in times and number in timed.rounds
             }
             if rounds:
                 samples = [timed.samples_us(number) for number in rounds]
-                found[name] = compare(samples, [baseline.samples_us for baseline in rounds.values()])
+                versus = compare(samples, [times.samples_us for times in rounds.values()])
+                found[baseline.name] = with_time(versus, baseline.median_us, baseline.ci_us)
         return found

@@ -9,19 +9,19 @@ from typing import Any
 
 from tunebench._console import as_text
 from tunebench._deprecation import renamed_fields
-from tunebench._figure import significant
+from tunebench._figure import duration, significant
 from tunebench._notebook import folded_text
+from tunebench.db.figures import BaselineComparison
 from tunebench.executor import PoolStatus
 from tunebench.measure.baseline import Baseline
-from tunebench.measure.comparison import Comparison
-from tunebench.outcome import first_error
+from tunebench.outcome import CacheState, first_error
 from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
 from tunebench.tuning.report_text import html_report, render_reports
 from tunebench.tuning.run_options import UnresumedRun
 from tunebench.tuning.warm import WarmStartSource
 
-__all__ = ["BoundViolation", "Failure", "Progress", "ProgressCallback", "Report", "Tie"]
+__all__ = ["BoundViolation", "Failure", "Progress", "ProgressCallback", "Report", "Served", "Tie"]
 
 
 @renamed_fields({"fleet": "pool"})
@@ -111,17 +111,40 @@ class BoundViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A configuration whose time differs from the best by no more than noise.
+    """A configuration whose time differs from the best by no more than noise, or is predicted to be the same.
 
     Attributes:
         variant: Key of its variant.
         config: The configuration.
-        median_us: Its median time, in microseconds.
+        median_us: Its median or predicted time, in microseconds.
     """
 
     variant: str
     config: Config
     median_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a lookup returns instead of the best of a search, such as an earlier result of another variant.
+
+    Attributes:
+        variant: Key of its variant.
+        config: The configuration.
+        time_us: Its time, in microseconds.
+        how: ``"measured"`` or ``"predicted"``.
+        cache: Cache state of the measurement; None for a prediction.
+    """
+
+    variant: str
+    config: Config
+    time_us: float
+    how: str
+    cache: CacheState | None
+
+    def __str__(self) -> str:
+        caches = f", {self.cache} caches" if self.cache is not None else ""
+        return f"{self.variant} {self.config}: {duration(self.time_us)} ({self.how}{caches})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +180,14 @@ class Report:
         how: ``"measured"`` or ``"predicted"``; None if no configuration succeeded.
         variant: Key of the best variant.
         config: Its best configuration: the default, unless another is faster beyond noise.
-        median_us: Measured or predicted time of `config`, in microseconds.
+        median_us: Measured or predicted time of `config`, in microseconds; as all figures of the best and its
+            rivals, that of the database (see `tunebench.db.figures`).
         ci_us: 95 % confidence interval of a measured median.
         is_default: Whether `config` is the default of its variant.
         default_us: Time of the default configuration of the same variant, if it succeeded.
         default_failure: Why that default failed: the best is then compared with no default.
-        baselines: Times of the baselines, fastest first.
+        baselines: Times of the baselines in the rounds of the best, fastest first; with samples if this run
+            timed them.
         bound_us: Lower bound of all configurations of all variants, in microseconds; 0 after a violation.
         gap: `median_us` over the lowest open bound (see `optimality_proof`), 1 if proved optimal; None if an
             open configuration has no bound, or if the rates of the device are assumed. Of a prediction, and
@@ -173,7 +198,9 @@ class Report:
         versus: Comparison of the best with the `default`, the `runner_up` and the `baseline`, as far as they
             were timed in the same rounds.
         versus_baselines: Comparison of the best with each baseline, by name, in their common rounds.
-        ties: Configurations that are as fast as the best within noise, fastest first.
+        ties: Configurations that are as fast as the best within noise, or predicted to be as fast, fastest
+            first; at most `tunebench.db.figures.MOST_TIES`.
+        tie_count: Number of all of them.
         violations: Runs that were faster than their bounds.
         audited: Bound-pruned configurations that were run as a check.
         trials: Number of trials by outcome class.
@@ -194,6 +221,8 @@ class Report:
         noise: What made the times of the finals unreliable: load, drift, disagreement with the search.
         unresumed: Interrupted runs of the workload with other options, which stay as they are.
         measured_rates: Measured rates of a processor, on which `bound_us` and `gap` rest; else None.
+        is_earlier: Whether an earlier run measured the best.
+        served: What a lookup returns instead of the best of this search; None if it returns the best.
     """
 
     workload: str
@@ -211,7 +240,7 @@ class Report:
     optimality_proof: OptimalityProof | None
     assumed: bool
     outside: tuple[str, ...]
-    versus: Mapping[str, Comparison]
+    versus: Mapping[str, BaselineComparison]
     ties: tuple[Tie, ...]
     violations: tuple[BoundViolation, ...]
     audited: int
@@ -229,11 +258,14 @@ class Report:
     pool: PoolStatus | None = None
     stopped: str | None = None
     failures: tuple[Failure, ...] = ()
-    versus_baselines: Mapping[str, Comparison] = dataclasses.field(default_factory=dict)
+    versus_baselines: Mapping[str, BaselineComparison] = dataclasses.field(default_factory=dict)
     default_failure: str | None = None
     noise: tuple[str, ...] = ()
     unresumed: tuple[UnresumedRun, ...] = ()
     measured_rates: str | None = None
+    tie_count: int = 0
+    is_earlier: bool = False
+    served: Served | None = None
 
     def __str__(self) -> str:
         """Return the report as `tunebench tune` prints it."""
@@ -258,6 +290,8 @@ class Report:
             data[name] = {rival: comparison.to_json() for rival, comparison in getattr(self, name).items()}
         for baseline in data["baselines"]:
             del baseline["samples_us"]
+        if self.served is not None:
+            data["served"]["config"] = dict(self.served.config)
         fastest = self.baselines[0] if self.baselines else None
         data["baseline"] = fastest.name if fastest else None
         data["baseline_us"] = fastest.median_us if fastest else None

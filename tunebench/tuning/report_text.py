@@ -15,8 +15,8 @@ from tunebench.kernels import files_of
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunebench.db.figures import BaselineComparison
     from tunebench.executor import PoolStatus
-    from tunebench.measure.comparison import Comparison
     from tunebench.tuning.report import Report
     from tunebench.tuning.summary import TuningSummary, WorkloadResult
 
@@ -93,43 +93,54 @@ def render_reports(reports: Sequence[Report], to: Console) -> None:
 
 def _render(report: Report, to: Console) -> None:
     to.print(f"{report.workload} on {report.device}")
+    _render_best(report, to)
+    for line in _search_lines(report):
+        to.print(line, soft_wrap=True)
+
+
+def _render_best(report: Report, to: Console) -> None:
+    """Print what made the times unreliable, the best, its comparisons and its proof."""
     if report.noise:
         to.print(f"  noise    {report.noise[0]}", soft_wrap=True)
-        for line in report.noise[1:]:
+        for line in (*report.noise[1:], REMEDY):
             to.print(f"           {line}", soft_wrap=True)
-        to.print(f"           {REMEDY}", soft_wrap=True)
     if report.median_us is None:
         to.print("no configuration succeeded")
-    else:
-        to.print(f"  variant  {report.variant}")
-        to.print(f"  config   {report.config}", soft_wrap=True)
-        to.print(table(*_VERSUS, rows=_comparison(report, report.median_us)))
-        for line in (*_ties(report), *_proof(report)):
-            to.print(line, soft_wrap=True)
+        return
+    to.print(f"  variant  {report.variant}")
+    to.print(f"  config   {report.config}", soft_wrap=True)
+    to.print(table(*_VERSUS, rows=_comparison(report, report.median_us)))
+    for line in (*_ties(report), *_proof(report)):
+        to.print(line, soft_wrap=True)
+
+
+def _search_lines(report: Report) -> Iterator[str]:
+    """Yield what the search tried, what failed, and what it took."""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
     audited = f" ({report.audited} audited)" if report.audited else ""
-    to.print(f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before")
+    yield f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before"
+    if report.served is not None:
+        yield f"  lookup   returns {report.served}"
     if report.default_failure is not None:
-        to.print(f"  default  failed, so that the best is compared with none: {report.default_failure}")
-    for line in _failures(report):
-        to.print(line, soft_wrap=True)
+        yield f"  default  failed, so that the best is compared with none: {report.default_failure}"
+    yield from _failures(report)
     for source in report.warm:
         text = f"{source.records} records of {source.workload} on {source.device}, {source.use}"
-        to.print(f"  warm     {source.variant}: {text}", soft_wrap=True)
+        yield f"  warm     {source.variant}: {text}"
     if report.unlikely:
         winners = f"{significant(report.unlikely_winners, 2)} of them expected to be faster"
-        to.print(f"  unlikely {report.unlikely} configurations postponed, still open; {winners}")
+        yield f"  unlikely {report.unlikely} configurations postponed, still open; {winners}"
     if report.pool is not None:
-        to.print(f"  cluster  {', '.join(pool_parts(report.pool))}")
-        for line in (*(f"lost {one}" for one in report.pool.lost), *report.pool.refused):
-            to.print(f"           {line}", soft_wrap=True)
+        yield f"  cluster  {', '.join(pool_parts(report.pool))}"
+        for line in (*(f"lost {worker}" for worker in report.pool.lost), *report.pool.refused):
+            yield f"           {line}"
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
-    to.print(f"  seconds  {seconds}")
+    yield f"  seconds  {seconds}"
     for line in _skipped_lines(report.skipped):
-        to.print(f"  skipped  {line}", soft_wrap=True)
-    to.print(f"  database {report.database}", soft_wrap=True)
+        yield f"  skipped  {line}"
+    yield f"  database {report.database}"
     for run in report.unresumed[-SHOWN_RUNS:]:
-        to.print(f"  resume   {run}{_named(report.database)}", soft_wrap=True)
+        yield f"  resume   {run}{_named(report.database)}"
 
 
 def _named(database: str) -> str:
@@ -150,8 +161,9 @@ def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
     how = "predicted, not measured" if report.how == "predicted" else "measured"
     ends = report.ci_us or report.interval_us
     interval = f" [{time_of(ends[0])}, {time_of(ends[1])}]" if ends else ""
+    earlier = " by an earlier search" if report.is_earlier else ""
     yield (
-        f"best ({how}{', the default' if report.is_default else ''})",
+        f"best ({how}{earlier}{', the default' if report.is_default else ''})",
         f"{time_of(best_us)}{interval}",
         None,
         None,
@@ -170,10 +182,12 @@ def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
         yield "lower bound (assumed rates)" if report.assumed else "lower bound", bound, None, None
 
 
-def _versus(name: str, us: float | None, best_us: float, versus: Comparison | None) -> tuple[object, ...]:
+def _versus(
+    name: str, us: float | None, best_us: float, versus: BaselineComparison | None
+) -> tuple[object, ...]:
     """Return the row of a rival; speedup and interval are those of the rounds in which both were timed."""
-    if versus is None:
-        return name, time_of(us), _faster(us, best_us), None
+    if versus is None or versus.high is None or versus.probability is None:
+        return name, time_of(us), _faster(us, best_us) if versus is None else f"{ratio(versus.ratio)}x", None
     interval = f"[{ratio(versus.low)}, {ratio(versus.high)}]"
     chance = f"{100 * versus.probability:.1f} % probability that best is faster"
     sure = " tie" if versus.tied else f", {chance}"
@@ -201,9 +215,9 @@ def _failures(report: Report) -> Iterator[str]:
 
 def _ties(report: Report) -> Iterator[str]:
     if report.ties:
-        first = report.ties[0]
-        more = f" and {len(report.ties) - 1} more" if len(report.ties) > 1 else ""
-        yield f"  ties     within noise: {first.variant} {first.config}{more}"
+        first, how = report.ties[0], "same prediction" if report.how == "predicted" else "within noise"
+        more = f" and {report.tie_count - 1} more" if report.tie_count > 1 else ""
+        yield f"  ties     {how}: {first.variant} {first.config}{more}"
 
 
 def _proof(report: Report) -> Iterator[str]:

@@ -7,30 +7,34 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 
 import numpy as np
 
 from tunebench._figure import significant
-from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
+from tunebench.db.figures import BaselineComparison, Figures
+from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict, figures_of
 from tunebench.db.retry import RetryPolicy
 from tunebench.device import Device
 from tunebench.errors import DatabaseError
 from tunebench.executor import ExecutorClosed, WorkerExecutor
 from tunebench.kernels import variants
+from tunebench.measure.baseline import Baseline
 from tunebench.outcome import (
     FAILURES,
     Aborted,
+    Effort,
     Measured,
     Outcome,
+    Predicted,
     Pruned,
     Result,
     failure_of,
     first_error,
     time_us,
 )
-from tunebench.search.loop import Budget, optimality_proof, run_search
+from tunebench.search.loop import Budget, run_search
 from tunebench.search.optimality_proof import OptimalityProof, is_impossible
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
@@ -38,11 +42,20 @@ from tunebench.task import Task
 from tunebench.tuning import baseline_rounds
 from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
-from tunebench.tuning.finalist import DISAGREEMENT, ROUNDS, TimedConfig, pick_finalists, select_best
+from tunebench.tuning.finalist import (
+    DISAGREEMENT,
+    ROUNDS,
+    TimedConfig,
+    pick_finalists,
+    predicted_choice,
+    predicted_ties,
+    predicted_verdict,
+)
 from tunebench.tuning.finalist_rounds import FATAL, FinalistRounds
 from tunebench.tuning.known_outcome import answers, made_under_load
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Failure, ProgressCallback, Report, Tie
+from tunebench.tuning.proof import bound_ratio, bounded_spaces, optimality_proof_of
+from tunebench.tuning.report import Failure, ProgressCallback, Report, Served, Tie
 from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
 from tunebench.tuning.run_options import run_options
 from tunebench.tuning.run_recorder import RunRecorder
@@ -55,6 +68,7 @@ __all__ = [
     "deadline",
     "finish",
     "prepare",
+    "record_predictions",
     "search",
     "stored_best",
     "time_finalists",
@@ -63,6 +77,11 @@ __all__ = [
 
 REPEATS = 2
 """Repetitions of a default that timed out while other programs used the processors."""
+MOST_ANSWERS = 1000
+"""Most rows of the view `answer_v1` that are read of one workload on one device."""
+
+MOST_EARLIER = 4
+"""Most finalists of earlier searches that are timed again, if `Plan.finalists` is not more."""
 
 REFERENCE_DRIFT = 1.5
 """Ratio of the reference kernel's times in different rounds above which the report mentions it."""
@@ -242,7 +261,10 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
                 result=result,
                 purpose="audit" if proposal.audit else "search",
                 bound_us=proposal.bound_us,
-                verdict=Verdict(versus_default="itself") if is_default else Verdict(),
+                verdict=Verdict(
+                    versus_default="itself" if is_default else None,
+                    comparison=_search_figures(context).stored(),
+                ),
             )
         )
         claimed.discard(key)
@@ -345,6 +367,7 @@ def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: O
             ci_us=getattr(outcome, "ci_us", None),
             interval_us=getattr(outcome, "interval_us", None),
             is_default=is_default,
+            verified=not isinstance(outcome, Predicted) or outcome.verification.how != "not verified",
         )
         context.state.timed.append(timed)
 
@@ -366,69 +389,171 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         context.recorder,
         context.audit,
         baselines,
+        timed=state.timed,
+        search=_search_figures(context),
         make_task=lambda timed: _task(context, timed, thorough=True),
         on_progress=context.report_progress,
     )
     with _interruptible(context, executor):
         seed = plan.seed if plan.baselines else None
-        state.finals.run(executor, pick_finalists(state.timed, plan.finalists), seed)
+        earlier = set(_earlier_finalists(context))
+        state.finals.run(executor, pick_finalists(state.timed, plan.finalists, earlier), seed)
+
+
+def _earlier_finalists(context: RunContext) -> Iterator[tuple[str, Config]]:
+    """Yield the fastest finalists of earlier searches, to time again.
+
+    Their times are of another state of the machine: without a new one, the best of an idle day would stay
+    first however fast the new finalists are.
+    """
+    setup = context.setup
+    newest: dict[tuple[str, Config], Record] = {}
+    for record in setup.store.history(str(context.workload), setup.target.device.key):
+        outcome, place = record.result.outcome, (record.key.variant, record.key.config)
+        if record.stale or not isinstance(outcome, Measured) or outcome.cache != setup.plan.protocol.cache:
+            continue
+        if record.purpose == "finalist" and record.verdict.versus_default != "not faster":
+            newest[place] = record
+        elif place in newest:
+            del newest[place]
+    ranked = sorted(newest, key=lambda place: time_us(newest[place].result.outcome) or np.inf)
+    yield from ranked[: max(MOST_EARLIER, setup.plan.finalists)]
+
+
+def record_predictions(context: RunContext) -> None:
+    """Record the choice of each variant as its finalist, so that all readers of the records take the same.
+
+    Of equal predictions the default is chosen. The best of all variants is recorded first: a lookup returns
+    the earlier record of equal ones. Nothing is recorded if the records already say so.
+    """
+    timed = context.state.timed
+    if not timed:
+        return
+    groups: dict[str, list[TimedConfig]] = {}
+    for one in timed:
+        groups.setdefault(one.search.key, []).append(one)
+    best = predicted_choice(timed)
+    choices = [best, *(predicted_choice(group) for key, group in groups.items() if key != best.search.key)]
+    verdicts = [
+        predicted_verdict(
+            choice,
+            next((one for one in groups[choice.search.key] if one.is_default), None),
+            _search_figures(context),
+            predicted_ties(choice, timed),
+        )
+        for choice in choices
+    ]
+    answers = {answer.key.variant: answer for answer in _answers_of_search(context)}
+    said = [answers.get(choice.search.key) for choice in choices]
+    if all(
+        answer is not None
+        and (answer.purpose, answer.key.config, answer.verdict) == ("finalist", choice.config, verdict)
+        for answer, choice, verdict in zip(said, choices, verdicts, strict=True)
+    ):
+        return
+    records = {
+        (record.key.variant, record.key.config): record
+        for record in context.setup.store.history(str(context.workload), context.setup.target.device.key)
+        if isinstance(record.result.outcome, Predicted) and not record.stale
+    }
+    context.recorder.record(
+        *(
+            NewMeasurement(
+                key=context.recorder.key(choice.search.key, choice.config),
+                result=dataclasses.replace(records[choice.search.key, choice.config].result, effort=Effort()),
+                purpose="finalist",
+                bound_us=choice.bound_us,
+                verdict=verdict,
+            )
+            for choice, verdict in zip(choices, verdicts, strict=True)
+        )
+    )
+
+
+def _search_figures(context: RunContext) -> Figures:
+    """Return what every record states of the search."""
+    is_known = context.bound_us > 0 and context.gap_is_meaningful and not context.audit.violations
+    return Figures(
+        bound_us=context.bound_us if is_known else None,
+        searched=tuple(sorted(context.variants)),
+    )
 
 
 def stored_best(context: RunContext) -> Record | None:
     """Return the record that a lookup would return now, among those that this run could find again."""
+    return next(_answers_of_search(context), None)
+
+
+def _answers_of_search(context: RunContext) -> Iterator[Record]:
+    """Yield the records that a lookup may return, best first, which this run could find again."""
     setup = context.setup
-    for entry in setup.store.best(str(context.workload), setup.target.device.key):
+    for entry in setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS):
         tunable, outcome = context.variants.get(entry.key.variant), entry.result.outcome
         if tunable is None or tunable.table.row(entry.key.config) is None:
             continue
         current = context.revision(entry.key.variant, entry.key.config) == entry.key.revision
         same_cache = isinstance(outcome, Measured) and outcome.cache == setup.plan.protocol.cache
-        if current and (same_cache or (setup.predicts and not isinstance(outcome, Measured))):
-            return entry
-    return None
+        if current and (setup.predicts != isinstance(outcome, Measured)) and (setup.predicts or same_cache):
+            yield entry
 
 
 def finish(context: RunContext) -> Report:
-    """Close the run in the database, unless it was stopped early, and return its report."""
+    """Close the run in the database, unless it was stopped early, and return its report.
+
+    The best, its time and its comparisons are those of the database (`tunebench.db.figures`), so that a
+    lookup and every page name the same ones.
+    """
     setup, state, finals = context.setup, context.state, context.state.finals
-    selected = select_best(
-        (finals.finalists if finals else []) or [timed for timed in state.timed if not timed.failed]
-    )
-    best = selected.best if selected else None
-    median_us, ci_us = best.median() if best else (None, None)
-    default = selected.default if selected else None
     seconds = context.recorder.seconds(state.busy_s)
     masked = sum(search.masked for search in context.searches)
     unlikely = [search.unlikely(context.best_us) for search in context.searches]
+    if setup.predicts and not state.interrupted:
+        record_predictions(context)
     if not state.interrupted and not state.cut_short:
         context.recorder.finish(masked, state.cached, seconds)
     else:
         context.recorder.leave()
-    proof = None  # a prediction proves nothing
-    if not setup.predicts:
-        proof = optimality_proof(context.searches, np.inf if median_us is None else median_us)
+    best = stored_best(context)
+    outcome = best.result.outcome if best is not None else None
+    median_us = time_us(outcome) if outcome is not None else None
+    records = setup.store.history(str(context.workload), setup.target.device.key)
+    figures = figures_of(best, records) if best is not None else Figures()
+    cache = setup.plan.protocol.cache
+    proof = optimality_proof_of(
+        records,
+        bounded_spaces(context.workload, context.variants.values(), cache),
+        np.inf if median_us is None else median_us,
+        cache,
+    )
+    is_default = best is not None and best.verdict.versus_default == "itself"
+    default = figures.default
+    timed = _timed(context, best)
     return Report(
         workload=str(context.workload),
         device=setup.target.device.key,
-        how=("predicted" if setup.predicts else "measured") if best else None,
-        variant=best.search.key if best else None,
-        config=best.config if best else None,
+        how=("predicted" if setup.predicts else "measured") if best is not None else None,
+        variant=best.key.variant if best is not None else None,
+        config=best.key.config if best is not None else None,
         median_us=median_us,
-        ci_us=ci_us,
-        interval_us=best.interval_us if best else None,
-        is_default=best.is_default if best else False,
-        default_us=default.median()[0] if default else None,
-        default_failure=_default_failure(context, best) if default is None else None,
-        noise=tuple(_noise(context, best)),
-        baselines=finals.baselines.baselines() if finals else (),
+        ci_us=getattr(outcome, "ci_us", None),
+        interval_us=getattr(outcome, "interval_us", None),
+        is_default=is_default,
+        default_us=median_us if is_default else (default.time_us if default is not None else None),
+        default_failure=_default_failure(context, timed) if not is_default and default is None else None,
+        noise=tuple(_noise(context, timed)),
+        baselines=tuple(_baselines(figures, finals.baselines.baselines() if finals else ())),
         bound_us=0.0 if context.audit.violations else min(context.bound_us, median_us or np.inf),
         gap=_gap(context, median_us, proof),
-        optimality_proof=proof,
+        optimality_proof=None if setup.predicts else proof,  # a prediction proves nothing
         assumed=setup.target.device.assumed,
         measured_rates=_measured_rates(setup.target.device),
         outside=tuple(sorted({v.key for v in variants(context.workload)} - context.variants.keys())),
-        versus=finals.versus(selected) if finals is not None and selected is not None else {},
-        ties=_ties(context, best),
+        versus=_versus(figures),
+        ties=tuple(
+            Tie(variant=tied.variant, config=Config(tied.config), median_us=tied.time_us)
+            for tied in figures.ties
+        ),
+        tie_count=figures.tie_count or 0,
         violations=context.audit.violations,
         audited=context.budget.audited,
         trials=dict(state.outcomes),
@@ -443,23 +568,24 @@ def finish(context: RunContext) -> Report:
         unlikely_winners=sum(one.winners for one in unlikely),
         pool=state.pool,
         stopped=state.stopped,
-        versus_baselines=finals.versus_baselines(selected.best) if finals and selected is not None else {},
+        versus_baselines=figures.baselines,
         failures=tuple(sorted(state.failures.values(), key=lambda one: -one.count)),
         unresumed=context.recorder.unresumed,
+        is_earlier=best is not None and best.run_id != context.recorder.run_id,
+        served=_served(context, best),
     )
 
 
-def _gap(context: RunContext, best_us: float | None, proof: OptimalityProof | None) -> float | None:
+def _gap(context: RunContext, best_us: float | None, proof: OptimalityProof) -> float | None:
     """Return the optimality gap: that of the proof, or of the lower bound at measured rates.
 
-    There is none if the rates of the device are assumed. Measured rates are achieved, so that a kernel may
-    beat them: its gap is then 1.
+    There is none if the rates of the device are assumed.
     """
-    if best_us is None or not context.gap_is_meaningful or context.audit.violations:
+    if best_us is None or not context.gap_is_meaningful:
         return None
-    if proof is not None and (proof.proved or not context.setup.target.device.assumed):
+    if not context.setup.target.device.assumed:
         return proof.gap
-    return max(1.0, best_us / context.bound_us) if context.bound_us > 0 else None
+    return bound_ratio(best_us, context.bound_us) if context.bound_us > 0 else None
 
 
 def _measured_rates(device: Device) -> str | None:
@@ -469,19 +595,48 @@ def _measured_rates(device: Device) -> str | None:
     return f"{significant(device.measured_gb_s, 3)} GB/s, {significant(device.measured_gflop_s, 3)} GFLOP/s"
 
 
-def _ties(context: RunContext, best: TimedConfig | None) -> tuple[Tie, ...]:
-    if best is None or context.setup.predicts:
-        return ()
-    # A configuration that was faster in the search and was not timed again is a tie, too.
-    tied = [
-        one
-        for one in context.state.timed
-        if one is not best
-        and not one.failed
-        and (best.tied(one) or (not one.rounds and one.search_us < best.median()[0]))
-    ]
-    tied.sort(key=lambda one: one.median()[0])
-    return tuple(Tie(variant=one.search.key, config=one.config, median_us=one.median()[0]) for one in tied)
+def _timed(context: RunContext, best: Record | None) -> TimedConfig | None:
+    """Return the best as this run knows it; None if another process found it."""
+    if best is None:
+        return None
+    place = (best.key.variant, best.key.config)
+    return next((one for one in context.state.timed if (one.search.key, one.config) == place), None)
+
+
+def _baselines(figures: Figures, timed: Iterable[Baseline]) -> Iterator[Baseline]:
+    """Yield the baselines of the best, with samples if they were timed by this run."""
+    samples_us = {(baseline.name, baseline.median_us): baseline.samples_us for baseline in timed}
+    for name, versus in figures.baselines.items():
+        us = versus.time_us
+        assert us is not None, name
+        yield Baseline(
+            name=name,
+            median_us=us,
+            ci_us=versus.ci_us or (us, us),  # earlier versions did not store it
+            samples_us=samples_us.get((name, us), ()),
+        )
+
+
+def _versus(figures: Figures) -> dict[str, BaselineComparison]:
+    """Return the comparisons with a confidence interval, by rival."""
+    fastest = figures.fastest_baseline
+    rivals = {"default": figures.default, "runner_up": figures.runner_up}
+    rivals["baseline"] = fastest[1] if fastest is not None else None
+    return {name: versus for name, versus in rivals.items() if versus is not None and versus.is_known}
+
+
+def _served(context: RunContext, best: Record | None) -> Served | None:
+    """Return what a lookup returns instead of the best of this search; None if it is the same."""
+    setup = context.setup
+    known = {variant.key for variant in variants(context.workload)}
+    answers = setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS)
+    first = next((one for one in answers if not one.stale and one.key.variant in known), None)
+    if first is None or best is None or first.id == best.id:
+        return None
+    us = time_us(first.result.outcome)
+    assert us is not None, first
+    kind, cache = first.result.outcome.kind, getattr(first.result.outcome, "cache", None)
+    return Served(variant=first.key.variant, config=first.key.config, time_us=us, how=kind, cache=cache)
 
 
 def _default_failure(context: RunContext, best: TimedConfig | None) -> str | None:
@@ -496,9 +651,9 @@ def _default_failure(context: RunContext, best: TimedConfig | None) -> str | Non
 def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
     """Yield what made the times of the finals unreliable."""
     finals = context.state.finals.finalists if context.state.finals else []
-    busy = max((share for timed in finals for share in timed.conditions("busy_elsewhere")), default=None)
-    if busy is not None:
-        yield f"other programs used {100 * busy:.0f} % of the processor while the finalists were timed"
+    busy = max(best.conditions("busy_elsewhere"), default=None) if best is not None else None
+    if busy is not None:  # as its record says it to a lookup
+        yield f"other programs used {100 * busy:.0f} % of the processor while the best was timed"
     interrupted = max((share for timed in finals for share in timed.conditions("interrupted")), default=0.0)
     if interrupted > INTERRUPTED:
         had = min(share for timed in finals for share in timed.conditions("processor_share"))

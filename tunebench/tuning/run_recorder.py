@@ -66,6 +66,11 @@ class RunRecorder:
         self.owner = new_owner()
 
     @property
+    def run_id(self) -> str | None:
+        """Id of the run; None before `begin`."""
+        return self._run_id
+
+    @property
     def elapsed_s(self) -> float:
         """Wall time since the run began, without its pauses."""
         return (self._paused or time.perf_counter()) - self._started

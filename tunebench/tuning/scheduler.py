@@ -18,7 +18,6 @@ from tunebench.search.loop import optimality_proof
 from tunebench.task import Task
 from tunebench.tuning import run
 from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
-from tunebench.tuning.finalist import select_best
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
@@ -201,7 +200,7 @@ class SharedBudget:
             reason=one.refused or one.error,
             trials=context.budget.done if context is not None else 0,
             before_us=_before_us(one),
-            after_us=_after_us(context) if context is not None else None,
+            after_us=report.median_us if report is not None else None,
             report=report,
         )
 
@@ -239,12 +238,3 @@ def _before_us(one: WeightedWorkload) -> float | None:
         ):
             return timed.median()[0]
     return time_us(one.before.result.outcome) if one.before is not None else None
-
-
-def _after_us(context: RunContext) -> float | None:
-    """Return the time of the best in the finalist rounds; without rounds, of the best record."""
-    finals, best = context.state.finals, run.stored_best(context)
-    selected = select_best(finals.finalists) if finals is not None else None
-    if selected is not None:
-        return selected.best.median()[0]
-    return time_us(best.result.outcome) if best is not None else None

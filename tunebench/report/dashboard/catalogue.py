@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from tunebench._command import command_line
 from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGroup, WorkloadEntry
+from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.errors import TunebenchError
 from tunebench.kernels import files_of
 
@@ -88,28 +89,38 @@ class Line:
         return "failed" if self.entry.failed else None
 
     @property
-    def gap(self) -> float | None:
-        """Best time over the lowest lower bound of any measurement; None at assumed rates."""
-        if self.device.descriptor.get("assumed"):
+    def figures(self) -> Figures:
+        """Comparison of the best with the default and with baselines; empty without one."""
+        return self.best.figures if self.best is not None else Figures()
+
+    @property
+    def bound_us(self) -> float | None:
+        """Lower bound of the search of the best, else the lowest one of any measurement.
+
+        None if unknown, or if it rests on assumed rates of the device.
+        """
+        if self.figures.bound_us is not None or self.device.descriptor.get("assumed"):
+            return self.figures.bound_us
+        return self.entry.least_bound_us
+
+    @property
+    def bound_ratio(self) -> float | None:
+        """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
+        if self.best is None or not self.bound_us:
             return None
-        best, bound_us = self.best, self.entry.least_bound_us
-        return best.time_us / bound_us if best is not None and bound_us else None
+        ratio = self.best.time_us / self.bound_us
+        return max(1.0, ratio) if self.device.descriptor.get("assumed") else ratio
 
     @property
     def default_ratio(self) -> float | None:
-        """Time of the default configuration over the best time, measured in the same rounds."""
-        return _ratio(self.best.comparison.get("default")) if self.best is not None else None
+        """Speedup of the best over the default configuration; 1 for the default."""
+        is_default = self.best is not None and self.best.is_default
+        return self.figures.speedup_over_default(is_default=is_default)
 
     @property
-    def library(self) -> tuple[str, float] | None:
-        """The fastest library, and its time over the best time, measured in the same rounds."""
-        libraries = self.best.comparison.get("libraries") if self.best is not None else None
-        if not isinstance(libraries, Mapping):
-            return None
-        ratios = {
-            str(name): ratio for name, found in libraries.items() if (ratio := _ratio(found)) is not None
-        }
-        return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+    def library(self) -> tuple[str, BaselineComparison] | None:
+        """The fastest baseline, and the comparison with it; None without one."""
+        return self.figures.fastest_baseline
 
     def tune_command(self, db: str | None, variant: str | None = None) -> str:
         """Return the command that measures the workload again.
@@ -141,11 +152,6 @@ def damage_of(error: Exception, db: str | None) -> str:
     """
     verify = command_line("db verify", db=db)
     return f"a record is damaged ({type(error).__name__}: {error}); check it: {verify}"
-
-
-def _ratio(found: object) -> float | None:
-    value = found.get("ratio") if isinstance(found, Mapping) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,15 +41,15 @@ WORKLOADS: tuple[Column[Line], ...] = (
     Column(
         name="bound",
         title="Lowest bound",
-        key=lambda line: line.entry.least_bound_us,
+        key=lambda line: line.bound_us,
         right=True,
         minor=True,
-        hint="Lowest lower bound of the configurations that were run or predicted",
+        hint="Lower bound of all configurations of the search, else the lowest one of those that were tried",
     ),
     Column(
         name="gap",
         title="Best / bound",
-        key=lambda line: line.gap,
+        key=lambda line: line.bound_ratio,
         right=True,
         hint="1 means that no configuration can be faster",
     ),
@@ -64,7 +64,7 @@ WORKLOADS: tuple[Column[Line], ...] = (
     Column(
         name="library",
         title="vs library",
-        key=lambda line: line.library[1] if line.library else None,
+        key=lambda line: line.library[1].ratio if line.library else None,
         right=True,
         hint="Speedup of the best over the fastest library (higher is better)",
     ),

@@ -34,7 +34,7 @@ class Side:
         best_us: Best time, in microseconds; None without one.
         ci_us: 95 % confidence interval of the best time; None if unknown.
         bound_us: Lowest lower bound of its measurements; None if unknown.
-        gap: Best time over `bound_us`; None without either.
+        bound_ratio: Best time over `bound_us`; None without either.
         failed: Measurements that failed.
         points: Its measurements, oldest first.
         facts: Other facts, as texts by name.
@@ -49,7 +49,7 @@ class Side:
     best_us: float | None
     ci_us: tuple[float, float] | None
     bound_us: float | None
-    gap: float | None
+    bound_ratio: float | None
     failed: int
     points: Sequence[HistoryPoint]
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -98,8 +98,8 @@ def side_of_search(search: Search, points: Sequence[HistoryPoint]) -> Side:
         how=search.state,
         best_us=run.progress.best_us,
         ci_us=None,
-        bound_us=run.progress.least_bound_us,
-        gap=search.gap,
+        bound_us=search.bound_us,
+        bound_ratio=search.bound_ratio,
         failed=run.progress.failed,
         points=points,
         facts={"sampler": run.sampler, "seed": f"{run.seed}", "excluded by their bound": f"{run.masked:,}"},
@@ -122,8 +122,8 @@ def side_of_line(line: Line, href: str, points: Sequence[HistoryPoint]) -> Side:
         how=line.how or "none",
         best_us=line.time_us,
         ci_us=line.best.ci_us if line.best is not None else None,
-        bound_us=line.entry.least_bound_us,
-        gap=line.gap,
+        bound_us=line.bound_us,
+        bound_ratio=line.bound_ratio,
         failed=line.entry.failed,
         points=points,
     )

@@ -39,14 +39,15 @@ DRAWN = 1000
 def history_drawing(points: Sequence[HistoryPoint], line: Line) -> str:
     """Return the chart of a workload's history, with its lower bound and the times of baselines."""
     lines = []
-    if line.entry.least_bound_us:
-        lines.append(TimeLine(style="bound", label="lowest bound", us=line.entry.least_bound_us))
-    best = line.best
-    if best is not None and line.default_ratio:
-        lines.append(TimeLine(style="default", label="default", us=best.time_us * line.default_ratio))
-    if best is not None and line.library is not None and line.library[1] > 0:
-        name, ratio = line.library
-        lines.append(TimeLine(style="library", label=printable(name), us=best.time_us * ratio))
+    if line.bound_us:
+        lines.append(TimeLine(style="bound", label="lowest bound", us=line.bound_us))
+    best, default = line.best, line.figures.default
+    if best is not None and best.is_default:
+        lines.append(TimeLine(style="default", label="default", us=best.time_us))
+    elif default is not None and default.time_us:
+        lines.append(TimeLine(style="default", label="default", us=default.time_us))
+    if line.library is not None and (library_us := line.library[1].time_us):
+        lines.append(TimeLine(style="library", label=printable(line.library[0]), us=library_us))
     return _drawing(points, lines, line.best)
 
 

@@ -357,7 +357,7 @@ class Pages:
             meaning=STATES[found.state],
             newest=points[: -RUNS - 1 : -1],
             failures=self._browser.failures(run_id) if run.progress.failed else [],
-            chart=run_drawing(points, run.progress.least_bound_us, self._answer(run)),
+            chart=run_drawing(points, found.bound_us, self._answer(run)),
         )
 
     def _answer(self, run: RunEntry) -> Answer | None:

@@ -104,18 +104,13 @@ def _agreement(method: str, group: Sequence[ComparedPrediction]) -> Agreement:
 def _of_libraries(lines: Iterable[Line]) -> Iterable[ComparedPrediction]:
     for line in filter(_is_compared, lines):
         predicted = _known.get((line.device.key, line.entry.workload))
-        if (
-            predicted is not None
-            and line.best is not None
-            and line.library is not None
-            and line.library[1] > 0
-        ):
+        if predicted is not None and line.library is not None and line.library[1].time_us:
             yield ComparedPrediction(
                 line=line,
                 method="library",
                 measured=line.library[0],
                 predicted_us=predicted[0],
-                measured_us=line.best.time_us * line.library[1],
+                measured_us=line.library[1].time_us,
                 interval_us=predicted[1:],
             )
 

@@ -66,12 +66,27 @@ class Search:
         return min(1.0, self.run.progress.searched / budget) if budget else None
 
     @property
-    def gap(self) -> float | None:
-        """Best time over the lowest lower bound of its measurements; None at assumed rates."""
-        if self.device is not None and self.device.descriptor.get("assumed"):
+    def bound_us(self) -> float | None:
+        """Lower bound of all its configurations, else the lowest one of its measurements.
+
+        None if unknown, or if it rests on assumed rates of the device.
+        """
+        progress = self.run.progress
+        if progress.bound_us is not None or self._has_assumed_rates:
+            return progress.bound_us
+        return progress.least_bound_us
+
+    @property
+    def bound_ratio(self) -> float | None:
+        """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
+        best_us, bound_us = self.run.progress.best_us, self.bound_us
+        if best_us is None or not bound_us:
             return None
-        best_us, bound_us = self.run.progress.best_us, self.run.progress.least_bound_us
-        return best_us / bound_us if best_us is not None and bound_us else None
+        return max(1.0, best_us / bound_us) if self._has_assumed_rates else best_us / bound_us
+
+    @property
+    def _has_assumed_rates(self) -> bool:
+        return self.device is not None and bool(self.device.descriptor.get("assumed"))
 
 
 def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: str = "") -> Search:
