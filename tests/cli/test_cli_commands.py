@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -405,3 +407,36 @@ def test_tune_checks_the_work_before_it_says_anything_about_devices(
     words: list[str], run_refused: Run
 ) -> None:
     assert "typo" in run_refused("tune", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("softmax:rows=8,cols=8,dtype=f32", "--variant", "nope"), "unknown variant of softmax 'nope'"),
+        (("softmax:rows=1..8,cols=8,dtype=f32", "--variant", "nope"), "unknown variant of softmax 'nope'"),
+        (("gpt2/attention", "--variant", "nope"), "unknown variant of attention 'nope'"),
+        (("--suite", "gpt2", "--variant", "nope"), "unknown variant 'nope'"),
+        (("--from-profile", "--variant", "softmax/nope"), "unknown variant 'softmax/nope'"),
+        (("--suite", "gtp2"), "unknown suite 'gtp2'. Did you mean 'gpt2'"),
+        (("softmx:rows=8",), "unknown operator 'softmx'. Did you mean 'softmax'"),
+        (("softmx:rows=1..8",), "unknown operator 'softmx'. Did you mean 'softmax'"),
+        (("softmax:rows=8,cols=8,dtype=f32", "--cache", "hot"), "unknown cache state 'hot'"),
+        (("softmax:rows=8,cols=8,dtype=f99",), "unknown value of softmax dimension dtype 'f99'"),
+    ],
+)
+def test_unknown_names_of_tune_are_reported_before_anything_about_devices(
+    words: tuple[str, ...], error: str, run_refused: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunebench.device.local_gpus", lambda: pytest.fail("asked for devices"))
+    for more in ((), ("--device", "nope")):
+        assert error in run_refused("tune", *words, *more)
+
+
+def test_unknown_variant_is_reported_before_a_search_is_imported() -> None:
+    code = (
+        "import sys; from tunebench import cli; "
+        "status = cli.run(['tune', 'softmax:rows=8,cols=8,dtype=f32', '--variant', 'nope']); "
+        "print(status, *{'optuna', 'sqlalchemy', 'numba'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"

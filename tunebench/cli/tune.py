@@ -216,9 +216,6 @@ def command(options: TuneOptions) -> None:
     return an answer for every size between. Ctrl-C ends a run early and keeps all results; the same command
     resumes it.
     """
-    from tunebench import tuning
-    from tunebench.workloads import parse
-
     options = dataclasses.replace(
         options,
         from_profile=options.from_profile or options.recorded,
@@ -229,9 +226,13 @@ def command(options: TuneOptions) -> None:
     if options.repeat is not None:
         _repeat(options)
         return
+    _check_names(options)
+    from tunebench import tuning
+    from tunebench.workloads import parse
+
     text = options.workload or ""
     sizes = tuning.parse_size_range(text) if tuning.is_size_range(text) else ()
-    if text and not sizes and not options.variant_file:  # which may bring the operator
+    if text and not sizes:
         parse(text)  # an invalid workload is reported before anything about devices
     local = None if options.cluster is not None else _local_device(options)
     devices = [local] if local is not None else _cluster_devices(options)
@@ -374,6 +375,27 @@ def _refuse_options_of_run(options: TuneOptions) -> None:
     ]
     if extra:
         raise InputError(f"--repeat repeats a run with its own options: leave {', '.join(extra)} out")
+
+
+def _check_names(options: TuneOptions) -> None:
+    """Check the names of the suite, the operator, its variants and the cache state.
+
+    Names are reported before anything about devices, and before the modules of a search are imported.
+    """
+    from tunebench import kernels, workloads
+
+    _cache(options.cache)
+    if options.suite is not None:
+        workloads.suite(options.suite, options.batch or 1)
+    text, operator = options.workload or "", ""
+    if text:
+        operator = text.partition(":")[0] if ":" in text else workloads.parse(text).operator
+        workloads.operator(operator)
+    variants = kernels.variants(operator or None) if options.variant else ()
+    for name in options.variant or ():
+        if all(name not in (variant.name, variant.key) for variant in variants):
+            known = {variant.name for variant in variants} if operator else {v.key for v in variants}
+            raise UnknownName(f"variant of {operator}" if operator else "variant", name, known)
 
 
 def _plan(options: TuneOptions) -> Plan:
