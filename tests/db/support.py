@@ -61,6 +61,8 @@ EVERY_OUTCOME: tuple[Outcome, ...] = (
     LaunchFailed(reason="too many resources"),
     WrongResult(reason="y[0, 3] is 7, not 0.1"),
     TimedOut(reason="no answer within 10 s"),
+    TimedOut(reason="no answer within 10 s", conditions={"limited": "call", "limit_s": 10.0, "cores": 2}),
+    CompileFailed(reason="MemoryError", refused=False, conditions={"attempts": 2}),
     Crashed(reason="signal 11"),
 )
 

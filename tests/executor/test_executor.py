@@ -19,7 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tunebench.errors import DeviceError, EnvironmentFault, InputError, TaskUnreadable, WorkerUnusable
+from tunebench.errors import (
+    CodeTimeout,
+    DeviceError,
+    EnvironmentFault,
+    InputError,
+    TaskUnreadable,
+    WorkerUnusable,
+)
 from tunebench.executor import (
     ExecutorClosed,
     _call_clock,
@@ -110,6 +117,18 @@ def test_clock_of_a_call_stops_while_the_process_waits_for_a_processor(
         begun = time.monotonic()
         assert isinstance(caller.call(600.0), TimedOut)
     assert time.monotonic() - begun >= 2.5
+
+
+def fail_costs(_task: object, _resources: object) -> float:
+    raise CodeTimeout("softmax/mine: costs did not return within 10 s", {"limit_s": 10.0})
+
+
+def test_costs_that_fail_for_one_configuration_are_its_failure() -> None:
+    stage = ProcessStage(function=stages.compile_task, start=stages.start)
+    with LocalExecutor(compiling=stage, measuring=stage, overlap=True, bound=fail_costs) as workers:
+        done = outcome(workers.submit(task()))
+    reason = "softmax/mine: costs did not return within 10 s"
+    assert done == CompileFailed(reason=reason, refused=False, conditions={"limit_s": 10.0})
 
 
 def test_signals_without_a_name_have_their_number() -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunebench.errors import EnvironmentFault, SuspectedFault, TaskUnreadable, VariantError
+from tunebench.errors import CodeTimeout, EnvironmentFault, SuspectedFault, TaskUnreadable, VariantError
 from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
 from tunebench.executor._machine_check import machine_fault
 from tunebench.executor.process import ProcessStage, answer_of, lacked_memory
@@ -211,7 +211,9 @@ class LocalExecutor(WorkerExecutor[Task]):
         try:
             job.bound_us = 0.0 if self._bound is None else self._bound(job.task, binary.resources)
         except VariantError as error:  # for other configurations, the costs may be right
-            return Result(outcome=CompileFailed(reason=str(error)), resources=binary.resources)
+            conditions = error.conditions if isinstance(error, CodeTimeout) else {}
+            failure = CompileFailed(reason=str(error), refused=False, conditions=conditions)
+            return Result(outcome=failure, resources=binary.resources)
         except Exception as error:  # a user's variant may raise anything: the caller raises it
             return error
         return None
@@ -251,8 +253,7 @@ class LocalExecutor(WorkerExecutor[Task]):
             self._finish(job, answer)
             self._advance()
 
-    @staticmethod
-    def _pause(job: _LocalJob, answer: Any) -> bool:
+    def _pause(self, job: _LocalJob, answer: Any) -> bool:
         """Wait without the lock, and return whether to repeat a call, in a new process, after a fault."""
         if isinstance(answer, SuspectedFault) or lacked_memory(answer):
             pauses_s = SUSPECT_RETRY_S
@@ -260,17 +261,16 @@ class LocalExecutor(WorkerExecutor[Task]):
             pauses_s = RETRY_S
         else:
             return False
-        if job.faults >= len(pauses_s):
+        if job.faults >= len(pauses_s) or self._closed:
             return False
         time.sleep(pauses_s[job.faults])
         job.faults += 1
         job.fresh = True
         return True
 
-    @staticmethod
-    def _judged(answer: Any) -> Any:
+    def _judged(self, answer: Any) -> Any:
         """Return the fault of this machine for a suspected fault that returned, if it has one."""
-        if not isinstance(answer, SuspectedFault):
+        if not isinstance(answer, SuspectedFault) or self._closed:
             return answer
         return machine_fault() or answer
 
