@@ -1,11 +1,15 @@
 """Cost of a lookup by database size: a repeated lookup, the first answer of a fresh process, and memory.
 
-    python -m benchmarks.lookup [--records 1000 10000 100000 1000000] [--repeats 9]
+    python -m benchmarks.lookup [--records 1000 10000 100000 1000000] [--repeats 9] [--only-locked]
 
 Every workload has 100 records of one variant on one device. A fresh process is measured from before its start
 to its answer, alternately with a bare Python interpreter; medians. `first_ms` is the very first process,
 which checks with the variant whether the record is stale. Later processes read the result of that check from
 the cache folder.
+
+`locked` are milliseconds of lookups of a process that runs already, while another process holds an exclusive
+lock: wall and processor time of the first lookup, which copies the file, of the lookup of another workload,
+and of a repeated one with a check of the file; medians.
 """
 
 from __future__ import annotations
@@ -163,6 +167,74 @@ def hot(db: Path) -> dict[str, float]:
     return found
 
 
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2].split(";"):
+    connection.execute(statement).fetchall()
+print("held", flush=True)
+sys.stdin.read()
+"""
+LOCKS = {
+    "wal": "PRAGMA journal_mode = WAL; PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; "
+    "CREATE TABLE IF NOT EXISTS filler (x); COMMIT; BEGIN EXCLUSIVE",
+    "journal": "PRAGMA journal_mode = DELETE; BEGIN EXCLUSIVE",
+}
+
+
+def locked(db: Path, repeats: int) -> dict[str, dict[str, object]]:
+    """Return the milliseconds of lookups while another process has locked the database.
+
+    Args:
+        db: Database file.
+        repeats: Number of locks.
+    """
+    cache = tunebench.answer._cache._cache
+    texts = [text for text, _ in zip(workloads(3), range(3), strict=False)]
+    times: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    answered: dict[str, str] = {}
+
+    def ask(lock: str, name: str, text: str) -> None:
+        began, cpu = time.perf_counter(), time.process_time()
+        answer = tunebench.answer.lookup_workload(text, device="h100-sxm", db=db)
+        spent = (time.perf_counter() - began, time.process_time() - cpu)
+        times.setdefault(lock, {}).setdefault(name, []).append(spent)
+        if name == "first":
+            answered[lock] = answer.how
+
+    for text in texts:  # what only the first lookups of a process import and check
+        tunebench.answer.lookup_workload(text, device="h100-sxm", db=db)
+    for lock, statements in LOCKS.items():
+        for _ in range(repeats):
+            for view in cache.views.values():
+                view.close()
+            cache.views, cache.asked, cache.answers = {}, {}, {}
+            with subprocess.Popen(
+                [sys.executable, "-c", HOLDER, str(db), statements],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as holder:
+                assert holder.stdout is not None
+                assert holder.stdout.readline() == "held\n"
+                ask(lock, "first", texts[0])
+                ask(lock, "other", texts[1])
+                cache.due = 0.0
+                ask(lock, "repeated", texts[0])
+                holder.communicate()
+    return {
+        lock: {
+            "how": answered[lock],
+            **{
+                f"{name}_{kind}_ms": 1e3 * statistics.median(spent[place] for spent in spans)
+                for name, spans in by_name.items()
+                for place, kind in enumerate(("wall", "cpu"))
+            },
+        }
+        for lock, by_name in times.items()
+    }
+
+
 def kept_bytes(db: Path, count: int) -> float:
     """Return the memory of each cached answer of a process, in bytes.
 
@@ -190,8 +262,10 @@ def main() -> None:
         "--records", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000], help="database sizes"
     )
     parser.add_argument("--repeats", type=int, default=9, help="fresh processes per figure, default 9")
+    parser.add_argument("--only-locked", action="store_true", help="only lookups of a locked database")
     options = parser.parse_args()
     warnings.simplefilter("ignore", tunebench.Unmeasured)
+    warnings.simplefilter("ignore", RuntimeWarning)  # of locked databases
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TUNEBENCH_CACHE"] = folder
         for records in options.records:
@@ -199,6 +273,12 @@ def main() -> None:
             began = time.perf_counter()
             fill(db, records)
             filled_s = time.perf_counter() - began
+            size = {"records": records, "mib": db.stat().st_size / 2**20, "filled_s": filled_s}
+            while_locked = locked(db, options.repeats)
+            if options.only_locked:
+                print(json.dumps({**size, "locked": while_locked}), flush=True)
+                db.unlink()
+                continue
             known = next(workloads(1))
             lookups = {
                 "exact": (known, "measured here"),
@@ -209,9 +289,8 @@ def main() -> None:
             print(
                 json.dumps(
                     {
-                        "records": records,
-                        "mib": db.stat().st_size / 2**20,
-                        "filled_s": filled_s,
+                        **size,
+                        "locked": while_locked,
                         "hot": hot(db),
                         "kept_bytes": kept_bytes(db, min(1000, records // EACH)),
                         **row,

@@ -30,7 +30,7 @@ BUSY_S = 30.0
 """Seconds that a reader waits for a lock, unless it says otherwise."""
 
 COPY_BYTES = 64 << 20
-"""Largest file, with its log, that is copied in place of waiting for a lock."""
+"""Largest file that is copied in place of waiting for a lock; one with a log takes twice as long per byte."""
 
 _LOCK_FAILURES = ("unable to open", "readonly", "disk i/o", "is full")
 """Messages of SQLite if the shared memory of a file in WAL mode cannot be created, or is being removed."""
@@ -84,8 +84,9 @@ def open_copy(path: Path) -> FrozenConnection:
     Raises:
         sqlite3.OperationalError: if the file is larger than `COPY_BYTES`, or keeps changing.
     """
-    size = sum(name.stat().st_size for name in (path, *_logs(path)))
-    if size > COPY_BYTES:
+    logs = _logs(path)
+    size = sum(name.stat().st_size for name in (path, *logs))
+    if size * (2 if logs else 1) > COPY_BYTES:
         raise sqlite3.OperationalError("database is locked, and too large to be copied")
     try:
         return _copy(path, attempts=1)
@@ -153,49 +154,62 @@ def _copy(path: Path, attempts: int = _ATTEMPTS) -> FrozenConnection:
     contains everything that a checkpoint moves to the file, so that both together are consistent. Without
     such a log, neither the file nor its journal may change while they are read; the journal restores what an
     unfinished transaction has overwritten.
+
+    Pages are read through SQLite: closing a file object would release this process's POSIX locks on the
+    database. They are not mapped into memory, because a writer may truncate the file.
     """
     for _ in range(attempts):
         logs = _logs(path)
         has_only_wal = [log.name for log in logs] == [f"{path.name}-wal"]
         before: object = _wal_header(logs[0]) if has_only_wal else _settled_stamp(path)
         with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
-            copy = Path(folder) / "copy.db"
+            copy = Path(folder) / "copy.db" if logs else None
+            connection = _memory()
+            with contextlib.closing(sqlite3.connect(_uri(path, immutable=True), uri=True)) as raw:
+                if copy is None:
+                    raw.backup(connection)
+                elif has_only_wal:
+                    copy.write_bytes(raw.serialize())
+                else:
+                    _backup_to_file(raw, copy)
             copied = [Path(f"{copy}{log.name.removeprefix(path.name)}") for log in logs]
-            _copy_pages(path, copy)
             for log, target in zip(logs, copied, strict=True):
                 shutil.copyfile(log, target)
             after = [_wal_header(log) for log in (*logs, *copied)] if has_only_wal else [file_stamp(path)]
             if _logs(path) == logs and all(state == before for state in after):
-                return _in_memory(copy)
+                if copy is not None:
+                    _merge(copy, connection)
+                distrust_file(connection)
+                connection.execute("PRAGMA query_only = ON")
+                return connection
+            connection.close()
     raise sqlite3.OperationalError("database is locked, and keeps changing")
 
 
-def _copy_pages(path: Path, copy: Path) -> None:
-    """Write the pages of a file without its logs to another file, whether or not they are consistent.
+def _memory() -> FrozenConnection:
+    return sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection
+    )
 
-    They are read through SQLite: closing a file object would release this process's POSIX locks on the
-    database. A backup, unlike a query, reads no schema, which an unfinished transaction may have overwritten.
+
+def _backup_to_file(raw: sqlite3.Connection, copy: Path) -> None:
+    """Write the pages of a file without its rollback journal to another file, consistent or not.
+
+    A backup, unlike `serialize`, reads no schema, which an unfinished transaction may have overwritten.
     """
-    with (
-        contextlib.closing(sqlite3.connect(_uri(path, immutable=True), uri=True)) as raw,
-        contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target,
-    ):
+    with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target:
         target.execute("PRAGMA synchronous = OFF")
+        target.execute("PRAGMA journal_mode = OFF").fetchone()
         raw.backup(target)
 
 
-def _in_memory(path: Path) -> FrozenConnection:
-    """Return a connection to the content of a file with its logs, which are applied to it."""
-    connection = sqlite3.connect(
-        ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection
-    )
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as merged:
+def _merge(copy: Path, connection: sqlite3.Connection) -> None:
+    """Read a copied file with its logs into memory."""
+    with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as merged:
         distrust_file(merged)
         merged.execute("PRAGMA synchronous = OFF")
+        merged.execute(f"PRAGMA mmap_size = {2 * COPY_BYTES}")  # nobody else can truncate the copy
         merged.backup(connection)
-    distrust_file(connection)
-    connection.execute("PRAGMA query_only = ON")
-    return connection
 
 
 def _logs(path: Path) -> list[Path]:
