@@ -5,7 +5,8 @@
 
 No GPU is needed. Every valid configuration must compile, and the device must be able to launch it with the
 registers and the shared memory of the compiled binary. In addition, a default configuration must not spill
-registers, and its disassembled code must contain the instructions that its variant claims.
+registers, ptxas must have no objection to it (`tunebench.binary.ptxas_note`), and its disassembled code must
+contain the instructions that its variant claims.
 
 Each result is saved as one line. The same command compiles only what is missing, also after Ctrl-C, and
 compiles again what has changed since. Shards are disjoint and cover everything. Exit status: 0 if no
@@ -37,9 +38,11 @@ from tunebench import kernels
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import launch_refusal
 from tunebench.binary.disassembly import find_disassembler, sass, unmet_claims
+from tunebench.binary.ptxas_note import objections
+from tunebench.compile.numba_cuda import compile_numba_cuda, numba_cuda_versions
 from tunebench.compile.nvrtc import compile_cuda, nvrtc_version
 from tunebench.device import representative
-from tunebench.variant import CudaVariant
+from tunebench.variant import CudaVariant, GpuVariant, NumbaCudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -48,7 +51,7 @@ WORKLOADS: dict[str, list[str]] = tomllib.loads(
 )
 """Workloads by operator."""
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
 TIMEOUT_S = 180.0
 """Time limit for one configuration; the slowest configurations seen took some seconds."""
@@ -108,6 +111,34 @@ def items(
                 yield from _items(variant, workload, architecture, max(1, share), seed)
 
 
+def defaults(
+    architectures: Iterable[str], variants: Iterable[GpuVariant[Any]], *, each_type: bool
+) -> Iterator[Item]:
+    """Yield the default configuration of each variant for the first workload it supports.
+
+    Args:
+        architectures: Names of architectures, for example ``"sm_80"``.
+        variants: The variants.
+        each_type: Whether to yield the default for the first workload of each type instead.
+    """
+    variants = tuple(variants)
+    for architecture in architectures:
+        device = representative(architecture)
+        for variant in variants:
+            types: dict[str, Workload] = {}
+            for workload in map(parse, workloads_of(variant.operator.operator)):
+                if variant.refuses(workload, device) is None:
+                    types.setdefault(workload.dtype if each_type else "", workload)
+            for workload in types.values():
+                yield Item(
+                    architecture=architecture,
+                    variant=variant.key,
+                    workload=str(workload),
+                    config=str(variant.default(workload, device)),
+                    default=True,
+                )
+
+
 def workloads_of(operator: str) -> list[str]:
     """Return the workloads of an operator.
 
@@ -155,15 +186,19 @@ def examine(item: Item) -> Record:
         parse(item.workload),
         representative(item.architecture),
     )
-    assert isinstance(variant, CudaVariant)
+    assert isinstance(variant, CudaVariant | NumbaCudaVariant)
     config = variant.space.parse(item.config)
     record: Record = {**dataclasses.asdict(item), **_version(item), "problems": []}
     started = time.perf_counter()
     try:
-        binary = compile_cuda(variant, workload, config, device)
+        if isinstance(variant, CudaVariant):
+            binary = compile_cuda(variant, workload, config, device)
+        else:
+            binary = compile_numba_cuda(variant, workload, config, device)
     except CompileError as error:
         return {**record, "problems": [f"does not compile: {error}"]}
     record |= {"seconds": time.perf_counter() - started, **dataclasses.asdict(binary.resources)}
+    record["notes"] = list(binary.notes)
     launches = variant.launches(workload, config)
     record["dynamic_smem_bytes"] = max(launch.smem_bytes for launch in launches)
     refusal = launch_refusal(binary, launches, device)
@@ -175,13 +210,13 @@ def examine(item: Item) -> Record:
 
 
 def _problems_of_default(
-    variant: CudaVariant[Any], workload: Workload, item: Item, binary: Binary
+    variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, item: Item, binary: Binary
 ) -> list[str]:
-    problems = []
+    problems = list(objections(binary.notes))
     if binary.resources.spill_bytes:
         problems.append(f"the default configuration spills {binary.resources.spill_bytes} bytes")
     config = variant.space.parse(item.config)
-    if variant.claims(workload, config):
+    if isinstance(variant, CudaVariant) and variant.claims(workload, config):
         missing = unmet_claims(variant, workload, config, sass(binary.payload))
         problems += [f"the default configuration has no {name} instruction" for name in missing]
     return problems
@@ -191,7 +226,8 @@ def _version(item: Item) -> dict[str, str]:
     """Return the versions of source and compiler that a saved result depends on."""
     variant = kernels.variant(item.variant)
     revision = variant.revision(parse(item.workload), variant.space.parse(item.config))
-    return {"revision": revision, "compiler": nvrtc_version()}
+    compiler = nvrtc_version() if isinstance(variant, CudaVariant) else numba_cuda_versions()
+    return {"revision": revision, "compiler": compiler}
 
 
 # -- all configurations --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.kernels.common import gemm, simt_gemm
 from tunebench.kernels.common.gemm_variant import Constants
 from tunebench.kernels.common.simt_gemm import SimtGemm, usual_tiles
@@ -123,6 +124,21 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
 """
 
 
+def _two_blocks_spill(workload: Gemm, device: Device) -> bool:
+    """Return whether half of the registers is too few for the largest usual tile.
+
+    Source: spills that ptxas 13.0 and 13.5 report for defaults.
+    """
+    finds_both = {"bias", "residual"} <= set(workload.steps)
+    widens = itemsize(workload.out) > itemsize(workload.dtype)
+    return {
+        (7, 5): finds_both,  # ptxas 13.0 only
+        (10, 0): True,  # multiplies pairs, whose registers are neighbours
+        (10, 3): True,
+        (12, 0): widens,  # ptxas 13.0 only
+    }.get(device.compute_capability, False)
+
+
 class CudaSimtGemm(DividedGemm, SimtGemm[Gemm]):
     """Any size, type, transpose and epilogue."""
 
@@ -139,11 +155,7 @@ class CudaSimtGemm(DividedGemm, SimtGemm[Gemm]):
     def further_defaults(self, workload: Gemm, chosen: Mapping[str, int], device: Device) -> dict[str, int]:
         """Return the division of k, the widest access, and 1 block per SM where 2 would spill."""
         split, bk = self._split(workload, chosen, device), chosen["bk"]
-        # sm_100 multiplies pairs, whose registers make two blocks spill; on sm_75, ptxas 13.0 spills the
-        # addresses of bias and residual.
-        both = {"bias", "residual"} <= set(workload.steps)
-        spills = device.compute_capability[0] == 10 or (both and device.compute_capability == (7, 5))
-        single = split > 1 or spills
+        single = split > 1 or _two_blocks_spill(workload, device)
         return {
             "split_k": split,
             "vec": max(v for v in (1, 2, 4, 8, 16) if width_is_useful(v, bk, workload)),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support import needs_numba_cuda, needs_nvrtc
+from tests.support import needs_cuda, needs_numba_cuda, needs_nvrtc
 from tests.toy_variants import CONFIG, NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
 from tunebench.binary.compiled import Binary
@@ -28,7 +29,7 @@ from tunebench.compile import (
 from tunebench.device import representative
 from tunebench.emulate.emulator import EmulationFailed
 from tunebench.emulate.numba_simulator import simulate
-from tunebench.errors import MissingDependency, install_command
+from tunebench.errors import BrokenDependency, MissingDependency, install_command
 from tunebench.space import Config
 from tunebench.variant import Language, Launch
 from tunebench.workload import Tensor
@@ -240,21 +241,104 @@ def test_compile_config_uses_compiler_of_the_language(
     assert compile_config(chosen, workload, config, SM_80, BinaryCache(tmp_path)).payload == b"code"
 
 
-@pytest.mark.parametrize(
-    ("language", "ask"),
-    [("cuda", nvrtc.nvrtc_version), ("numba-cuda", numba_cuda.numba_cuda_versions)],
-)
-def test_missing_dependency_names_pip_install(
-    language: Language, ask: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+CHECKS: dict[str, tuple[Any, ...]] = {
+    "cuda": (nvrtc.nvrtc_version, nvrtc.require_nvrtc),
+    "numba-cuda": (numba_cuda.numba_cuda_versions, numba_cuda.require_numba_cuda),
+}
+"""Cached functions that check the compiler of a language."""
+
+
+@pytest.fixture(params=CHECKS)
+def language(request: pytest.FixtureRequest) -> Iterator[Language]:
+    """Return a language whose compiler is checked again, in the test and after it."""
+    name: Language = request.param
+    for check in CHECKS[name]:
+        check.cache_clear()
+    yield name
+    for check in CHECKS[name]:
+        check.cache_clear()
+
+
+def test_missing_dependency_names_pip_install(language: Language, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    ask.cache_clear()  # type: ignore[attr-defined]
+    assert install_command("cuda") in str(unavailable(language))
+    with pytest.raises(MissingDependency):
+        CHECKS[language][0]()
+
+
+@needs_cuda
+def test_failing_compiler_is_unavailable_with_versions_and_remedy(
+    language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed packages that do not fit one another are found before any kernel is compiled."""
+    if language == "cuda":
+
+        def fail(*_: object) -> None:
+            raise CompileError("failed to open libnvrtc-builtins.so")
+
+        monkeypatch.setattr(nvrtc, "_compile", fail)
+        expected = ("NVRTC", nvrtc.nvrtc_version(), "libnvrtc-builtins", "--force-reinstall")
+    else:
+        from numba import cuda
+
+        def fail(*_: object, **__: object) -> None:
+            raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+        monkeypatch.setattr(cuda, "compile", fail)
+        series = ".".join(np.__version__.split(".")[:2])
+        expected = ("numba-cuda", f"numpy {np.__version__}", "row_stack", f"pip install 'numpy<{series}'")
+    reason = unavailable(language)
+    assert reason is not None
+    assert all(text in reason for text in expected)
+    assert "\n" not in reason
+    if language == "numba-cuda":
+        with pytest.raises(BrokenDependency, match="row_stack") as caught:
+            compile_config(NumbaToy(), Toy(n=64), CONFIG, SM_80, BinaryCache(tmp_path))
+        assert caught.value.exit_code == 6
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@needs_numba_cuda
+def test_numba_cuda_does_not_need_removed_names_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy 2.5 removed `row_stack`, which numba-cuda 0.30 asks for when it is imported."""
+    monkeypatch.delattr(np, "row_stack", raising=False)
+    with numba_cuda._numpy_names_of_numba_cuda():
+        assert callable(np.row_stack)
+    assert not hasattr(np, "row_stack")
+
+
+@needs_numba_cuda
+def test_module_of_numba_instead_of_numba_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of numba-cuda are there, but its `.pth` file, which redirects `numba.cuda`, did not run."""
+    from numba import cuda
+
+    monkeypatch.delattr(cuda, "implementation")
+    numba_cuda.require_numba_cuda.cache_clear()
     try:
-        assert install_command("cuda") in str(unavailable(language))
-        with pytest.raises(MissingDependency):
-            ask()
+        assert "older module" in str(unavailable("numba-cuda"))
     finally:
-        ask.cache_clear()  # type: ignore[attr-defined]
+        numba_cuda.require_numba_cuda.cache_clear()
+
+
+@needs_numba_cuda
+def test_attribute_error_of_one_kernel_is_its_compile_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba import cuda
+
+    numba_cuda.require_numba_cuda()
+
+    def fail(*_: object, **__: object) -> None:
+        raise AttributeError("no such lowering")
+
+    monkeypatch.setattr(cuda, "compile", fail)
+    with pytest.raises(CompileError, match="no such lowering"):
+        numba_cuda.compile_numba_cuda(NumbaToy(), Toy(n=64), CONFIG, SM_80)
+
+
+@needs_nvrtc
+def test_generic_lambdas_compile() -> None:
+    """NVRTC 13.0 takes them for host code unless an option says otherwise."""
+    body = "const auto store = [&](auto value) { y[threadIdx.x] = value; }; store(x[0] * factor);"
+    assert nvrtc.compile_cuda(ToyVariant(f"{SIGNATURE} {body} }}"), Toy(n=64), CONFIG, SM_90).payload
 
 
 def test_numba_cpu_is_always_available() -> None:

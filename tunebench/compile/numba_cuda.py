@@ -87,6 +87,14 @@ def require_numba_cuda() -> None:
     from numba import cuda, types
     from numba.core.errors import NumbaError
 
+    if getattr(cuda, "implementation", None) != "NVIDIA":
+        raise BrokenDependency(
+            f"numba-cuda {metadata.version('numba-cuda')}",
+            "cuda",
+            f"is installed, but Numba imports its own older module {cuda.__file__}",
+            "install numba-cuda where this Python runs .pth files: pip install --force-reinstall numba-cuda",
+        )
+
     def store(values: Any) -> None:
         values[0] = 1
 
