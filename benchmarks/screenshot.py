@@ -13,17 +13,15 @@ import argparse
 import shutil
 from pathlib import Path
 
-from PIL import Image
-
-COLOURS = 128
-"""Colours of a picture: pages have few, and a palette makes files small."""
+READ_MS = 600_000
+"""Longest wait until a dashboard has read its database, in milliseconds."""
 
 
-def picture(place: str, out: Path, *, width: int, height: int, is_dark: bool, start: str) -> None:
+def picture(source: str, out: Path, *, width: int, height: int, is_dark: bool, start: str) -> None:
     """Write a picture of the first screen of a page.
 
     Args:
-        place: Path of an HTML file, or URL.
+        source: Path of an HTML file, or URL.
         out: PNG file to write.
         width: Width of the window, in pixels.
         height: Height of the window, in pixels.
@@ -38,14 +36,13 @@ def picture(place: str, out: Path, *, width: int, height: int, is_dark: bool, st
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
         page.emulate_media(color_scheme="dark" if is_dark else "light")
-        page.goto(place if "://" in place else Path(place).resolve().as_uri())
+        page.goto(source if "://" in source else Path(source).resolve().as_uri())
         page.wait_for_load_state("load")
-        page.locator("text=Reading the database").wait_for(state="hidden")
+        page.locator("text=Reading the database").wait_for(state="hidden", timeout=READ_MS)
         if start:
             page.locator(start).first.evaluate("element => element.scrollIntoView()")
         page.screenshot(path=out)
         browser.close()
-    Image.open(out).convert("RGB").quantize(COLOURS).save(out, optimize=True)
 
 
 def main() -> None:

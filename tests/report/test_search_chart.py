@@ -90,6 +90,15 @@ def test_near_panel_is_not_flattened_by_a_bound_far_below() -> None:
         assert panel.count("<tspan") == 2 * 2
 
 
+@given(TIMES, TIMES)
+def test_near_panel_always_shows_what_lookup_returns(fastest_us: float, served_us: float) -> None:
+    near, _ = panels(
+        search_chart([point(1, fastest_us), point(2, served_us, mark="served")], (), trials=2, name="")
+    )
+    assert near.count('class="served"') == 1
+    assert "↑ served" not in near
+
+
 def test_slower_trials_are_marked_at_the_edge_and_aborted_ones_are_no_best() -> None:
     points = [point(1, 1.0, "aborted"), *(point(trial, 10.0) for trial in range(2, 9)), point(9, 1e4)]
     near, whole = panels(search_chart(points, (), trials=9, name="Times"))

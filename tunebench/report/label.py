@@ -120,8 +120,8 @@ def spread(wanted: Sequence[float], heights: Sequence[float], *, low: float, hig
             before, size = pools.pop()
             mean, count = (before * size + mean * count) / (size + count), size + count
         pools.append((mean, count))
-    places = [min(max(mean, low), high - above) for mean, count in pools for _ in range(count)]
-    return [place + offset for place, offset in zip(places, offsets, strict=True)]
+    tops = [min(max(mean, low), high - above) for mean, count in pools for _ in range(count)]
+    return [top + offset for top, offset in zip(tops, offsets, strict=True)]
 
 
 def label_svg(placed: Iterable[PlacedLabel]) -> str:
@@ -134,15 +134,15 @@ def _svg(placed: PlacedLabel) -> str:
     base = placed.top + LINE_PX - 4
     value = f'<tspan class="value" x="{placed.left:.1f}" dy="{LINE_PX}">{html.escape(label.value)}</tspan>'
     lines = f'<tspan x="{placed.left:.1f}">{html.escape(placed.name)}</tspan>{value * bool(label.value)}'
-    found = titled(
+    marked = titled(
         "g", f'class="label" data-y="{label.y:.1f}"', f"{label.name} {label.value}".strip()
     ).removesuffix("</g>")
-    found += f'<text y="{base:.1f}">{lines}</text></g>'
+    marked += f'<text y="{base:.1f}">{lines}</text></g>'
     if label.is_outside:
-        return found
+        return marked
     start = placed.left - LEADER_PX
     leader = f"M{start:.1f} {label.y:.1f}L{placed.left - 3:.1f} {middle:.1f}"
-    return f'<path class="leader {label.style}" d="{leader}"/>{found}'
+    return f'<path class="leader {label.style}" d="{leader}"/>{marked}'
 
 
 def _fitted(name: str, width: float) -> str:

@@ -37,6 +37,8 @@ NEAR, LEAST_NEAR = 2.0, 1.15
 """Most and least ratio of the upper end of the panel near the best to the best time, for the trials."""
 SLOWER, FASTER = 2.5, 1.5
 """Ratio of the slowest line that the panel includes to the best time, and of the best time to the fastest."""
+FAR = 5.0
+"""`SLOWER` of a comparison, in whose panel near the best both curves should end."""
 MOST_LINES = 4
 """Most lines that are all labelled in the whole range; of more, those outside of the other."""
 SHARE = 0.75
@@ -122,7 +124,7 @@ def search_chart(points: Sequence[Point], lines: Sequence[TimeLine], *, trials: 
     best_us = steps[-1][1] if steps else min(point.us for point in points)
     marked_us = [point.us for point in points if point.mark]
     times = [point.us for point in points if point.style != "aborted"] or [best_us]
-    near = near_range(best_us, times, [line.us for line in lines] + marked_us)
+    near = near_range(best_us, times, [line.us for line in lines], marked_us)
     return _panels(points, lines, [curve], near=near, trials=trials, name=name)
 
 
@@ -142,21 +144,31 @@ def convergence_chart(curves: Sequence[Curve], *, trials: int, name: str) -> str
         return ""
     ends = [curve.steps[-1][1] for curve in curves]
     times = [us for curve in curves for _, us in curve.steps]
-    near = near_range(min(ends), times, ends)
+    near = near_range(min(ends), times, ends, slower=FAR)
     return _panels((), (), curves, near=near, trials=trials, name=name)
 
 
-def near_range(best_us: float, times_us: Iterable[float], lines_us: Iterable[float]) -> tuple[float, float]:
+def near_range(
+    best_us: float,
+    times_us: Iterable[float],
+    lines_us: Iterable[float],
+    marked_us: Sequence[float] = (),
+    *,
+    slower: float = SLOWER,
+) -> tuple[float, float]:
     """Return the range of the panel near the best, in microseconds.
 
     Args:
         best_us: The best time.
         times_us: Times of the trials; most of them are included.
         lines_us: Times of lines, which are included if they are near.
+        marked_us: Times that are included, near or not: on a busy machine, what `lookup` returns may be much
+            slower than the fastest sample of the search.
+        slower: Ratio of the slowest line that is near to the best time.
     """
     ordered = sorted(times_us)
     typical_us = ordered[min(len(ordered) - 1, int(SHARE * len(ordered)))] if ordered else best_us
-    included = [us for us in lines_us if best_us / FASTER <= us <= best_us * SLOWER]
+    included = [us for us in lines_us if best_us / FASTER <= us <= best_us * slower] + [*marked_us]
     high = max(LEAST_NEAR * best_us, *(1.03 * us for us in (min(typical_us, NEAR * best_us), *included)))
     low = min([best_us, *included])
     return low - BELOW * (high - low), high
@@ -303,17 +315,17 @@ def _beyond(x: Axis, y: Axis, points: Sequence[Point]) -> str:
 
 def _mark(point: Point, x: Axis, y: Axis, radius: float) -> str:
     """Return a point: shapes differ, so that they do not depend on colours."""
-    place = f'class="{point.style}" transform="translate({x(point.trial):.1f} {y(point.us):.1f})"'
+    attributes = f'class="{point.style}" transform="translate({x(point.trial):.1f} {y(point.us):.1f})"'
     if point.style == "finalist":
         size = round(radius + 1.4, 1)
         diamond = f"M0 -{size}L{size} 0L0 {size}L-{size} 0Z"
-        mark = titled("path", f'{place} d="{diamond}"', point.title)
+        mark = titled("path", f'{attributes} d="{diamond}"', point.title)
     elif point.style == "aborted":
         size = round(radius - 0.4, 1)
         cross = f"M-{size} -{size}L{size} {size}M-{size} {size}L{size} -{size}"
-        mark = titled("path", f'{place} d="{cross}"', point.title)
+        mark = titled("path", f'{attributes} d="{cross}"', point.title)
     else:
-        mark = titled("circle", f'{place} r="{radius}"', point.title)
+        mark = titled("circle", f'{attributes} r="{radius}"', point.title)
     mark = linked(mark, point.href) if point.href else mark
     if not point.mark:
         return mark
@@ -332,7 +344,7 @@ def _labels(
     named += [(line.label, line.us, line.style) for line in lines]
     for name, us, style in named:
         arrow = "↑ " if us > y.high else "↓ " if us < y.low else ""
-        place = min(max(y(us), PANEL.top), PANEL.y_end)
+        middle = min(max(y(us), PANEL.top), PANEL.y_end)
         yield Label(
-            name=arrow + name, value=duration(us), y=place, style=style, rank=-us, is_outside=bool(arrow)
+            name=arrow + name, value=duration(us), y=middle, style=style, rank=-us, is_outside=bool(arrow)
         )

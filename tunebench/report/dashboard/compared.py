@@ -30,7 +30,7 @@ class Side:
         href: URL of its page.
         workload: Canonical text.
         device: The device; None if its row is missing.
-        how: State of the search, or how the time of the workload is known.
+        state: State of the search, or how the time of the workload is known.
         best_us: Best time, in microseconds; None without one.
         ci_us: 95 % confidence interval of the best time; None if unknown.
         bound_us: Lowest lower bound of its measurements; None if unknown.
@@ -45,7 +45,7 @@ class Side:
     href: str
     workload: str
     device: DeviceEntry | None
-    how: str
+    state: str
     best_us: float | None
     ci_us: tuple[float, float] | None
     bound_us: float | None
@@ -95,7 +95,7 @@ def side_of_search(search: Search, points: Sequence[HistoryPoint]) -> Side:
         href=f"/searches/{run.id}",
         workload=run.workload,
         device=search.device,
-        how=search.state,
+        state=search.state,
         best_us=run.progress.best_us,
         ci_us=None,
         bound_us=search.bound_us,
@@ -119,7 +119,7 @@ def side_of_line(line: Line, href: str, points: Sequence[HistoryPoint]) -> Side:
         href=href,
         workload=line.entry.workload,
         device=line.device,
-        how=line.how or "none",
+        state=line.how or "none",
         best_us=line.time_us,
         ci_us=line.best.ci_us if line.best is not None else None,
         bound_us=line.bound_us,

@@ -37,13 +37,13 @@ class Cell:
 
 def coverage_of(snapshot: Snapshot) -> tuple[list[str], list[tuple[DeviceEntry, list[Cell]]]]:
     """Return the operators, and for each device a cell per operator."""
-    known: dict[str, set[str]] = {}
+    workloads: dict[str, set[str]] = {}
     counts: Counter[tuple[int, str, str]] = Counter()
     for line in snapshot.lines:
-        known.setdefault(line.operator, set()).add(line.entry.workload)
+        workloads.setdefault(line.operator, set()).add(line.entry.workload)
         how = "measured" if line.fastest("measured") is not None else line.how
         counts[line.device.id, line.operator, how or ""] += 1
-    operators = sorted(known)
+    operators = sorted(workloads)
     used = {line.device.id for line in snapshot.lines}
     return operators, [
         (
@@ -54,7 +54,7 @@ def coverage_of(snapshot: Snapshot) -> tuple[list[str], list[tuple[DeviceEntry, 
                     predicted=counts[device.id, operator, "predicted"],
                     imported=counts[device.id, operator, "unverified"],
                     failed=counts[device.id, operator, "failed"],
-                    known=len(known[operator]),
+                    known=len(workloads[operator]),
                 )
                 for operator in operators
             ],

@@ -386,11 +386,11 @@ class Pages:
             "compare.html",
             "Compare",
             sides=(first, second),
-            own=[
+            to_its_fastest=[
                 side.measurements_to(None if us is None else WITHIN * us)
                 for side, us in zip((first, second), ends_us, strict=True)
             ],
-            common=[
+            to_fastest=[
                 side.measurements_to(None if fastest_us is None else WITHIN * fastest_us)
                 for side in (first, second)
             ],
