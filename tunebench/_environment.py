@@ -34,7 +34,7 @@ VARIABLES = {
     "COLUMNS": "width of tables where the output is not a terminal",
     "CXX": "host C++ compiler that emulates CUDA kernels where there is no GPU; default g++, then c++",
     "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels; closed to other users",
-    "TUNEBENCH_CARRIED": "folder of GPU kernels compiled elsewhere, used with any compiler that is here",
+    "TUNEBENCH_CARRIED": "folder of GPU kernels compiled elsewhere, used whatever compiler is installed",
     "TUNEBENCH_CONFIG": "file of defaults to use instead of the nearest tunebench.toml; none for no file",
     "TUNEBENCH_CPU_CACHE": "last-level cache of the processor in MB; default what the system reports",
     "TUNEBENCH_DB": "database, as a path, an SQLAlchemy URL or keywords of libpq; the option --db wins",

@@ -76,7 +76,7 @@ def test_carried_binary_is_used_whatever_compiler_is_installed(
 ) -> None:
     made = dataclasses.replace(
         nvrtc.compile_cuda(RIGHT, Toy(n=64), CONFIG, SM_90),
-        key=str(carried_key(RIGHT, Toy(n=64), CONFIG, SM_90)),
+        key=carried_key(RIGHT, Toy(n=64), CONFIG, SM_90),
         compiler="NVRTC 12.9.1",
     )
     BinaryCache(tmp_path / "carried").put(made)

@@ -21,12 +21,11 @@ from tests.gpu.wrapper_cases_hopper import CASES
 from tunebench import device as devices
 from tunebench import kernels
 from tunebench._environment import binary_folder
-from tunebench.compile import BinaryCache, CompileError, carried_key, compile_config
+from tunebench.compile import BinaryCache, carried_key, compile_config
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
 from tunebench.space import Config
 from tunebench.tuning.tunable import TunableVariant
-from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -41,7 +40,7 @@ CANDIDATES = 8
 class CarriedKernel(NamedTuple):
     """A configuration to compile for another machine."""
 
-    variant: Variant[Any]
+    variant: Any
     workload: Workload
     config: Config
     device: Device
@@ -49,7 +48,7 @@ class CarriedKernel(NamedTuple):
     @property
     def key(self) -> str:
         """Key of its carried binary."""
-        return str(carried_key(*self))
+        return carried_key(*self)
 
 
 def devices_of(architecture: str) -> list[Device]:
@@ -113,7 +112,7 @@ def write_carried(
         key, kernel = item
         try:
             target.put(dataclasses.replace(compile_config(*kernel, compiled), key=key))
-        except (CompileError, TunebenchError) as error:
+        except TunebenchError as error:
             return f"{kernel.variant.key} {kernel.config} {kernel.workload}: {error}"
         return None
 

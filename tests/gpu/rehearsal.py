@@ -162,13 +162,19 @@ class StandIn:
         if self.kill_s is not None and self.now >= self.kill_s:
             raise _Killed
 
-    def use(self, program: str, seconds: float) -> bool:
-        """Spend the time of a program, with its fault; return whether its result is wrong."""
+    def use(self, program: str, seconds: float, slow_s: float = SLOW_S) -> bool:
+        """Spend the time of a program, with its fault; return whether its result is wrong.
+
+        Args:
+            program: Name of the program.
+            seconds: Its time.
+            slow_s: Its time if it is slow.
+        """
         step = list(self.report.before)[-1] if self.report else ""
         kinds = {f.kind for f in self.faults if f.step in ("", step) and f.program in program}
         if "hang" in kinds:
             raise _Hang
-        self.spend(SLOW_S if "slow" in kinds else seconds)
+        self.spend(slow_s if "slow" in kinds else seconds)
         if "crash" in kinds:
             raise _Crash
         return "wrong" in kinds
@@ -254,8 +260,13 @@ class StandIn:
     def tuned(self, text: str, trials: str, minutes: str, database: str, *variants: str) -> dict[str, Any]:
         """Tune a workload."""
         open_store(Path(database)).close()
-        self.use(variants[0], COST_S["workers"] + 60.0 * float(minutes) + 2.0)
-        report = {"workload": text, "variant": variants[0], "config": "", "median_us": 90.0}
+        wrong = self.use(variants[0], COST_S["workers"] + 60.0 * float(minutes) + 2.0)
+        report = {
+            "workload": text,
+            "variant": variants[0],
+            "config": "",
+            "median_us": None if wrong else 90.0,
+        }
         return {"tuned": {**report, "trials": {}, "violations": []}}
 
     def small(self, key: str, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -298,20 +309,26 @@ class _Executor(WorkerExecutor[Task]):
         return future
 
     def _outcome(self, task: Task) -> Outcome:
+        self._spend(COST_S["task"])
         if self._stand_in.refuses(task.variant.key):
-            self._stand_in.spend(COST_S["task"])
             return CompileFailed(reason="refused")
         try:
-            wrong = self._stand_in.use(task.variant.key, COST_S["task"])
+            wrong = self._stand_in.use(task.variant.key, 0.0, self._slow_s())
         except _Hang:
-            assert self._stand_in.session is not None
-            left_s = max(0.0, self._stand_in.session.left_s)
-            self._stand_in.spend(min(RUN_TIMEOUT_S, left_s + GRACE_S))
+            self._spend(RUN_TIMEOUT_S)
             return TimedOut(reason="no answer")
         except _Crash:
-            self._stand_in.spend(COST_S["crash"])
+            self._spend(COST_S["crash"])
             return Crashed(reason="killed")
         return WrongResult(reason="y[0] is 1, must be 0") if wrong else measured(1e9)
+
+    def _slow_s(self) -> float:
+        """Return the time of a slow task: a step waits for tasks until `GRACE_S` after its end."""
+        assert self._stand_in.session is not None
+        return min(SLOW_S, max(0.0, self._stand_in.session.left_s + GRACE_S))
+
+    def _spend(self, seconds: float) -> None:
+        self._stand_in.spend(min(seconds, self._slow_s()))
 
     def close(self) -> None: ...
 

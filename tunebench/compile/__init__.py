@@ -37,7 +37,7 @@ def compile_config(
 
     Raises:
         CompileError: The compiler rejected the source.
-        MissingDependency: The compiler is not installed, or does not work with the other packages.
+        MissingDependency: The compiler is not installed.
     """
     if isinstance(variant, NumbaCpuVariant):
         from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu
@@ -49,19 +49,9 @@ def compile_config(
             f"expected a subclass of CudaVariant, NumbaCudaVariant or NumbaCpuVariant, got {variant.key} "
             f"({type(variant).__name__})"
         )
-    carried = _carried(variant, workload, config, device)
-    if carried is not None:
-        binary = carried
-    elif isinstance(variant, CudaVariant):
-        from tunebench.compile.nvrtc import compile_cuda, key_cuda
-
-        key = key_cuda(variant, workload, config, device)
-        binary = cache.get_or_compile(key, lambda: compile_cuda(variant, workload, config, device))
-    else:
-        from tunebench.compile.numba_cuda import compile_numba_cuda, key_numba_cuda
-
-        key = key_numba_cuda(variant, workload, config, device)
-        binary = cache.get_or_compile(key, lambda: compile_numba_cuda(variant, workload, config, device))
+    binary = _carried(variant, workload, config, device)
+    if binary is None:
+        binary = _compiled(variant, workload, config, device, cache)
     # Workloads share binaries, but may request different amounts of dynamic shared memory at launch.
     smem_bytes = max(launch.smem_bytes for launch in variant.launches(workload, config))
     return dataclasses.replace(
@@ -69,14 +59,36 @@ def compile_config(
     )
 
 
-def _carried(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> Binary | None:
+def _compiled(
+    variant: CudaVariant[Any] | NumbaCudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    device: Device,
+    cache: BinaryCache,
+) -> Binary:
+    """Compile a configuration for a GPU, or return its binary from the cache."""
+    if isinstance(variant, CudaVariant):
+        from tunebench.compile.nvrtc import compile_cuda, key_cuda
+
+        key = key_cuda(variant, workload, config, device)
+        return cache.get_or_compile(key, lambda: compile_cuda(variant, workload, config, device))
+    from tunebench.compile.numba_cuda import compile_numba_cuda, key_numba_cuda
+
+    key = key_numba_cuda(variant, workload, config, device)
+    return cache.get_or_compile(key, lambda: compile_numba_cuda(variant, workload, config, device))
+
+
+def _carried(
+    variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> Binary | None:
     """Return the carried binary of a configuration, whatever version of the compiler made it, or None."""
     folder = carried_folder()
-    key = None if folder is None else carried_key(variant, workload, config, device)
-    return None if folder is None or key is None else BinaryCache(folder).get(key)
+    return None if folder is None else BinaryCache(folder).get(carried_key(variant, workload, config, device))
 
 
-def carried_key(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> str | None:
+def carried_key(
+    variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> str:
     """Return the key under which a binary is carried to a machine with another compiler.
 
     It hashes the source, the flags and the architecture, but not the version of the compiler.
@@ -86,35 +98,27 @@ def carried_key(variant: Variant[Any], workload: Workload, config: Config, devic
         workload: The workload to compile for.
         config: A valid point of the variant's space.
         device: The target; only its architecture counts.
-
-    Returns:
-        The key; None for variants that run on processors.
     """
     if isinstance(variant, CudaVariant):
         from tunebench.compile.nvrtc import carried_key_cuda
 
         return carried_key_cuda(variant, workload, config, device)
-    if isinstance(variant, NumbaCudaVariant):
-        from tunebench.compile.numba_cuda import carried_key_numba_cuda
+    from tunebench.compile.numba_cuda import carried_key_numba_cuda
 
-        return carried_key_numba_cuda(variant, workload, config, device)
-    return None
+    return carried_key_numba_cuda(variant, workload, config, device)
 
 
 def unavailable(language: Language) -> str | None:
-    """Return why variants of a language cannot be compiled on this machine, or None if they can.
-
-    The first call for a language compiles a small kernel with its compiler.
-    """
+    """Return why variants of a language cannot be compiled on this machine, or None if they can."""
     try:
         if language == "cuda":
-            from tunebench.compile.nvrtc import require_nvrtc
+            from tunebench.compile.nvrtc import nvrtc_version
 
-            require_nvrtc()
+            nvrtc_version()
         elif language == "numba-cuda":
-            from tunebench.compile.numba_cuda import require_numba_cuda
+            from tunebench.compile.numba_cuda import numba_cuda_versions
 
-            require_numba_cuda()
+            numba_cuda_versions()
     except MissingDependency as error:
         return str(error)
     return None
