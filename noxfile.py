@@ -60,6 +60,7 @@ CARRIED = ("optuna", "colorlog", "sqlalchemy", "alembic", "mako", "platformdirs"
 LONG = (
     "architectures",
     "budget_schedulers",
+    "busy_machine",
     "coexecution",
     "compile_matrix",
     "fusion",

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 REMEDY = (
-    "trust the order below more than the times: stop other programs and run the same command again, which "
-    "times the finalists again"
+    "the order below holds, the times are less exact: stop other programs and run the same command again, "
+    "which times the finalists again"
 )
 """What to do about noise."""
 

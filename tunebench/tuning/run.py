@@ -658,8 +658,8 @@ def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
     if interrupted > INTERRUPTED:
         had = min(share for timed in finals for share in timed.conditions("processor_share"))
         yield (
-            f"up to {100 * interrupted:.0f} % of their runs were interrupted, and had a processor for "
-            f"{100 * had:.0f} % of their wall time: times leave out this waiting"
+            f"{100 * interrupted:.0f} % of their runs waited for a free core, up to {100 * (1 - had):.0f} % "
+            "of the time; this waiting is left out of the times"
         )
     reference_us = [us for timed in finals for us in timed.conditions("reference_us")]
     if reference_us and max(reference_us) > REFERENCE_DRIFT * min(reference_us):
