@@ -177,7 +177,7 @@ sys.stdin.read()
 """
 LOCKS = {
     "wal": "PRAGMA journal_mode = WAL; PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; "
-    "CREATE TABLE IF NOT EXISTS filler (x); COMMIT; BEGIN EXCLUSIVE",
+    "CREATE TABLE IF NOT EXISTS filler (x); INSERT INTO filler VALUES (1); COMMIT; BEGIN EXCLUSIVE",
     "journal": "PRAGMA journal_mode = DELETE; BEGIN EXCLUSIVE",
 }
 

@@ -30,7 +30,10 @@ BUSY_S = 30.0
 """Seconds that a reader waits for a lock, unless it says otherwise."""
 
 COPY_BYTES = 64 << 20
-"""Largest file that is copied in place of waiting for a lock; one with a log takes twice as long per byte."""
+"""Largest file that is copied in place of waiting for a lock."""
+
+_LOG_COST = 3
+"""Time per byte of copying a file with a log, relative to one without: it needs a folder."""
 
 _LOCK_FAILURES = ("unable to open", "readonly", "disk i/o", "is full")
 """Messages of SQLite if the shared memory of a file in WAL mode cannot be created, or is being removed."""
@@ -86,7 +89,7 @@ def open_copy(path: Path) -> FrozenConnection:
     """
     logs = _logs(path)
     size = sum(name.stat().st_size for name in (path, *logs))
-    if size * (2 if logs else 1) > COPY_BYTES:
+    if size * (_LOG_COST if logs else 1) > COPY_BYTES:
         raise sqlite3.OperationalError("database is locked, and too large to be copied")
     try:
         return _copy(path, attempts=1)

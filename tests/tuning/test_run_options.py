@@ -181,6 +181,33 @@ def test_runs_are_listed_with_their_options(
     assert shown.count("--seed 5 --audit 0 --no-warm") == 2
 
 
+def test_defaults_of_a_project_do_not_change_a_repeated_run(
+    cut_off: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    db = cut_off(seed=5)
+    (tmp_path / "tunebench.toml").write_text('trials = 30\nseed = 9\ncache = "warm"\n')
+    monkeypatch.setenv("TUNEBENCH_CONFIG", str(tmp_path / "tunebench.toml"))
+    with open_store(db, read_only=True) as store:
+        (run,) = store.interrupted_runs(local_cpu().key, WORKLOAD, is_same_search)
+    assert command(["tune", "--repeat", run.id, "--db", str(db), "--json"]) == 0
+    assert sum(json.loads(capsys.readouterr().out)["trials"].values()) == 2
+
+
+def test_an_interrupted_run_of_an_earlier_version_is_named_and_not_charged(
+    cut_off: Callable[..., Path],
+) -> None:
+    db = cut_off()
+    with open_store(db) as store, store._write() as connection:
+        connection.execute(schema.run_table.update().values(options=None))
+    report = tune(WORKLOAD, device="cpu", db=db, plan=quick())
+    assert sum(report.trials.values()) == 6
+    assert report.cached == 4
+    (left,) = report.unresumed
+    assert (left.trials, left.options) == (4, None)
+    assert "of an earlier version that stored no options" in str(report)
+    assert tune(WORKLOAD, device="cpu", db=db, plan=quick()).unresumed == ()
+
+
 @pytest.mark.parametrize("change", ["gone", "changed"])
 def test_a_run_whose_variant_file_is_not_as_it_was_is_not_repeated(change: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
