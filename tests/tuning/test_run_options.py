@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "trials": 60,
     "minutes": 2.0,
     "stop_at_gap": 1.5,
+    "retry_failed": True,
     "finalists": 5,
     "baselines": False,
     "workers": 7,

@@ -69,6 +69,7 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "trials": _may_differ("--trials", "a larger budget continues the same search"),
     "minutes": _may_differ("--minutes", "a longer time limit continues the same search"),
     "stop_at_gap": _may_differ("--stop-at-gap", "ends the same search earlier or later"),
+    "retry_failed": _may_differ("--retry-failed", "repeats failed configurations of the same search"),
     "finalists": _may_differ("--finalists", "applies after the search"),
     "baselines": _may_differ("--no-baselines", "applies after the search"),
     "workers": _may_differ("--workers", "changes how many compile at a time, not what is measured"),
