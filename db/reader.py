@@ -276,6 +276,7 @@ class Reader(Database):
 
     # -- records, answers, demand and statistics ---------------------------------------------------------
 
+    @retrying
     def history(
         self, workload: str, device: str | None = None, variant: str | None = None, *, after: int = 0
     ) -> list[Record]:
@@ -353,6 +354,7 @@ class Reader(Database):
             rows = connection.execute(sa.select(_device.c.key, _device.c.descriptor).order_by(_device.c.key))
             return {row["key"]: row["descriptor"] for row in rows.mappings()}
 
+    @retrying
     def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Record]:
         """Return the trials that `lookup` would return: the best of each variant, device and cache state.
 

@@ -67,7 +67,7 @@ def test_measured_answers_are_bundled_and_looked_up_from_an_index(folder: Path, 
     view = AnswerReader(path, Location(path=path))
     [row] = view.rows(WORKLOAD, LookupTarget(DEVICE.key, "sm_90", DEVICE.name, DEVICE.sm_count), None)
     assert (row.time_us, row.device, row.variant, row.predicted) == (5.0, DEVICE.key, VARIANT, False)
-    assert view.details(row).baselines["torch"].ratio == 1.5
+    assert view.details(row).figures.baselines["torch"].ratio == 1.5
     assert Device(**dict(view.descriptor(DEVICE.key) or {})) == DEVICE
     assert view.workloads("softmax") == [(DEVICE.key, WORKLOAD)]
     view._forget()

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support import VERIFIED, InstantExecutor, measured, needs_nvrtc, record_outcome
+from tests.tuning.test_replay import recording
 from tunebench import cli, lookup, tune, tuning
 from tunebench import device as devices
 from tunebench._figure import duration, ratio
@@ -21,14 +23,18 @@ from tunebench.device import Device
 from tunebench.executor.process import ProcessCaller
 from tunebench.kernels import load_file
 from tunebench.kernels import variant as find_variant
+from tunebench.measure import processor
 from tunebench.measure.baseline import Baseline
+from tunebench.measure.processor import ProcessorRates
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import CacheState, Outcome, Predicted
-from tunebench.report import history_page, search_history, with_best_kernels
-from tunebench.space import Config
+from tunebench.report import history_page, replay_history, search_history, with_best_kernels
+from tunebench.space import Config, Parameter, Space
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.tuning.choice import choose_config
+from tunebench.tuning.replay import Space as RecordedReplay
+from tunebench.tuning.replay import replay
 from tunebench.workloads import parse
 
 BOUNDED = str(Path(__file__).parents[1] / "data" / "bounded_variant.py")
@@ -38,6 +44,22 @@ ABSENT = "h100-sxm"
 OTHER = devices.described()["a100-80-sxm"]
 DRIFT = (1.0, 1.31, 0.97, 1.12)
 """Factors of the rounds on a busy machine: no median of one round is that of another."""
+
+XGEMM: dict[str, tuple[int, ...]] = {
+    "MWG": (64, 128),
+    "NWG": (64, 128),
+    "KWG": (32,),
+    "MDIMC": (16,),
+    "NDIMC": (16,),
+    "MDIMA": (16,),
+    "NDIMB": (16,),
+    "KWI": (2,),
+    "VWM": (2,),
+    "VWN": (1, 2),
+    "SA": (1,),
+    "SB": (1,),
+}
+"""Parameters of a recorded kernel with a cost model."""
 
 Tune = Callable[..., Report]
 
@@ -80,9 +102,13 @@ def database(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def tunes(database: str, monkeypatch: pytest.MonkeyPatch) -> Tune:
+def tunes(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     """Tune with made-up times, with the machine and the changes of the plan that are given."""
     load_file(BOUNDED)
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(processor, "busy_elsewhere", lambda: 0.0)
+    rates = ProcessorRates(gb_s=40.0, gflop_s=200.0, busy=False)
+    monkeypatch.setattr(processor, "measure_rates", lambda device: rates)  # without them there is no gap
     rounds = iter(range(10_000))
 
     def time_baselines(*_: object) -> list[Baseline]:
@@ -235,8 +261,8 @@ def check_all(
     contains(page, f"best time, {report.how} {words['time']}")
     if "default" in words:
         contains(page, f"speedup over default {words['default']}")
-    for baseline in report.baselines:
-        contains(page, f"{baseline.name} {words[baseline.name]}")
+    for baseline in report.baselines:  # the header of a column has the unit of its times
+        contains(page, f"{baseline.name} {words[baseline.name].replace(' us', '')}")
     if report.how == "measured":
         assert history.kernel is not None
         assert history.kernel.gaps[-1] == report.gap
@@ -244,7 +270,7 @@ def check_all(
         contains(page, f"best / lowest bound {words['bound']}")
 
     for page in dashboard_pages(db, workload, place.key):
-        contains(page, words["time"], f"{words['bound']}x")
+        contains(page, words["time"].removesuffix(" us"), f"{words['bound']}x")
         if report.is_default or report.versus.get("default"):
             contains(page, words["default"])
         for baseline in report.baselines[:1]:
@@ -319,6 +345,7 @@ def test_every_command_says_what_tune_says(
 ) -> None:
     report = search(tunes)
     assert report.served is None
+    assert report.gap is not None
     check_all(report, database, commands)
 
 
@@ -444,6 +471,41 @@ def test_the_exported_manifest_names_the_same(
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["variant"], manifest["expected_us"]) == (report.variant, report.median_us)
     assert manifest["config"] == dict(report.config or {})
+
+
+# -- recorded tuning spaces ----------------------------------------------------------------------------
+
+
+def test_the_page_of_a_replayed_search_has_the_gap_of_its_proof() -> None:
+    table = Space(
+        tuple(Parameter(name, values, "") for name, values in XGEMM.items()),
+    ).enumerate()
+    times_us = np.linspace(9e3, 3e4, len(table))
+    space = RecordedReplay.of(
+        recording(
+            kernel="Xgemm",
+            device="NVIDIA GeForce RTX 3090",
+            problem=(4096, 4096),
+            table=table,
+            times_us=times_us,
+            fastest_us=times_us,
+            failures={},
+        )
+    )
+    assert space.bounds is not None
+    done = replay(space, trials=3, seed=0, sampler="random")
+    history = replay_history(space, done)
+    assert history.best is not None
+    assert history.best.result.outcome == min(
+        (trial.outcome for trial in done.trials), key=lambda outcome: getattr(outcome, "median_us", np.inf)
+    )
+    assert history.kernel is not None
+    assert done.optimality_proof.gap is not None
+    assert history.kernel.gaps[-1] == done.optimality_proof.gap
+    contains(
+        text_of(history_page([history], database="mine.json")),
+        "optimality gap " + ("1, proved" if done.optimality_proof.proved else ratio(history.kernel.gaps[-1])),
+    )
 
 
 def _records(database: str) -> list[object]:

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunebench.db.record import Record
-from tunebench.fault import names_environment
 from tunebench.outcome import (
     Aborted,
     CacheState,
-    CompileFailed,
-    LaunchFailed,
     Measured,
     Pruned,
     Resources,
@@ -37,6 +34,7 @@ from tunebench.search.optimality_proof import (
 from tunebench.space import Config, Table
 from tunebench.task import Task
 from tunebench.tuning.audit import task_bound_us
+from tunebench.tuning.known_outcome import is_suspect
 from tunebench.tuning.tunable import TunableVariant
 from tunebench.workload import Workload
 
@@ -131,11 +129,8 @@ def _counted(records: Iterable[Record], cache: CacheState) -> Iterator[Record]:
     """Yield the current records that say something of a configuration in this cache state."""
     for record in records:
         outcome = record.result.outcome
-        if record.stale or getattr(outcome, "cache", cache) != cache:
-            continue
-        if isinstance(outcome, CompileFailed | LaunchFailed) and names_environment(outcome.reason):
-            continue  # a fault of the environment, which earlier versions recorded as one of the kernel
-        yield record
+        if not record.stale and getattr(outcome, "cache", cache) == cache and not is_suspect(outcome):
+            yield record
 
 
 def _state(space: BoundedSpace, records: Sequence[Record]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:

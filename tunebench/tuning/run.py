@@ -543,7 +543,7 @@ def finish(context: RunContext) -> Report:
         noise=tuple(_noise(context, timed)),
         baselines=tuple(_baselines(figures, finals.baselines.baselines() if finals else ())),
         bound_us=0.0 if context.audit.violations else min(context.bound_us, median_us or np.inf),
-        gap=_gap(context, median_us, proof),
+        gap=_gap(context, proof, figures.bound_us),
         optimality_proof=None if setup.predicts else proof,  # a prediction proves nothing
         assumed=setup.target.device.assumed,
         measured_rates=_measured_rates(setup.target.device),
@@ -576,16 +576,19 @@ def finish(context: RunContext) -> Report:
     )
 
 
-def _gap(context: RunContext, best_us: float | None, proof: OptimalityProof) -> float | None:
+def _gap(context: RunContext, proof: OptimalityProof, bound_us: float | None) -> float | None:
     """Return the optimality gap: that of the proof, or of the lower bound at measured rates.
 
     There is none if the rates of the device are assumed.
+
+    Args:
+        context: The run.
+        proof: The proof of the best.
+        bound_us: Lower bound that the record of the best states, in microseconds; None without one.
     """
-    if best_us is None or not context.gap_is_meaningful:
-        return None
     if not context.setup.target.device.assumed:
         return proof.gap
-    return bound_ratio(best_us, context.bound_us) if context.bound_us > 0 else None
+    return bound_ratio(proof.best_us, bound_us) if bound_us else None
 
 
 def _measured_rates(device: Device) -> str | None:
