@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
+import math
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -347,6 +350,39 @@ def test_every_command_says_what_tune_says(
     assert report.served is None
     assert report.gap is not None
     check_all(report, database, commands)
+
+
+def test_figures_are_those_of_the_common_rounds(tunes: Tune) -> None:
+    """Times are medians of the samples of all rounds, speedups mean ratios of the medians of each round."""
+    report = tunes()
+    assert report.config is not None
+    us = 130.0 + 1.5 * abs(int(report.config["copy"]) - 17)
+    rounds = [[us * drift * noise for noise in (1.0, 1.003, 1.009)] for drift in DRIFT]
+    assert report.median_us == pytest.approx(statistics.median(itertools.chain(*rounds)))
+    for baseline, of_round in zip(report.baselines, (55.0, 90.0), strict=True):  # the fastest first
+        samples = [[of_round * drift, of_round * drift * 1.01] for drift in DRIFT[::-1]]
+        assert baseline.median_us == pytest.approx(statistics.median(itertools.chain(*samples)))
+        logs = [
+            math.log(statistics.median(theirs) / statistics.median(ours))
+            for theirs, ours in zip(samples, rounds, strict=True)
+        ]
+        ratio_of_means = math.exp(statistics.fmean(logs))
+        assert report.versus_baselines[baseline.name].ratio == pytest.approx(ratio_of_means)
+
+
+def test_the_page_of_a_search_names_its_best(tunes: Tune, database: str) -> None:
+    pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
+    from tunebench.db.browse import open_browser
+    from tunebench.report.dashboard.catalogue import Catalogue
+    from tunebench.report.dashboard.page import Pages
+
+    tunes()
+    report = tunes(Machine(load=1.6))
+    words = Said(report=report).words
+    with open_browser(database) as browser:
+        (run, _) = browser.runs()
+        page = text_of(Pages(browser, Catalogue(browser)).search(run.id))
+    contains(page, f"best time {words['time']}", f"best / lowest bound {words['bound']}x")
 
 
 def test_figures_survive_a_merge_and_an_import(
