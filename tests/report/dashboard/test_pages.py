@@ -7,6 +7,7 @@ import re
 import shlex
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
@@ -19,11 +20,12 @@ from tests.report.dashboard.conftest import Get
 from tests.report.dashboard.support import GEMM, GPU, HOSTILE, OTHER, WORKLOADS, fill, request, workload_path
 from tests.support import measured
 from tunebench.db import RunStart, TrialKey, open_store
-from tunebench.db.browse import open_browser
+from tunebench.db.browse import DeviceEntry, WorkloadEntry, open_browser
 from tunebench.errors import DatabaseError
 from tunebench.outcome import Result
 from tunebench.report.dashboard.app import create_app
-from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.report.dashboard.catalogue import Catalogue, Line
+from tunebench.report.dashboard.compared import Side, option_rows
 from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.prediction import prepare
 from tunebench.report.dashboard.render import _environment
@@ -224,6 +226,26 @@ def test_two_searches_are_compared_and_hostile_texts_are_escaped(get: Get) -> No
     assert "No measurement with a time" in again
 
 
+def test_options_in_which_searches_differ_are_shown() -> None:
+    side = Side(
+        kind="search",
+        href="/searches/1",
+        workload=GEMM,
+        device=None,
+        state="finished",
+        best_us=None,
+        ci_us=None,
+        bound_us=None,
+        bound_ratio=None,
+        failed=0,
+        points=(),
+        options={"cache": "cold", "seed": 1, "variants": ["a", "b"], "warm_start": True},
+    )
+    other = replace(side, options={"cache": "warm", "seed": 2, "variants": [], "warm_start": True})
+    assert option_rows(side, other) == [("cache", "cold", "warm"), ("variants", "a, b", "-")]
+    assert option_rows(side, replace(side, options=None)) == []  # of an earlier version
+
+
 def test_plans_of_a_folder(get: Get) -> None:
     page = get("/plans").text
     assert page.index("damaged.toml") < page.index("cannot be read") < page.index("good.toml")
@@ -247,9 +269,17 @@ def test_texts_of_the_database_are_escaped(get: Get) -> None:
 
 
 def test_commands_to_copy_are_quoted_for_a_shell() -> None:
-    shown = _environment().from_string("tune {{ text|shell }}").render(text=f"$(x);{HOSTILE}\n'")
+    device = DeviceEntry(
+        id=1, key="k", kind="cuda", architecture="sm_90", product="h100-sxm", sm_count=132, descriptor={}
+    )
+    workload = f"$(x);{HOSTILE}\n'"
+    line = Line(device=device, entry=WorkloadEntry(device_id=1, workload=workload), read=True)
+    shown = _environment().from_string("{{ text }}").render(text=line.tune_command("a b.db"))
     assert "<" not in shown
-    assert len(shlex.split(html.unescape(shown))) == 2
+    words = shlex.split(html.unescape(shown))
+    assert words[:2] == ["tunebench", "tune"]
+    assert "a b.db" in words
+    assert any("$(x);<script>" in word for word in words)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ from tunebench.report.dashboard.history import timed_points
 from tunebench.report.dashboard.search_state import Search
 from tunebench.report.search_chart import best_so_far
 
-__all__ = ["WITHIN", "Side", "outcome_rows", "parameter_rows", "side_of_line", "side_of_search"]
+__all__ = [
+    "WITHIN",
+    "Side",
+    "option_rows",
+    "outcome_rows",
+    "parameter_rows",
+    "side_of_line",
+    "side_of_search",
+]
 
 WITHIN = 1.05
 """Ratio to the best time within which a search counts as converged."""
@@ -38,6 +46,7 @@ class Side:
         failed: Measurements that failed.
         points: Its measurements, oldest first.
         facts: Other facts, as texts by name.
+        options: Options of the search; None if they are unknown.
         best: Trial of the best time; None without one.
     """
 
@@ -53,6 +62,7 @@ class Side:
     failed: int
     points: Sequence[HistoryPoint]
     facts: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     best: TrialEntry | None = None
 
     @property
@@ -103,6 +113,7 @@ def side_of_search(search: Search, points: Sequence[HistoryPoint]) -> Side:
         failed=run.progress.failed,
         points=points,
         facts={"sampler": run.sampler, "seed": f"{run.seed}", "excluded by their bound": f"{run.masked:,}"},
+        options=run.options,
     )
 
 
@@ -127,6 +138,26 @@ def side_of_line(line: Line, href: str, points: Sequence[HistoryPoint]) -> Side:
         failed=line.entry.failed,
         points=points,
     )
+
+
+def option_rows(first: Side, second: Side) -> list[tuple[str, str, str]]:
+    """Return the options in which two searches differ, as texts; none if they are not known of both."""
+    if first.options is None or second.options is None:
+        return []
+    names = dict.fromkeys([*first.options, *second.options])
+    rows = [(name, first.options.get(name), second.options.get(name)) for name in names]
+    return [
+        (name.replace("_", " "), _text(before), _text(after))
+        for name, before, after in rows
+        if before != after and name not in ("sampler", "seed")
+    ]
+
+
+def _text(value: object) -> str:
+    """Return the value of an option; a dash for none."""
+    if value is None or value == [] or value == {}:
+        return "-"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def parameter_rows(first: Side, second: Side) -> list[tuple[str, Any, Any]]:

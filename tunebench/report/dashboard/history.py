@@ -42,10 +42,11 @@ def history_drawing(points: Sequence[HistoryPoint], line: Line) -> str:
     if line.bound_us:
         lines.append(TimeLine(style="bound", label="lowest bound", us=line.bound_us))
     best, default = line.best, line.figures.default
-    if best is not None and best.is_default:
-        lines.append(TimeLine(style="default", label="default", us=best.time_us))
-    elif default is not None and default.time_us:
-        lines.append(TimeLine(style="default", label="default", us=default.time_us))
+    default_us = default.time_us if default is not None else None
+    if best is not None and best.is_default:  # its point is marked as the default, if it is there
+        default_us = None if _served(points, best) else best.time_us
+    if default_us:
+        lines.append(TimeLine(style="default", label="default", us=default_us))
     if line.library is not None and (library_us := line.library[1].time_us):
         lines.append(TimeLine(style="library", label=printable(line.library[0]), us=library_us))
     return _drawing(points, lines, line.best)
@@ -93,9 +94,10 @@ def _drawing(points: Sequence[HistoryPoint], lines: Sequence[TimeLine], best: An
     timed = timed_points(points)
     served = _served(points, best)
     steps = {trial for trial, _ in best_so_far(timed)} | {served}
+    mark = "served, default" if best is not None and best.is_default else "served"
     every = max(1, -(-len(points) // DRAWN))
     drawn = [
-        _titled(point, points[point.trial - 1], mark="served" if point.trial == served else "")
+        _titled(point, points[point.trial - 1], mark=mark if point.trial == served else "")
         for point in timed
         if point.trial in steps or point.trial % every == 0
     ]

@@ -25,6 +25,7 @@ from tunebench.report.dashboard.column import (
 from tunebench.report.dashboard.compared import (
     WITHIN,
     Side,
+    option_rows,
     outcome_rows,
     parameter_rows,
     side_of_line,
@@ -395,6 +396,7 @@ class Pages:
                 for side in (first, second)
             ],
             facts=dict.fromkeys([*first.facts, *second.facts]),
+            options=option_rows(first, second),
             parameters=parameters,
             differing=sum(row[1] != row[2] for row in parameters),
             outcomes=list(outcome_rows(first, second)),
