@@ -313,7 +313,7 @@ class _Executor(WorkerExecutor[Task]):
         if self._stand_in.refuses(task.variant.key):
             return CompileFailed(reason="refused")
         try:
-            wrong = self._stand_in.use(task.variant.key, 0.0, self._slow_s())
+            wrong = self._stand_in.use(task.variant.key, 0.0, min(SLOW_S, self._most_s()))
         except _Hang:
             self._spend(RUN_TIMEOUT_S)
             return TimedOut(reason="no answer")
@@ -322,13 +322,13 @@ class _Executor(WorkerExecutor[Task]):
             return Crashed(reason="killed")
         return WrongResult(reason="y[0] is 1, must be 0") if wrong else measured(1e9)
 
-    def _slow_s(self) -> float:
-        """Return the time of a slow task: a step waits for tasks until `GRACE_S` after its end."""
+    def _most_s(self) -> float:
+        """Return the time that a step still waits for a task: until `GRACE_S` after its end."""
         assert self._stand_in.session is not None
-        return min(SLOW_S, max(0.0, self._stand_in.session.left_s + GRACE_S))
+        return max(0.0, self._stand_in.session.left_s + GRACE_S)
 
     def _spend(self, seconds: float) -> None:
-        self._stand_in.spend(min(seconds, self._slow_s()))
+        self._stand_in.spend(min(seconds, self._most_s()))
 
     def close(self) -> None: ...
 
