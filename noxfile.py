@@ -38,6 +38,12 @@ ARCHITECTURES = {
 TORCH = ("torch==2.13.0", "expecttest>=0.3")
 """Tests run with one PyTorch version, because its OpInfo samples differ between versions."""
 
+NVRTC = "13.0.88"
+"""NVRTC that PyTorch for CUDA 13.0 pins, so that most users have it."""
+
+RESOLVED = ("cuda", "postgres", "cluster", "plot", "dataframe", "notebook", "dashboard", "train")
+"""Extras that `oldest` and `newest` install. That of PyTorch is not resolved: tests run with one version."""
+
 FRAMEWORKS = ("accelerate>=1.15",)
 """Training frameworks whose parsers read the plans that tests emit."""
 
@@ -98,6 +104,65 @@ def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *TORCH, *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *session.posargs, env=BYTECODE)
+    if not session.posargs:
+        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "tests/compile/test_defaults.py")
+
+
+def _run_with_nvrtc(session: nox.Session, version: str, *command: str) -> None:
+    """Run a command with a version of NVRTC that is installed beside that of the session's environment."""
+    folder = Path(session.create_tmp(), f"nvrtc-{version}").resolve()
+    if not folder.exists():
+        session.install("--no-deps", "--target", str(folder), f"nvidia-cuda-nvrtc=={version}")
+    # The bindings use a library that is loaded already; its metadata come first on the path.
+    libraries = folder / "nvidia" / "cu13" / "lib"
+    first = {"LD_PRELOAD": libraries / "libnvrtc.so.13", "LD_LIBRARY_PATH": libraries, "PYTHONPATH": folder}
+    session.run(*command, env={name: str(path) for name, path in first.items()})
+
+
+@nox.session(python=PYTHONS[0])
+def oldest(session: nox.Session) -> None:
+    """Check the lowest versions that pyproject.toml allows: compile defaults, tune, import every extra."""
+    _check_versions(session, "lowest-direct")
+
+
+@nox.session(python=PYTHONS[-1])
+def newest(session: nox.Session) -> None:
+    """Check the newest versions that pyproject.toml allows, as `oldest`: `nox -s newest -- --arch sm_90`."""
+    _check_versions(session, "highest")
+
+
+def _check_versions(session: nox.Session, resolution: str) -> None:
+    """Install the versions that a resolver chooses, and use each of them.
+
+    Arguments of the session go to the compilation of defaults (benchmarks/compilers.py).
+    """
+    folder = Path(session.create_tmp()).resolve()
+    session.install("uv", "packaging")
+    further, pinned = folder / "further.txt", folder / f"{resolution}.txt"
+    declared = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
+    named = [text for extra in ("torch", "dev") for text in declared[extra]]
+    further.write_text("\n".join(text for text in named if text.startswith(("highspy", "pebble"))))
+    extras = [argument for extra in RESOLVED for argument in ("--extra", extra)]
+    resolve = ("uv", "pip", "compile", "--quiet", "pyproject.toml", str(further), *extras)
+    chosen = (
+        "--resolution",
+        resolution,
+        "--python-version",
+        str(session.python),
+        "--output-file",
+        str(pinned),
+    )
+    session.run(*resolve, *chosen, silent=True)
+    session.run("uv", "pip", "install", "--quiet", "-r", str(pinned))
+    session.install("--no-deps", "-e", ".")
+    session.install(TORCH[0])
+    session.run("python", "-m", "tests.packaging.imports")
+    database, workload = str(folder / f"{resolution}.db"), "softmax:rows=64,cols=256,dtype=f32"
+    session.run("tunebench", "tune", workload, "--device", "cpu", "--trials", "2", "--db", database)
+    session.run("tunebench", "lookup", workload, "--device", "cpu", "--db", database)
+    session.run("tunebench", "report", "--db", database, "--out", str(folder / "report.html"))
+    session.run("tunebench", "tune", "--help", silent=True)
+    session.run("python", "-m", "benchmarks.compilers", *session.posargs)
 
 
 @nox.session

@@ -180,6 +180,28 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_json: 
     assert {found[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
 
 
+BROKEN = "numba-cuda 1 does not work with numpy 2 (AttributeError: row_stack); run: pip install 'numpy<2'"
+
+
+def test_doctor_reports_packages_that_do_not_work_together(
+    monkeypatch: pytest.MonkeyPatch, run_json: Run
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "1")
+    monkeypatch.setattr("tunebench.compile.unavailable", {"cuda": None, "numba-cuda": BROKEN}.get)
+    (check,) = (c for c in run_json("doctor") if c["subject"] == "extra cuda")
+    assert check["status"] == "absent"
+    assert f"{check['found']}; {check['remedy']}" == BROKEN
+
+
+@pytest.mark.parametrize("workload", [("softmax:rows=8,cols=64,dtype=f32",), ("--suite", "llama-3-8b-decode")])
+def test_tune_without_the_compiler_of_the_wanted_variant_exits_with_6(
+    workload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, run_refused: Run
+) -> None:
+    monkeypatch.setattr("tunebench.tuning.tunable.unavailable", lambda language: BROKEN)
+    where = ("--device", "h100-sxm", "--variant", "numba_cuda")
+    assert BROKEN in run_refused("tune", *workload, *where, "--trials", "1", exit_code=6)
+
+
 def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     (check,) = (c for c in run_json("doctor") if c["subject"] == "C++ compiler")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench import _environment
 from tunebench.binary.disassembly import count_instructions
 from tunebench.binary.occupancy import KernelUse, kernel_uses
+from tunebench.binary.ptxas_note import objections
 from tunebench.cli._choice import describe, in_words
 from tunebench.cli._output import emit, printable, table
 from tunebench.compile import BinaryCache, compile_config
@@ -79,6 +80,7 @@ def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
         "target": binary.target,
         "spill_bytes": binary.resources.spill_bytes,
         "code_bytes": binary.resources.code_bytes,
+        "objections": objections(binary.notes),
         "kernels": [_plain(use, choice.device.sm_count) for use in uses],
     }
 
@@ -88,6 +90,8 @@ def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
             "" if binary.resources.spill_bytes is None else f", {binary.resources.spill_bytes} bytes spilled"
         )
         to.print(f"  {binary.target}: {binary.resources.code_bytes} bytes of code{spills}")
+        for objection in data["objections"]:
+            to.print(f"  {objection}", soft_wrap=True)
         for use in data["kernels"]:
             to.print(f"  {use['kernel']}", soft_wrap=True)
             to.print(table("", "", rows=_rows(use)))

@@ -177,7 +177,17 @@ def _extra(extra: str, packages: list[str]) -> EnvironmentCheck:
     if missing:
         found = f"not installed: {', '.join(missing)}"
         return EnvironmentCheck(subject, "absent", found, install_command(extra))
+    if extra == "cuda" and (fault := _compiler_fault()):
+        found, _, remedy = fault.partition("; ")
+        return EnvironmentCheck(subject, "absent", found, remedy)
     return EnvironmentCheck(subject, "ok", _versions(packages))
+
+
+def _compiler_fault() -> str | None:
+    """Return why an installed compiler for GPUs fails, with the remedy; None if all of them work."""
+    from tunebench.compile import unavailable
+
+    return unavailable("cuda") or unavailable("numba-cuda")
 
 
 def _version(package: str) -> str | None:
