@@ -193,13 +193,20 @@ def test_doctor_reports_packages_that_do_not_work_together(
     assert f"{check['found']}; {check['remedy']}" == BROKEN
 
 
-@pytest.mark.parametrize("workload", [("softmax:rows=8,cols=64,dtype=f32",), ("--suite", "llama-3-8b-decode")])
-def test_tune_without_the_compiler_of_the_wanted_variant_exits_with_6(
-    workload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, run_refused: Run
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ("softmax:rows=8,cols=64,dtype=f32", "--variant", "numba_cuda"),
+        ("softmax:rows=8,cols=64,dtype=f32",),
+        ("--suite", "llama-3-8b-decode"),
+    ],
+)
+def test_tune_without_a_compiler_of_a_wanted_variant_exits_with_6(
+    wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, run_refused: Run
 ) -> None:
     monkeypatch.setattr("tunebench.tuning.tunable.unavailable", lambda language: BROKEN)
-    where = ("--device", "h100-sxm", "--variant", "numba_cuda")
-    assert BROKEN in run_refused("tune", *workload, *where, "--trials", "1", exit_code=6)
+    refused = run_refused("tune", *wanted, "--device", "h100-sxm", "--trials", "1", exit_code=6)
+    assert BROKEN in refused
 
 
 def test_doctor_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, run_json: Run) -> None:
