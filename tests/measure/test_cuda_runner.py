@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.fake_driver.build import seen_by
-from tests.support import needs_disassembler, needs_numba_cuda
+from tests.support import needs_cuda, needs_disassembler, needs_numba_cuda
 from tests.toy_variants import NumbaToy, parameter_sizes
 from tunebench import _environment, kernels
 from tunebench.binary.disassembly import count_instructions, sass
@@ -487,6 +487,7 @@ def test_number_out_of_range_of_c_type_is_refused() -> None:
         kernel_arguments(None, (Scalar("int", 2**31),), {}, {}, {})  # type: ignore[arg-type]
 
 
+@needs_cuda
 @pytest.mark.parametrize(
     ("key", "text"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import VERIFIED, InstantExecutor, measured
+from tests.support import VERIFIED, InstantExecutor, measured, needs_nvrtc
 from tunebench import cli, tune_suite, tuning
 from tunebench.db.store import open_store
 from tunebench.device import described, local_cpu
@@ -146,6 +146,7 @@ def test_exhausted_workload_leaves_its_trials_to_others(tmp_path: Path, use: Use
     }
 
 
+@needs_nvrtc
 def test_best_prediction_ends_a_workload_with_predicted_times(tmp_path: Path, use: Use) -> None:
     def predicted(task: Task) -> Outcome:
         assert task.predicted_us is not None
