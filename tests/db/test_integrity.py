@@ -62,7 +62,7 @@ def test_database_of_a_tuner_passes_the_integrity_check(filled: str) -> None:
     assert found.clean
     assert dict(found.counts) == {"unknown": len(EVERY_OUTCOME)}  # of softmax/example
     assert seen[-1] == (found.rows, found.rows)
-    assert found.rows == 2 + 2 + 11 + 10 + 1 + 1  # devices, runs, trials, measurements, demand, origin
+    assert found.rows == 2 + 2 + 13 + 12 + 1 + 1  # devices, runs, trials, measurements, demand, origin
 
 
 CHANGED_COLUMNS = [

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,19 @@ from tunebench.tuning.known_outcome import made_under_load
 
 __all__ = ["BusyMachine", "KernelFaults", "busy_machine", "kernel_faults", "tune_file"]
 
+_UNPRINTED = re.compile(r"\x1b\[[\d;]*\w|[\x00-\x1f]|/[^ ]*/(?=faulty\.py)")
+"""Colours and control characters, and the folder of the variant file."""
+
 ALL_ROWS, FEW_ROWS = 33, 8
 LIMIT_S = 1800.0
 WORKER_MEMORY_GB = "1.5"
 
-BUSY_WORKLOAD = "softmax:rows=512,cols=1024,dtype=f32"
-WARM_UP_S = 20.0
-"""Time for the load average to rise, in seconds."""
+BUSY_WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
+WARM_UP_S = 5.0
+"""Time for the other programs to start, in seconds."""
+
+LOOP = f"import time; end = time.monotonic() + {LIMIT_S}\nwhile time.monotonic() < end: pass"
+"""Another program, which ends by itself if this one is killed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +70,8 @@ class KernelFaults:
         """Return a Markdown table of the outcomes."""
         lines = ["| the kernel | ends as | reason |", "|---|---|---|"]
         for name, (kind, reason) in self.outcomes.items():
-            lines.append(f"| {name} | {kind} | {first_error(reason)[:100].replace('|', '/')} |")
+            text = _UNPRINTED.sub("", first_error(reason))[:100].replace("|", "/")
+            lines.append(f"| {name} | {kind} | {text} |")
         return "\n".join(lines)
 
 
@@ -116,7 +124,7 @@ class BusyMachine:
     exit_codes: list[int] = field(default_factory=list)
 
 
-def busy_machine(folder: Path, *, programs: int = 8, timeout_s: float = 0.3, trials: int = 16) -> BusyMachine:
+def busy_machine(folder: Path, *, programs: int = 8, timeout_s: float = 1.0, trials: int = 6) -> BusyMachine:
     """Tune right kernels while other programs loop, and again after they ended.
 
     Args:
@@ -146,7 +154,7 @@ def busy_machine(folder: Path, *, programs: int = 8, timeout_s: float = 0.3, tri
 @contextlib.contextmanager
 def _looping(programs: int) -> Iterator[None]:
     """Run programs that use a processor each."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    running = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(programs)]
     try:
         yield
     finally:
