@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tunebench._device import product_name
+from tunebench._device import product_name, products_named
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.outcome import (
@@ -102,6 +102,8 @@ class RecordedSpace:
             InputError: if the file contains another value.
         """
         mine, theirs = (product_name(name) if name else "" for name in (self.device, device))
+        narrower = theirs in products_named(self.device)  # the file's name may be that of several products
+        mine = theirs if narrower else mine
         for what, own, given in (
             ("kernel", self.kernel, kernel),
             ("device", mine, theirs),
@@ -112,7 +114,7 @@ class RecordedSpace:
         return dataclasses.replace(
             self,
             kernel=self.kernel or kernel,
-            device=self.device or device,
+            device=device if narrower else self.device or device,
             problem=self.problem or problem,
         )
 

@@ -42,11 +42,11 @@ __all__ = [
     "WorkloadText",
     "Workloads",
     "absent_device",
+    "device_filter",
     "gpus",
     "looked_up_device",
     "renamed_flag",
     "split_devices",
-    "stored_keys",
     "target_device",
     "variant_files_option",
 ]
@@ -378,28 +378,33 @@ def looked_up_device(device: str | None, arch: str | None) -> Device | str | Non
     return absent_device(device) if device is not None and datasheet.is_file(device) else device
 
 
-def stored_keys(device: str | None, arch: str | None, known: Collection[str]) -> set[str]:
-    """Return the keys among those of records that `--device` or `--arch` selects: all without either.
+def device_filter(device: str | None, arch: str | None) -> Callable[[Collection[str]], set[str]]:
+    """Return a function that selects the keys of records of `--device` or `--arch`: all without either.
+
+    The function raises UnknownName if a device has neither records nor a description.
 
     Args:
         device: Product in any spelling, architecture, key, or a file that describes a device.
         arch: Architecture.
-        known: Keys of the devices that have records.
 
     Raises:
-        InputError: if both are given, or the name is unknown.
-        DeviceError: if it names a missing GPU of this machine.
+        InputError: if both are given, the file is invalid, or the architecture is unknown.
     """
     from tunebench import datasheet
     from tunebench import device as devices
 
-    if device is None or arch is not None:
-        wanted = target_device(device, arch).architecture if arch is not None else None
-        return {key for key in known if wanted is None or devices.selects(wanted, key)}
-    named = {key for key in known if devices.selects(device, key)}
-    if named and not datasheet.is_file(device):
-        return named
-    return {absent_device(device).key} & {*known}
+    if arch is not None:
+        device = target_device(device, arch).architecture
+    elif device is not None and datasheet.is_file(device):
+        device = absent_device(device).key
+
+    def select(keys: Collection[str]) -> set[str]:
+        selected = {key for key in keys if device is None or devices.selects(device, key)}
+        if selected or device is None or ",sm=" in device:
+            return selected
+        return {absent_device(device).key} & {*keys}
+
+    return select
 
 
 def absent_device(name: str) -> Device:

@@ -12,7 +12,7 @@ import typer
 from tunebench._figure import significant
 from tunebench.cli import _completion
 from tunebench.cli._choice import ConfigRequest
-from tunebench.cli._option import Json, stored_keys
+from tunebench.cli._option import Json, device_filter
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import duration, emit, table
 from tunebench.errors import InputError
@@ -82,8 +82,9 @@ def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
     from tunebench.workloads import parse
 
     text = asked.workload if asked.workload.startswith(RECORDED) else str(parse(asked.workload))
+    select = device_filter(asked.device, asked.arch)
     with open_store(asked.db, read_only=True) as store:
-        keys = stored_keys(asked.device, asked.arch, {space.device for space in store.spaces()})
+        keys = select({space.device for space in store.spaces()})
         history = [record for record in store.history(text) if record.key.device in keys]
         # The choice among predictions is recorded once more, as a finalist: it is no further prediction.
         entries = [record for record in history if record.purpose != "finalist" or not _is_predicted(record)]

@@ -13,7 +13,7 @@ from tunebench.cli._option import (
     StoredDevice,
     VariantFiles,
     Workloads,
-    stored_keys,
+    device_filter,
 )
 from tunebench.cli._output import emit
 from tunebench.errors import InputError
@@ -43,8 +43,9 @@ def export_optuna(
     from tunebench.workloads import parse
 
     texts = [text if text.startswith(RECORDED) else str(parse(text)) for text in workload or []]
+    select = device_filter(device, arch)
     with open_store(db, read_only=True) as store:
-        keys = stored_keys(device, arch, {space.device for space in store.spaces()})
+        keys = select({space.device for space in store.spaces()})
         histories = search_histories(store, workloads=texts, devices=keys) if keys else []
         if not histories:
             raise InputError(f"no record to export in {store.location}")
