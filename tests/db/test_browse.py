@@ -13,7 +13,11 @@ from tests.db.support import DEVICE, EVERY_OUTCOME, TWIN, VARIANT, WORKLOAD, beg
 from tunebench.db import RunSummary, open_store
 from tunebench.db.browse import TRIAL_ORDERS, Browser, Changes, TrialFilter, open_browser
 from tunebench.errors import DatabaseError
-from tunebench.outcome import CompileFailed, Pruned, Result
+from tunebench.outcome import FAILURES, CompileFailed, Pruned, Result
+
+
+TRIALS = len(EVERY_OUTCOME) + 5 + 1 + 1
+"""Trials of `fill`: with equal times, of another revision, and claimed."""
 
 
 def fill(db: str) -> str:
@@ -23,11 +27,11 @@ def fill(db: str) -> str:
         run = begin(store)
         for number, outcome in enumerate(EVERY_OUTCOME):
             store.record(key(number), Result(outcome=outcome), run_id=run, bound_us=2.5)
-        for number in range(10, 15):
+        for number in range(20, 25):
             store.record(key(number), result(4.0), run_id=run)
-        store.record(key(10, revision="r2"), result(3.0), run_id=run)
-        store.record(key(11), result(5.0), run_id=run, purpose="finalist")
-        store.claim(key(20), "someone")
+        store.record(key(20, revision="r2"), result(3.0), run_id=run)
+        store.record(key(21), result(5.0), run_id=run, purpose="finalist")
+        store.claim(key(30), "someone")
     return run
 
 
@@ -46,7 +50,7 @@ def test_pages_of_trials_are_complete_in_both_directions(db: str, order: str, de
             pages.append(browser.trials(device, WORKLOAD, limit=4, place=place, **how))
         rows = [row for page in pages for row in page.rows]
         assert rows == list(whole.rows)
-        assert len({row.id for row in rows}) == 16
+        assert len({row.id for row in rows}) == TRIALS
         back = [pages[-1]]
         while back[0].before:
             place = ("before", back[0].rows[0].cursor)
@@ -58,12 +62,13 @@ def test_entry_counts_and_trial_shows_its_finalist(db: str) -> None:
     fill(db)
     with open_browser(db) as browser:
         (entry,) = browser.entries(WORKLOAD)
-        assert (entry.trials, entry.stale, entry.claimed) == (16, 1, 1)
-        assert (entry.measurements, entry.measured, entry.predicted, entry.failed) == (16, 8, 1, 5)
+        assert (entry.trials, entry.stale, entry.claimed) == (TRIALS, 1, 1)
+        assert (entry.measurements, entry.measured, entry.predicted) == (TRIALS, 8, 1)
+        assert entry.failed == sum(isinstance(outcome, FAILURES) for outcome in EVERY_OUTCOME)
         assert (entry.fastest_us, entry.least_bound_us) == (3.0, 2.5)
         found = [(answer.kind, answer.stale) for answer in entry.answers]
         assert found == [("measured", False), ("measured", True), ("predicted", False)]
-        (row,) = browser.trials(entry.device_id, WORKLOAD, select=TrialFilter(config="tile=11,")).rows
+        (row,) = browser.trials(entry.device_id, WORKLOAD, select=TrialFilter(config="tile=21,")).rows
         assert (row.purpose, row.time_us) == ("finalist", 5.0)
         assert browser.workloads() == [(WORKLOAD, (entry.device_id,))]
         (group,) = browser.stale_groups()
