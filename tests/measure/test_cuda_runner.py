@@ -205,7 +205,7 @@ class FakeGpu:
     def __init__(self, kernel_us: float, *, read_us: float = 30.0, host_us: float = 10.0) -> None:
         self.kernel_us, self.read_us, self.host_us = kernel_us, read_us, host_us
         self.log: list[str] = []
-        self.now = 0.0
+        self.now = self.loading_us = 0.0
 
     def launch(self, launches: Any) -> None:
         self._enqueue("run", self.kernel_us)
@@ -217,7 +217,8 @@ class FakeGpu:
         self._enqueue(f"graph of {graph}", graph * self.kernel_us)
 
     def read(self, address: int, nbytes: int) -> None:
-        self._enqueue(f"read {nbytes}", self.read_us)
+        self._enqueue(f"read {nbytes}", self.read_us + self.loading_us)
+        self.loading_us = 0.0
 
     def _enqueue(self, what: str, us: float) -> None:
         self.log.append(what)
@@ -308,6 +309,15 @@ def test_flush_reads_vectors_and_writes_nothing(target: str, tmp_path: Path) -> 
 
 def test_flush_repeats_until_it_hides_host_overhead() -> None:
     gpu = FakeGpu(5.0, read_us=10.0, host_us=24.0)
+    samples = sampler(gpu, FakeClock(2000.0), Flush(0, 1))
+    gpu.log.clear()
+    samples.sample_us()
+    assert gpu.log == ["read 1"] * 5 + ["|", "run", "wait"]
+
+
+def test_first_read_which_loads_the_kernel_does_not_count_as_cover() -> None:
+    gpu = FakeGpu(5.0, read_us=10.0, host_us=24.0)
+    gpu.loading_us = 1000.0
     samples = sampler(gpu, FakeClock(2000.0), Flush(0, 1))
     gpu.log.clear()
     samples.sample_us()

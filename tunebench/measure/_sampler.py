@@ -126,7 +126,8 @@ class Sampler:
                 self.skipped_work = _skipped(alone_us, first.device_us / self._runs)
         else:
             self._before = lambda: gpu.read(flush.address, flush.nbytes)
-            cover = gpu.time(_nothing, self._before, _nothing)
+            # The first read of a process also loads its kernel.
+            cover = gpu.time(self._before, self._before, _nothing)
             first = gpu.time(self._before, self._work, _nothing)
         needed = 2 * first.host_us / max(cover.device_us, RESOLUTION_US)
         self._covers = max(1, min(MOST_COVERS, math.ceil(needed)))
