@@ -18,7 +18,7 @@ import pytest
 
 from tests.gpu import acceptance, acceptance_run, acceptance_workloads, carried, gpu_process, headline
 from tests.gpu.acceptance_report import ARCHIVE, AcceptanceReport
-from tests.support import measured, needs_no_gpu, needs_nvrtc
+from tests.support import measured, needs_no_gpu, needs_nvrtc, until
 from tunebench import device, kernels
 from tunebench.db import open_store
 from tunebench.executor import TaskRefused, WorkerExecutor
@@ -488,6 +488,33 @@ def test_tar_file_has_the_folder_and_a_copy_of_the_database(tmp_path: Path) -> N
     with open_store(tmp_path / "again" / "acceptance.db", read_only=True) as store:
         assert store.best(SOFTMAX, H100.key) == []
     assert [path.name for path in archive.parent.iterdir()] == [ARCHIVE]
+
+
+def test_tar_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    archive = tmp_path / ARCHIVE
+    script = f"""
+import itertools
+from pathlib import Path
+from tests.gpu.acceptance_report import AcceptanceReport
+seconds = itertools.count(0, 1000)
+report = AcceptanceReport(
+    Path({str(tmp_path / "work")!r}),
+    archives=[Path({str(archive)!r})],
+    say=print,
+    now=lambda: float(next(seconds)),
+)
+report.text("large.txt", "".join(map(str, range(300_000))))
+while True:
+    report.put("verify", rows=list(range(1000)))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
+        until(archive.is_file, "the process wrote a tar file")
+        for _ in range(20):  # a reader sees a whole file at any time
+            time.sleep(0.01)
+            AcceptanceReport.unpack(archive, tmp_path / "read")
+        process.kill()
+    assert steps_in(archive, tmp_path / "again")["verify"]["rows"] == list(range(1000))
 
 
 def test_killed_step_keeps_the_entry_of_an_earlier_run(tmp_path: Path) -> None:
