@@ -42,7 +42,7 @@ NVRTC = "13.0.88"
 """NVRTC that PyTorch for CUDA 13.0 pins, so that most users have it."""
 
 RESOLVED = ("cuda", "postgres", "cluster", "plot", "dataframe", "notebook", "dashboard", "train")
-"""Extras that `oldest` and `newest` install. That of PyTorch is not resolved: tests run with one version."""
+"""Extras that `oldest` and `newest` install, besides HiGHS: `tests` and `docs` run with one PyTorch."""
 
 FRAMEWORKS = ("accelerate>=1.15",)
 """Training frameworks whose parsers read the plans that tests emit."""
@@ -141,7 +141,7 @@ def _check_versions(session: nox.Session, resolution: str) -> None:
     further, pinned = folder / "further.txt", folder / f"{resolution}.txt"
     declared = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
     named = [text for extra in ("torch", "dev") for text in declared[extra]]
-    further.write_text("\n".join(text for text in named if text.startswith(("highspy", "pebble"))))
+    further.write_text("\n".join(text for text in named if text.startswith(("highspy", "pebble", "pytest>"))))
     extras = [argument for extra in RESOLVED for argument in ("--extra", extra)]
     resolve = ("uv", "pip", "compile", "--quiet", "pyproject.toml", str(further), *extras)
     chosen = (
@@ -155,7 +155,6 @@ def _check_versions(session: nox.Session, resolution: str) -> None:
     session.run(*resolve, *chosen, silent=True)
     session.run("uv", "pip", "install", "--quiet", "-r", str(pinned))
     session.install("--no-deps", "-e", ".")
-    session.install(TORCH[0])
     session.run("python", "-m", "tests.packaging.imports")
     database, workload = str(folder / f"{resolution}.db"), "softmax:rows=64,cols=256,dtype=f32"
     session.run("tunebench", "tune", workload, "--device", "cpu", "--trials", "2", "--db", database)

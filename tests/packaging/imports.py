@@ -8,6 +8,7 @@ A command of the nox sessions `oldest` and `newest`. Exit status: 0, or 1 if an 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import re
 import sys
@@ -15,9 +16,19 @@ from collections.abc import Iterable
 from importlib import metadata
 
 import tunebench
+from tunebench.errors import TunebenchError
 
 NOT_INSTALLED = ("docs", "dev", "peers")
 """Extras that the sessions do not install."""
+
+TESTED_ELSEWHERE = ("torch",)
+"""Packages that the sessions do not install, because the session `tests` runs with one version of them."""
+
+NOT_IMPORTED = ("tunebench.__main__", "tunebench.db.migrations.env")
+"""Modules that are only run: by Python, and by Alembic."""
+
+OF_TORCH = ("tunebench.torch", "tunebench.measure._torch")
+"""Modules that import PyTorch at once."""
 
 
 def requirements() -> dict[str, str]:
@@ -41,11 +52,12 @@ def main() -> int:
     """Import everything, write what was imported, and return the exit status."""
     failures, lines = [], []
     for package, extra in requirements().items():
-        if extra not in NOT_INSTALLED:
+        if extra not in NOT_INSTALLED and package not in TESTED_ELSEWHERE:
             lines.append(f"{package} {metadata.version(package)}{f' ({extra})' if extra else ''}")
             failures += _failures(module for module in modules(package) if not module.startswith("_"))
-    packages = pkgutil.walk_packages(tunebench.__path__, "tunebench.")
-    own = [package.name for package in packages if not package.name.endswith("__main__")]
+    packages = pkgutil.walk_packages(tunebench.__path__, "tunebench.", onerror=lambda name: None)
+    skipped = NOT_IMPORTED if importlib.util.find_spec("torch") else (*NOT_IMPORTED, *OF_TORCH)
+    own = [package.name for package in packages if not package.name.startswith(skipped)]
     failures += _failures(own)
     lines.append(f"{len(own)} modules of tunebench; {len(failures)} imports failed")
     sys.stdout.write("\n".join([*lines, *failures, ""]))
@@ -58,7 +70,7 @@ def _failures(names: Iterable[str]) -> list[str]:
     for name in names:
         try:
             importlib.import_module(name)
-        except (ImportError, AttributeError, OSError, TypeError, ValueError) as error:
+        except (TunebenchError, ImportError, AttributeError, OSError, TypeError, ValueError) as error:
             failures.append(f"{name}: {type(error).__name__}: {error}")
     return failures
 
