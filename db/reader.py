@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._command import command_line
 from tunebench._deprecation import warn_renamed
 from tunebench.db import schema
 from tunebench.db.database import Database, retrying
@@ -259,7 +260,7 @@ class Reader(Database):
             count = "several runs" if runs else "no run"
             raise InputError(
                 f"database {self.location} has {count} with an id that starts with {quoted(prefix)}; "
-                "tunebench db runs lists them"
+                f"`{command_line('db runs', db=self.location.option)}` lists them"
             )
         return StoredRun(**runs[0])
 

@@ -52,6 +52,8 @@ db export --out {out}/space.json
 db export --workload {w} --out {out}/again.jsonl --format jsonl
 db export --workload {w} --variant twice/own --out {out}/kt.json --format kernel-tuner
 db stats
+db runs --workload {w}
+db forget {w} --variant own
 db verify
 db merge {db} --into {out}/merged.db
 db import {out}/own.jsonl --db {out}/imported.db

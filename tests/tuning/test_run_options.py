@@ -143,7 +143,7 @@ def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Pa
     assert sum(other.trials.values()) == 6  # all of its own
     (left,) = other.unresumed
     assert (left.trials, left.options) == (4, "--cache cold")
-    assert f"continue it by: tunebench tune --repeat {left.id[:12]} --db {db}" in str(other)
+    assert f"continue it by `tunebench tune --repeat {left.id[:12]} --db {db}`" in str(other)
     same = repeat(left.id[:12], db=db)
     assert (sum(same.trials.values()), same.cached, same.unresumed) == (2, 4, ())
     with open_store(db, read_only=True) as store:
@@ -163,7 +163,7 @@ def test_runs_are_listed_with_their_options(
 ) -> None:
     db = cut_off(seed=5, warm=False)
     assert command(["tune", "--repeat", "none", "--db", str(db)]) == 2
-    assert "tunebench db runs lists them" in capsys.readouterr().err
+    assert f"`tunebench db runs --db {db}` lists them" in capsys.readouterr().err
     assert command(["db", "runs", "--db", str(db), "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["state"], listed["trials"], listed["workload"]) == ("interrupted", 4, WORKLOAD)

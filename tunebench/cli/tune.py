@@ -87,7 +87,7 @@ class TuneOptions:
         str | None,
         _what(
             metavar="RUN",
-            help="Run of `tunebench db runs` to repeat, or to continue if it was interrupted: the same "
+            help="Run to repeat, or to continue if it was interrupted, by the id of `db runs`: the same "
             "workload, device, options and seed.",
             show_default=False,
         ),

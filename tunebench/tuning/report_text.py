@@ -140,12 +140,8 @@ def _search_lines(report: Report) -> Iterator[str]:
         yield f"  skipped  {line}"
     yield f"  database {report.database}"
     for run in report.unresumed[-SHOWN_RUNS:]:
-        yield f"  resume   {run}{_named(report.database)}"
-
-
-def _named(database: str) -> str:
-    """Return the option that names a database; empty for the default one."""
-    return "" if database == str(locate()) else f" --db {database}"
+        again = run.command(locate(report.database).option)
+        yield f"  resume   {run}" + (f"; continue it by `{again}`" if again is not None else "")
 
 
 def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:

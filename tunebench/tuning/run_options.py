@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunebench._command import command_line
 from tunebench.db.record import InterruptedRun
 from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol
@@ -188,10 +189,15 @@ class UnresumedRun:
         ended = f"was interrupted after {self.trials} trial{'' if self.trials == 1 else 's'}"
         if self.options is None:
             return f"{begun}, of an earlier version that stored no options, {ended}; its results are kept"
-        return (
-            f"{begun} with other options, {self.options}, {ended}; "
-            f"continue it by: tunebench tune --repeat {self.id[:12]}"
-        )
+        return f"{begun} with other options, {self.options}, {ended}"
+
+    def command(self, db: str | None) -> str | None:
+        """Return the command that continues the run; None if its options are unknown.
+
+        Args:
+            db: Value of `--db`; None for the default database.
+        """
+        return None if self.options is None else command_line("tune", repeat=self.id[:12], db=db)
 
 
 def unresumed(run: InterruptedRun, options: Mapping[str, Any]) -> UnresumedRun:
