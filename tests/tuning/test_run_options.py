@@ -91,7 +91,7 @@ def test_options_are_written_as_a_user_writes_them() -> None:
     plan = Plan(protocol=Protocol(cache="warm"), warm=False, learned_pruner=True, seed=3, baselines=False)
     text = "--seed 3 --no-warm --learned-pruner --cache warm --no-baselines"
     assert changed_options(stored(plan)) == text
-    without = "--seed 0 (without --no-warm) (without --learned-pruner) --cache cold (without --no-baselines)"
+    without = "--seed 0 --warm (without --learned-pruner) --cache cold --baselines"
     assert changed_options(stored(Plan()), stored(plan)) == without
 
 

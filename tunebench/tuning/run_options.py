@@ -154,7 +154,9 @@ def _written(name: str, value: Any, default: Any) -> Iterator[str]:
             yield f"{flag} {changed.pop('cache')}"
         yield from (f"({part}={setting})" for part, setting in changed.items())
     elif isinstance(value, bool):
-        yield flag if value != flag.startswith("--no-") else f"(without {flag})"
+        is_negative = flag.startswith("--no-")
+        without = flag.replace("--no-", "--") if is_negative else f"(without {flag})"
+        yield flag if value != is_negative else without
     elif value is None:
         yield f"(without {flag})"
     elif isinstance(value, list | tuple | dict):
