@@ -117,7 +117,7 @@ def _numpy_names_of_numba_cuda() -> Iterator[None]:
     import numpy
 
     def row_stack(*_: Any) -> None:
-        raise NotImplementedError("NumPy 2.5 and later have no row_stack")
+        raise AttributeError("NumPy 2.5 and later have no row_stack")
 
     absent = not hasattr(numpy, "row_stack")
     if absent:

@@ -26,6 +26,8 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workloads.operators.softmax import Softmax
 
+__all__ = ["FaultySoftmax"]
+
 FEW_ROWS = 16
 """Workloads with so many rows have the faults of `QUICK`; larger ones have all faults."""
 
