@@ -24,7 +24,7 @@ from tests.db.support import (
     measured,
     served,
 )
-from tunebench.db import Demand, RunSummary, Verdict, locate, new_owner, open_store, schema
+from tunebench.db import Demand, RunStart, RunSummary, Verdict, locate, new_owner, open_store, schema
 from tunebench.db.integrity import examine
 from tunebench.db.merge import MergeResult, merge
 from tunebench.db.store import Store
@@ -79,6 +79,16 @@ def everything(db: str) -> dict[str, Any]:
             table.name: connection.execute(sa.select(table).order_by(table.c.id)).all()
             for table in schema.METADATA.sorted_tables
         }
+
+
+def test_options_of_runs_are_merged(db: str, tmp_path: Path) -> None:
+    options = {"seed": 7, "protocol": {"cache": "warm"}}
+    start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=7, options=options)
+    with open_store(tmp_path / "one.db") as store:
+        run_id = store.begin_run(start)
+    merge([tmp_path / "one.db"], into=db)
+    with open_store(db, read_only=True) as store:
+        assert store.run_of(run_id).options == options
 
 
 def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any) -> None:
