@@ -15,7 +15,6 @@ from tunebench.db.browse import TRIAL_ORDERS, Browser, Changes, TrialFilter, ope
 from tunebench.errors import DatabaseError
 from tunebench.outcome import FAILURES, CompileFailed, Pruned, Result
 
-
 TRIALS = len(EVERY_OUTCOME) + 5 + 1 + 1
 """Trials of `fill`: with equal times, of another revision, and claimed."""
 
