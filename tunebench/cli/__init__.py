@@ -61,7 +61,7 @@ EXIT_CODES = {
     3: "not measured here (lookup --strict), or measured only for variants whose files are not given",
     4: "the database cannot be read or written",
     5: "the device is missing or not usable, or the cluster is lost; results so far are kept",
-    6: "an optional dependency is not installed",
+    6: "an optional dependency is not installed or does not work, such as a compiler",
     130: "interrupted by Ctrl-C, SIGTERM or SIGHUP; results so far are kept",
 }
 """Meaning of every exit code."""
