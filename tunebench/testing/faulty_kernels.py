@@ -26,7 +26,7 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["FaultySoftmax"]
+__all__ = ["EXPECTED", "FEW_ROWS", "QUICK", "RIGHT", "VARIANT", "FaultySoftmax"]
 
 FEW_ROWS = 16
 """Workloads with so many rows have the faults of `QUICK`; larger ones have all faults."""
