@@ -34,6 +34,7 @@ __all__ = [
     "describe_exit",
     "environment_fault",
     "names_environment",
+    "names_mended_fault",
     "names_missing",
 ]
 
@@ -103,6 +104,17 @@ def environment_fault(error: BaseException) -> EnvironmentFault | None:
     if exhausted or of_no_user or isinstance(error, MemoryError) or names_environment(message_of(error)):
         return SuspectedFault(describe_error(error))
     return None
+
+
+def names_mended_fault(text: str) -> bool:
+    """Return whether a recorded compile failure is one that later versions of tunebench do not have.
+
+    Args:
+        text: The reason of the failure.
+    """
+    # Generic lambdas with NVRTC 13.0, and numba-cuda with NumPy 2.5.
+    faults = "host functions are not allowed in JIT mode", "module 'numpy' has no attribute 'row_stack'"
+    return any(fault in text for fault in faults)
 
 
 def names_environment(text: str) -> bool:

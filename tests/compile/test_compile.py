@@ -30,6 +30,7 @@ from tunebench.device import representative
 from tunebench.emulate.emulator import EmulationFailed
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import BrokenDependency, MissingDependency, install_command
+from tunebench.fault import names_mended_fault
 from tunebench.space import Config
 from tunebench.variant import Language, Launch
 from tunebench.workload import Tensor
@@ -347,3 +348,15 @@ def test_numba_cpu_is_always_available() -> None:
 
 def test_exported_names_exist() -> None:
     assert all(hasattr(compiling, name) for name in compiling.__all__)
+
+
+@pytest.mark.parametrize(
+    ("reason", "mended"),
+    [
+        ("NVRTC for sm_90a: kernel(2309): error: … and host functions are not allowed in JIT mode. Co", True),
+        ("AttributeError: module 'numpy' has no attribute 'row_stack'", True),
+        ('NVRTC for sm_90a: kernel(3): error: identifier "missing" is undefined', False),
+    ],
+)
+def test_failures_of_earlier_versions_are_tried_again(reason: str, mended: bool) -> None:
+    assert names_mended_fault(reason) is mended

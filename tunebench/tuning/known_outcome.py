@@ -7,6 +7,7 @@ suggests that another attempt may succeed. No failure is for ever: `Plan.retry_f
 |---|---|
 | time-out, also of a compiler | if today's limit is longer, or other programs used the processors |
 | failure for lack of a resource | if it was not tried in a new process, as in earlier versions |
+| compile failure by a fault of earlier versions | always |
 | not verified for lack of a compiler | if there is one now |
 | any failure | with `Plan.retry_failed` |
 """
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench.emulate.host_compiler import find_compiler
-from tunebench.fault import names_environment
+from tunebench.fault import names_environment, names_mended_fault
 from tunebench.outcome import (
     CompileFailed,
     LaunchFailed,
@@ -55,10 +56,13 @@ def answers(setup: TuningSetup, outcome: Outcome) -> bool:
 
 
 def is_suspect(outcome: Outcome) -> bool:
-    """Return whether an outcome is a fault of the environment, recorded as a failure of the kernel.
+    """Return whether an outcome is a fault of the environment or of tunebench, recorded as one of the kernel.
 
-    Earlier versions did; this one records it only after a second attempt in a new process.
+    Earlier versions did; this one records a fault of the environment only after a second attempt in a new
+    process.
     """
+    if isinstance(outcome, CompileFailed) and names_mended_fault(outcome.reason):
+        return True
     return (
         isinstance(outcome, CompileFailed | LaunchFailed)
         and names_environment(outcome.reason)
