@@ -131,13 +131,14 @@ def page(records: Collection[Record], arguments: Sequence[str]) -> str:
         for problem in r["problems"]
     ]
     noted = [
-        f"- {compiler}, {kind}, {count} times: {note}" for (compiler, kind, note), count in notes.items()
+        f"- {compiler}, {kind}, in {count} defaults: {note}"
+        for (compiler, kind, note), count in notes.items()
     ]
     return "\n".join(
         [
             "# Compilers",
             "",
-            f"Made by `python -m benchmarks.compilers {' '.join(arguments)}`, without a GPU.",
+            f"Made by `python -m benchmarks.compilers {' '.join(selection)}`, without a GPU.",
             "The default of each variant is compiled for each architecture, for one workload, or with",
             "`--types` for one of each type. *claims unmet* counts defaults whose machine code lacks an",
             "instruction that the variant claims. *objections* counts costly or unknown notes of ptxas, such",
