@@ -94,6 +94,9 @@ def run_steps(session: AcceptanceRun, seconds: Mapping[str, float], end: float) 
         session.until = until
         report.begin(step)
         report.say(f"{step}: {session.left_s:.0f} s")
+        if session.left_s <= 0:
+            report.put(step, undone=["no time left"])
+            continue
         begun = session.clock()
         try:
             STEP_FUNCTIONS[step](session)
@@ -178,11 +181,17 @@ def _use_carried(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End this process after a time limit, with status 3: it may wait for a process that no signal ends."""
+def _ended_after(seconds: float, table: Callable[[], str] = str) -> Iterator[None]:
+    """End this process after a time limit, with status 3: it may wait for a process that no signal ends.
+
+    Args:
+        seconds: The limit.
+        table: Returns what to print then.
+    """
 
     def end() -> None:
         print(f"the run did not end within {seconds:.0f} s; the tar file has its results", flush=True)
+        print(table(), flush=True)
         os._exit(3)
 
     timer = threading.Timer(seconds, end)
@@ -263,8 +272,8 @@ def _do(run: str, options: argparse.Namespace, device: Device, folder: Path) -> 
     begun = time.monotonic()
     spent_s = process_age_s() if run == options.runs[0] else 0.0
     archives = [options.out / ARCHIVE, *([options.copy / ARCHIVE] if options.copy else [])]
-    with _ended_after(60.0 * minutes - spent_s):
-        report = AcceptanceReport(folder, archives=archives, without=INPUTS)
+    report = AcceptanceReport(folder, archives=archives, without=INPUTS)
+    with _ended_after(60.0 * minutes - spent_s, lambda: headline_text(report.steps)):
         session = AcceptanceRun(device, report, options.match)
         end = begun - spent_s + 60.0 * minutes - RESERVE_S
         status = run_steps(session, step_seconds(run, minutes), end)

@@ -210,16 +210,19 @@ def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str
 
 
 def items_to_verify(
-    workloads: Iterable[str], count: int, device: Device
+    workloads: Iterable[str], count: int, device: Device, in_time: Callable[[], bool] = lambda: True
 ) -> tuple[list[AcceptanceItem], list[str]]:
     """Return `count` configurations of each workload and variant, and the problems found.
 
     Defaults come first, those of variants that use wgmma before all others, so that an interrupted run has
-    verified every variant once before it verifies one twice.
+    verified every variant once before it verifies one twice. Workloads that are not reached in time are left
+    out.
     """
     turns: list[list[AcceptanceItem]] = [[] for _ in range(count)]
     problems = []
     for text in workloads:
+        if not in_time():
+            break
         found, reason = gpu_candidates(text, device)
         problems += [reason] if reason else []
         for candidate in found:

@@ -374,7 +374,7 @@ def _ranked(text: str) -> tuple[str, ...]:
     return tuple(_real_ranked(session, text))
 
 
-def _items(workloads: Sequence[str], count: int, _: Any) -> Any:
+def _items(workloads: Sequence[str], count: int, *_: Any) -> Any:
     return _cached_items(tuple(workloads), count)
 
 

@@ -85,10 +85,11 @@ def test_age_of_the_process_counts() -> None:
 
 
 def test_run_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
-    script = "import tests.gpu.acceptance as a, time\nwith a._ended_after(0.1): time.sleep(600)"
+    script = "import tests.gpu.acceptance as a, time\nwith a._ended_after(0.1, lambda: 'the table'): time.sleep(600)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=False)
     assert ran.returncode == 3
+    assert ran.stdout.decode().endswith("its results\nthe table\n")
     threads = threading.active_count()
     with acceptance._ended_after(0.1):
         assert threading.active_count() == threads + 1
@@ -311,6 +312,23 @@ def test_defaults_are_verified_first_and_nothing_twice() -> None:
     assert len(set(map(str, items))) == len(items)
     again, _ = acceptance_run.items_to_verify(workloads, 4, H100)
     assert list(map(str, items)) == list(map(str, again))
+
+
+def test_configurations_to_verify_are_listed_in_time_only() -> None:
+    answers = iter([True, False])
+    items, _ = acceptance_run.items_to_verify(
+        [SOFTMAX, "layernorm:rows=64,cols=100,dtype=f16"], 1, H100, lambda: next(answers)
+    )
+    assert {item.text for item in items} == {SOFTMAX}
+
+
+def test_step_without_time_is_left_out(tmp_path: Path) -> None:
+    lines_said: list[str] = []
+    here = session(tmp_path, lines_said)
+    here.clock = lambda: 10.0
+    status = acceptance.run_steps(here, {"verify": 1.0}, 10.0)
+    assert here.report.steps["verify"] == {"complete": False, "undone": ["no time left"]}
+    assert status == acceptance.NOTHING_MEASURED
 
 
 def test_workload_without_variant_is_reported() -> None:
