@@ -85,7 +85,8 @@ def test_age_of_the_process_counts() -> None:
 
 
 def test_run_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
-    script = "import tests.gpu.acceptance as a, time\nwith a._ended_after(0.1, lambda: 'the table'): time.sleep(600)"
+    limited = "with a._ended_after(0.1, lambda: 'the table'): time.sleep(600)"
+    script = f"import tests.gpu.acceptance as a, time\n{limited}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=False)
     assert ran.returncode == 3
