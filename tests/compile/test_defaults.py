@@ -46,3 +46,23 @@ def test_default_compiles_without_problems(item: Item) -> None:
 
 def test_every_variant_is_compiled() -> None:
     assert {item.variant for item in items()} == {variant.key for variant in compilers.variants(("cuda",))}
+
+
+def test_page_counts_problems_and_notes_by_family() -> None:
+    plain = {
+        "compiler": "13.0.88",
+        "architecture": "sm_90",
+        "workload": "w",
+        "spill_bytes": 0,
+        "seconds": 1.0,
+    }
+    noted = plain | {"variant": "attention/cuda_wgmma", "problems": [], "notes": ["arrive"]}
+    problem = "costly note of ptxas: serialized"
+    costly = plain | {"variant": "gemm/cuda_wgmma", "problems": [problem], "notes": ["serialized"]}
+    failed = {"variant": "gemm/cuda_mma", "problems": ["does not compile: x"]}
+    failed |= {name: plain[name] for name in ("compiler", "architecture", "workload")}
+    page = compilers.page([noted, costly, failed], ["--arch", "sm_90", "--out", "x.md"])
+    assert "benchmarks.compilers --arch sm_90`" in page
+    assert "| 13.0.88 | wgmma and TMA | sm_90 | 2 | 2 | 0 | 0 | 1 | 1 |" in page
+    assert "| 13.0.88 | mma.sync | sm_90 | 1 | 0 | 0 | 0 | 0 | 0 |" in page
+    assert f"gemm/cuda_wgmma on sm_90, `w`: {problem}" in page
