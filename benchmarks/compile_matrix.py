@@ -213,7 +213,7 @@ def _problems_of_default(
     variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, item: Item, binary: Binary
 ) -> list[str]:
     problems = list(objections(binary.notes))
-    # The table counts spills of Numba-CUDA, too; registers are allocated differently by each of its compilers.
+    # The table counts spills of Numba-CUDA, too: each of its compilers allocates registers differently.
     if binary.resources.spill_bytes and isinstance(variant, CudaVariant):
         problems.append(f"the default configuration spills {binary.resources.spill_bytes} bytes")
     config = variant.space.parse(item.config)
