@@ -18,6 +18,7 @@ from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGrou
 from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.errors import TunebenchError
 from tunebench.kernels import files_of
+from tunebench.report.dashboard.lower_bound import shown_bound_us, shown_ratio
 
 __all__ = ["DAMAGE", "Catalogue", "Line", "Snapshot", "damage_of"]
 
@@ -99,17 +100,13 @@ class Line:
 
         None if unknown, or if it rests on assumed rates of the device.
         """
-        if self.figures.bound_us is not None or self.device.descriptor.get("assumed"):
-            return self.figures.bound_us
-        return self.entry.least_bound_us
+        return shown_bound_us(self.device, self.figures.bound_us, self.entry.least_bound_us)
 
     @property
     def bound_ratio(self) -> float | None:
         """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
-        if self.best is None or not self.bound_us:
-            return None
-        ratio = self.best.time_us / self.bound_us
-        return max(1.0, ratio) if self.device.descriptor.get("assumed") else ratio
+        best_us = self.best.time_us if self.best is not None else None
+        return shown_ratio(self.device, best_us, self.bound_us)
 
     @property
     def default_ratio(self) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tunebench.db.browse import DeviceEntry, RunEntry
+from tunebench.report.dashboard.lower_bound import shown_bound_us, shown_ratio
 
 __all__ = ["STATES", "Search", "search_of"]
 
@@ -72,21 +73,12 @@ class Search:
         None if unknown, or if it rests on assumed rates of the device.
         """
         progress = self.run.progress
-        if progress.bound_us is not None or self._has_assumed_rates:
-            return progress.bound_us
-        return progress.least_bound_us
+        return shown_bound_us(self.device, progress.bound_us, progress.least_bound_us)
 
     @property
     def bound_ratio(self) -> float | None:
         """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
-        best_us, bound_us = self.run.progress.best_us, self.bound_us
-        if best_us is None or not bound_us:
-            return None
-        return max(1.0, best_us / bound_us) if self._has_assumed_rates else best_us / bound_us
-
-    @property
-    def _has_assumed_rates(self) -> bool:
-        return self.device is not None and bool(self.device.descriptor.get("assumed"))
+        return shown_ratio(self.device, self.run.progress.best_us, self.bound_us)
 
 
 def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: str = "") -> Search:
