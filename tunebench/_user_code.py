@@ -29,6 +29,7 @@ from tunebench.errors import CodeTimeout, user_place
 __all__ = [
     "GRACE_S",
     "IMPORT_S",
+    "LEAST_S",
     "LONGEST_WAIT",
     "end_process",
     "limit_user_code",
@@ -55,7 +56,7 @@ LONGEST_WAIT = 20.0
 _AGAIN_S = 1.0
 """Time after which a function that caught its interruption is interrupted again, in seconds."""
 
-_LEAST_S = 0.01
+LEAST_S = 0.01
 """Time left that counts as none, in seconds."""
 
 
@@ -170,7 +171,7 @@ class _Clock:
         """Return the time that is left of the limit, in seconds; 0 if none is."""
         wall_s = time.monotonic() - self._began
         left_s = self._limit_s - (wall_s - (waited_s(self._thread) - self._waited_s))
-        return left_s if left_s > _LEAST_S and wall_s < LONGEST_WAIT * self._limit_s else 0.0
+        return left_s if left_s > LEAST_S and wall_s < LONGEST_WAIT * self._limit_s else 0.0
 
 
 def _can_set_alarm() -> bool:

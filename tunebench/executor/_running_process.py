@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tunebench._figure import significant
-from tunebench._user_code import GRACE_S, LONGEST_WAIT
+from tunebench._user_code import GRACE_S, LEAST_S, LONGEST_WAIT
 from tunebench.executor import _memory
 from tunebench.executor._call_clock import CallClock
 from tunebench.executor._supervisor import KILL_S
@@ -34,9 +34,6 @@ OUTSIDE_S = 600.0
 
 STALL_S = 30
 """Time without progress after which sending a message or receiving the rest of a reply fails, in seconds."""
-
-LEAST_S = 0.01
-"""Time left that counts as none, in seconds."""
 
 LARGEST_REPLY = 1 << 31
 """Largest reply of a process, in bytes."""

@@ -12,7 +12,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.kernels import load_file
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.run_options import repeated_plan
+from tunebench.tuning.run_options import SHOWN_ID, repeated_plan
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -48,7 +48,7 @@ def repetition(run: str, db: str | Path | None = None) -> Repetition:
     """
     with open_store(db, read_only=True) as store:
         stored = store.run_of(run)
-    name = f"run {stored.id[:12]} of {stored.workload}"
+    name = f"run {stored.id[:SHOWN_ID]} of {stored.workload}"
     if stored.options is None:
         raise InputError(
             f"{name} cannot be repeated: it is an import, or of an earlier version that stored no options"

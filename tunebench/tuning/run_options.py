@@ -23,6 +23,7 @@ from tunebench.tuning.plan import Plan
 
 __all__ = [
     "RUN_OPTIONS",
+    "SHOWN_ID",
     "RunOption",
     "UnresumedRun",
     "changed_options",
@@ -77,6 +78,9 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "cluster": _may_differ("--cluster", "the key of the device is equal, whoever measures"),
 }
 """Every field of `Plan`."""
+
+SHOWN_ID = 12
+"""Characters of the id of a run that messages and lists show, which `tune --repeat` accepts."""
 
 SHARED_BUDGET = "shared_budget"
 """Stored next to the options: the suite whose budget the run shared; empty for a run of its own."""
@@ -187,7 +191,7 @@ class UnresumedRun:
     options: str | None
 
     def __str__(self) -> str:
-        begun = f"run {self.id[:12]} of {self.started_at[:16].replace('T', ' ')} UTC"
+        begun = f"run {self.id[:SHOWN_ID]} of {self.started_at[:16].replace('T', ' ')} UTC"
         ended = f"was interrupted after {self.trials} trial{'' if self.trials == 1 else 's'}"
         if self.options is None:
             return f"{begun}, of an earlier version that stored no options, {ended}; its results are kept"
@@ -199,7 +203,7 @@ class UnresumedRun:
         Args:
             db: Value of `--db`; None for the default database.
         """
-        return None if self.options is None else command_line("tune", repeat=self.id[:12], db=db)
+        return None if self.options is None else command_line("tune", repeat=self.id[:SHOWN_ID], db=db)
 
 
 def unresumed(run: InterruptedRun, options: Mapping[str, Any]) -> UnresumedRun:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["runs"]
 
-SHOWN_ID = 12
-"""Characters of the id of a run that are shown, which `tune --repeat` accepts."""
-
 
 def runs(
     workload: Annotated[
@@ -80,6 +77,8 @@ def _described(run: RunEntry, device: str, now: datetime) -> dict[str, Any]:
 
 
 def _render(to: Console, data: list[dict[str, Any]]) -> None:
+    from tunebench.tuning.run_options import SHOWN_ID
+
     rows = [
         (
             run["id"][:SHOWN_ID],
