@@ -155,17 +155,17 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
     return found
 
 
-def workload_text(text: str, known: Collection[str]) -> str:
+def workload_text(text: str, stored: Collection[str]) -> str:
     """Return the canonical text of a workload; a stored one may belong to an operator that is not loaded.
 
     Args:
         text: What the user wrote.
-        known: Texts of the stored workloads.
+        stored: Texts of the stored workloads.
 
     Raises:
         InputError: if it is not stored and cannot be parsed.
     """
-    return text if text in known or text.startswith(RECORDED) else str(parse(text))
+    return text if text in stored or text.startswith(RECORDED) else str(parse(text))
 
 
 def _known(kind: str, name: str, known: set[str]) -> None:
@@ -173,20 +173,20 @@ def _known(kind: str, name: str, known: set[str]) -> None:
         raise UnknownName(kind, name, known)
 
 
-def device_keys(name: str, known: Collection[str]) -> set[str]:
+def device_keys(name: str, stored_keys: Collection[str]) -> set[str]:
     """Return the stored keys that a name, an architecture or a key selects.
 
     Args:
         name: What the user wrote, such as ``cpu``, ``H100 SXM`` or ``sm_90``; an ambiguous product selects
             all that it may mean.
-        known: Stored keys.
+        stored_keys: Stored keys.
 
     Raises:
         UnknownName: if it selects none.
     """
     if name.lower() == "cpu" or name.lower().startswith("cuda"):
         name = devices.find(name).key
-    keys = {key for key in known if devices.selects(name, key)}
+    keys = {key for key in stored_keys if devices.selects(name, key)}
     if not keys:
-        raise UnknownName("device", name, known)
+        raise UnknownName("device", name, stored_keys)
     return keys

@@ -155,19 +155,19 @@ class Figures:
 
     def stored(self) -> dict[str, Any]:
         """Return the figures as the column `comparison` of a record; `of` is the inverse."""
-        named = {"default": self.default, "runner_up": self.runner_up}
-        data: dict[str, Any] = {
-            name: versus.to_json() for name, versus in named.items() if versus is not None
+        rivals = {"default": self.default, "runner_up": self.runner_up}
+        columns: dict[str, Any] = {
+            name: versus.to_json() for name, versus in rivals.items() if versus is not None
         }
         if self.baselines:
-            data["libraries"] = {name: versus.to_json() for name, versus in self.baselines.items()}
+            columns["libraries"] = {name: versus.to_json() for name, versus in self.baselines.items()}
         if self.tie_count is not None:
-            data["ties"] = {"count": self.tie_count, "first": [tied.to_json() for tied in self.ties]}
+            columns["ties"] = {"count": self.tie_count, "first": [tied.to_json() for tied in self.ties]}
         if self.bound_us is not None:
-            data["bound_us"] = self.bound_us
+            columns["bound_us"] = self.bound_us
         if self.searched:
-            data["searched"] = list(self.searched)
-        return data
+            columns["searched"] = list(self.searched)
+        return columns
 
     def speedup_over_default(self, *, is_default: bool) -> float | None:
         """Return the speedup over the default of the variant; 1 for the default, None if unknown."""
@@ -202,8 +202,8 @@ def _number(value: object) -> float | None:
 
 
 def _interval(value: object) -> tuple[float, float] | None:
-    ends = [end for end in map(_number, _list(value)) if end is not None]
-    return (ends[0], ends[1]) if len(ends) == 2 else None
+    bounds = [end for end in map(_number, _list(value)) if end is not None]
+    return (bounds[0], bounds[1]) if len(bounds) == 2 else None
 
 
 def _time_or_ratio(versus: BaselineComparison) -> float:

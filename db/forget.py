@@ -138,8 +138,8 @@ def _variant_keys(names: Collection[str], recorded: Collection[str]) -> set[str]
 
 
 def _has_values(config: str, alternatives: Sequence[Mapping[str, str]]) -> bool:
-    values = dict(part.partition("=")[::2] for part in config.split(","))
-    return any(wanted.items() <= values.items() for wanted in alternatives)
+    values_by_name = dict(part.partition("=")[::2] for part in config.split(","))
+    return any(required.items() <= values_by_name.items() for required in alternatives)
 
 
 def _described(connection: sa.Connection, ids: Sequence[int]) -> list[Forgotten]:

@@ -233,7 +233,7 @@ class Reader(Database):
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
         """Return the number of trials of interrupted runs with a sampler and a seed; deprecated."""
         warn_renamed("Store.interrupted_trials", "Store.interrupted_runs")
-        runs = self.interrupted_runs(device, workload, lambda one, other: True)
+        runs = self.interrupted_runs(device, workload, lambda stored, current: True)
         return sum(run.trials for run in runs if (run.sampler, run.seed) == (sampler, seed))
 
     def run_of(self, prefix: str) -> StoredRun:

@@ -164,7 +164,7 @@ def _copy(path: Path, attempts: int = _ATTEMPTS) -> FrozenConnection:
     for _ in range(attempts):
         logs = _logs(path)
         has_only_wal = [log.name for log in logs] == [f"{path.name}-wal"]
-        before: object = _wal_header(logs[0]) if has_only_wal else _settled_stamp(path)
+        state_before: object = _wal_header(logs[0]) if has_only_wal else _settled_stamp(path)
         with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
             copy = Path(folder) / "copy.db" if logs else None
             connection = _memory()
@@ -178,8 +178,10 @@ def _copy(path: Path, attempts: int = _ATTEMPTS) -> FrozenConnection:
             copied = [Path(f"{copy}{log.name.removeprefix(path.name)}") for log in logs]
             for log, target in zip(logs, copied, strict=True):
                 shutil.copyfile(log, target)
-            after = [_wal_header(log) for log in (*logs, *copied)] if has_only_wal else [file_stamp(path)]
-            if _logs(path) == logs and all(state == before for state in after):
+            states_after = (
+                [_wal_header(log) for log in (*logs, *copied)] if has_only_wal else [file_stamp(path)]
+            )
+            if _logs(path) == logs and all(state == state_before for state in states_after):
                 if copy is not None:
                     _merge(copy, connection)
                 distrust_file(connection)

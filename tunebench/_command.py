@@ -23,7 +23,7 @@ def command_line(command: str, *arguments: object, **options: object) -> str:
         if value is True:
             words.append(option)
         elif isinstance(value, Iterable) and not isinstance(value, str):
-            words += [word for item in value for word in (option, str(item))]
+            words += [word for element in value for word in (option, str(element))]
         elif value is not None and value is not False:
             words += [option, str(value)]
     return shlex.join(words)

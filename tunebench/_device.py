@@ -268,8 +268,8 @@ def selects(name: str, key: str) -> bool:
         name: A key, an architecture, or a product as in `products_named`.
         key: The stored key (see `Device.key`).
     """
-    architecture, _, rest = key.partition(":")
-    product = rest.partition(",")[0]
+    architecture, _, product_and_facts = key.partition(":")
+    product = product_and_facts.partition(",")[0]
     return (
         name == key
         or architecture_name(name) == architecture

@@ -81,12 +81,12 @@ def limit_user_code(limit_s: float, notify: Callable[[str | None], None] | None 
         notify: Called with a description of the function when it begins, and with None when it ends.
     """
     global _limit_s, _notify
-    before = _limit_s, _notify
+    outer = _limit_s, _notify
     _limit_s, _notify = limit_s, notify
     try:
         yield
     finally:
-        _limit_s, _notify = before
+        _limit_s, _notify = outer
 
 
 @contextlib.contextmanager
@@ -128,10 +128,10 @@ def _limited(code: str, limit_s: float) -> Iterator[None]:
     try:
         with _alarm(limit_s) if _can_set_alarm() else _interrupting_thread(limit_s):
             yield
-    except _Overdue as late:
-        place = user_place(late)
+    except _Overdue as overdue:
+        line = user_place(overdue)
         raise CodeTimeout(
-            f"{code} did not return within {significant(limit_s)} s{f' ({place})' if place else ''}; make it "
+            f"{code} did not return within {significant(limit_s)} s{f' ({line})' if line else ''}; make it "
             "faster, or raise the time limit (--timeout)",
             {"limited": "user code", "limit_s": limit_s, **machine_load()},
         ) from None

@@ -58,10 +58,10 @@ def representative(architecture: str) -> Device:
     Raises:
         UnknownName: The architecture is not described.
     """
-    known, name = architectures(), architecture_name(architecture)
-    if name not in known:
-        raise UnknownName("architecture", architecture, known)
-    return _build(known[name])
+    representatives, name = architectures(), architecture_name(architecture)
+    if name not in representatives:
+        raise UnknownName("architecture", architecture, representatives)
+    return _build(representatives[name])
 
 
 def local_cpu() -> Device:
@@ -123,8 +123,8 @@ def find(name: str | None = None) -> Device:
         return local.get(name) or local[slug(name)]
     if architecture_name(name) in architectures():
         return representative(name)
-    here = [local[product] for product in products_named(name) if product in local]
-    return here[0] if len(here) == 1 else find_product(name, {"cpu", "cuda", *local, *architectures()})
+    present = [local[product] for product in products_named(name) if product in local]
+    return present[0] if len(present) == 1 else find_product(name, {"cpu", "cuda", *local, *architectures()})
 
 
 def find_product(name: str, others: Iterable[str] = ()) -> Device:
@@ -140,13 +140,13 @@ def find_product(name: str, others: Iterable[str] = ()) -> Device:
     """
     products = products_named(name)
     if len(products) > 1:
-        *first, last = products
-        raise InputError(f"device {name!r} may be {', '.join(first)} or {last}: name one of them")
+        *names, last = products
+        raise InputError(f"device {name!r} may be {', '.join(names)} or {last}: name one of them")
     if not products:
-        known = {*others, *described_facts()["device"]}
-        close = [] if close_names(name, known) else close_names(slug(name), known)
+        valid = {*others, *described_facts()["device"]}
+        close = [] if close_names(name, valid) else close_names(slug(name), valid)
         hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise UnknownName("device", name, known, hint)
+        raise UnknownName("device", name, valid, hint)
     return _build(products[0])
 
 

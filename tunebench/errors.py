@@ -221,20 +221,20 @@ class BrokenDependency(MissingDependency):
         return (BrokenDependency, (self.package, self.extra, self._fault, self._remedy))
 
 
-def close_names(name: str, known: Iterable[str]) -> list[str]:
+def close_names(name: str, valid_names: Iterable[str]) -> list[str]:
     """Return the valid names that an unknown one may be meant for; case and separators do not matter.
 
     Args:
         name: The unknown name.
-        known: All valid names.
+        valid_names: All valid names.
     """
-    plain = {valid: re.sub(r"[\s_-]+", "-", valid.lower()) for valid in known}
-    wanted = re.sub(r"[\s_-]+", "-", name.lower())
-    longer = [valid for valid, text in plain.items() if len(name) > 1 and text.startswith(wanted)]
+    plain = {valid: re.sub(r"[\s_-]+", "-", valid.lower()) for valid in valid_names}
+    plain_name = re.sub(r"[\s_-]+", "-", name.lower())
+    longer = [valid for valid, text in plain.items() if len(name) > 1 and text.startswith(plain_name)]
     if longer:
         return longer[:4]
-    alike = difflib.get_close_matches(wanted, list(dict.fromkeys(plain.values())), n=3)
-    ratios = [difflib.SequenceMatcher(None, text, wanted).ratio() for text in alike]
+    alike = difflib.get_close_matches(plain_name, list(dict.fromkeys(plain.values())), n=3)
+    ratios = [difflib.SequenceMatcher(None, text, plain_name).ratio() for text in alike]
     alike = [text for text, ratio in zip(alike, ratios, strict=True) if ratio > max(ratios) - 0.01]
     return [valid for text in alike for valid in plain if plain[valid] == text]
 

@@ -367,12 +367,12 @@ class Browser(Reader):
             run_ids: Ids of the runs.
         """
         measurement = _measurement.c
-        first = (
+        first_ids = (
             sa.select(sa.func.min(measurement.id))
             .where(measurement.run_id.in_(run_ids), measurement.kind.in_(_FAILED))
             .group_by(measurement.run_id)
         )
-        query = sa.select(measurement.run_id, measurement.reason).where(measurement.id.in_(first))
+        query = sa.select(measurement.run_id, measurement.reason).where(measurement.id.in_(first_ids))
         with self._read() as connection:
             return {row.run_id: row.reason for row in connection.execute(query)}
 
@@ -436,12 +436,12 @@ class Browser(Reader):
             .group_by(measurement.run_id)
         )
         query = sa.select(measurement.run_id, measurement.comparison).where(measurement.id.in_(newest))
-        found = {}
+        bounds = {}
         for run_id, comparison in connection.execute(query):
             bound_us = Figures.of(comparison, None).bound_us
             if bound_us is not None:
-                found[run_id] = {"bound_us": bound_us}
-        return found
+                bounds[run_id] = {"bound_us": bound_us}
+        return bounds
 
 
 @contextmanager

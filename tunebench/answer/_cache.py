@@ -306,8 +306,8 @@ def _lookup(
     if found.warning is not None and not quiet:
         _warn_once((str(question.location), "cannot be read"), found.warning, RuntimeWarning)
     if not found.exact and not quiet:
-        said = f"{text} was not measured on {found.device}: {found.because}"
-        _warn_once((text, question.target.key, str(question.location)), said, Unmeasured)
+        message = f"{text} was not measured on {found.device}: {found.because}"
+        _warn_once((text, question.target.key, str(question.location)), message, Unmeasured)
     return found
 
 

@@ -95,22 +95,22 @@ class LookupQuery:
             LookupMiss: if there is none.
         """
         with self._held():
-            found = self._known(self._measured() or (None if strict else self._inferred()))
-        if found is None:
+            answer = self._with_warning(self._measured() or (None if strict else self._inferred()))
+        if answer is None:
             raise LookupMiss(self._miss(strict=strict))
-        return found
+        return answer
 
-    def _known(self, found: Answer | None) -> Answer | None:
+    def _with_warning(self, answer: Answer | None) -> Answer | None:
         """Return an answer that says whether the current records could be read.
 
         Raises:
             DatabaseUnavailable: if there is no answer, and not all records could be read.
         """
         if not self._unread:
-            return found
-        if found is None:
+            return answer
+        if answer is None:
             raise DatabaseUnavailable(self._unread)
-        return dataclasses.replace(found, because=f"{found.because}; {self._unread}", warning=self._unread)
+        return dataclasses.replace(answer, because=f"{answer.because}; {self._unread}", warning=self._unread)
 
     def recorded(self) -> Answer | None:
         """Return the stored answer for this workload, measured or else predicted.
@@ -119,7 +119,7 @@ class LookupQuery:
             LookupMiss: if only variants were measured whose files are not loaded.
         """
         with self._held():
-            return self._known(self._measured() or self._predicted())
+            return self._with_warning(self._measured() or self._predicted())
 
     def _measured(self) -> Answer | None:
         """Return the best measurement of this workload; its reason names faster variants of unloaded files.
@@ -160,7 +160,7 @@ class LookupQuery:
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():
-            return self._known(self._exact() or self._unless_wrong(self._near(here=True)))
+            return self._with_warning(self._exact() or self._unless_wrong(self._near(here=True)))
 
     def _near(self, *, here: bool) -> Answer | None:
         from tunebench.answer import _estimate

@@ -52,10 +52,10 @@ class WorkloadCommand(HelpCommand):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         option = self._workload_option()
-        found = super().shell_complete(ctx, incomplete)
+        completions = super().shell_complete(ctx, incomplete)
         if option is not None and not incomplete.startswith("-"):
-            found = [*found, *option.shell_complete(ctx, incomplete)]
-        return found
+            completions = [*completions, *option.shell_complete(ctx, incomplete)]
+        return completions
 
     def _workload_option(self) -> Any:
         """Return the option `--workload`; None without it, or if other arguments need no option."""
@@ -65,19 +65,20 @@ class WorkloadCommand(HelpCommand):
 
     def _with_option(self, args: list[str], *, repeatable: bool) -> Iterator[str]:
         """Yield the arguments with `--workload` before those that are no option and no value of one."""
-        values = {
+        values_of_option = {
             name: param.nargs
             for param in self.params
             if not getattr(param, "is_flag", False)
             for name in param.opts
         }
-        expected, given = 0, False  # values that the option before still takes; whether there is a workload
+        expected = 0  # values that the option before still takes
+        has_workload = False
         for arg in args:
-            if not expected and not arg.startswith("-") and (repeatable or not given):
+            if not expected and not arg.startswith("-") and (repeatable or not has_workload):
                 yield "--workload"
-                given = True
+                has_workload = True
             yield arg
-            expected = expected - 1 if expected else values.get(arg, 0)
+            expected = expected - 1 if expected else values_of_option.get(arg, 0)
 
 
 class HelpGroup(_Help, TyperGroup):

@@ -56,22 +56,22 @@ def command(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unmeasured)  # the output states it
-        asked = looked_up_device(device, arch)
-        answer = lookup_workload(workload, device=asked, db=db, strict=strict, wait_s=SERVER_S)
+        chosen_device = looked_up_device(device, arch)
+        answer = lookup_workload(workload, device=chosen_device, db=db, strict=strict, wait_s=SERVER_S)
 
     def render(to: Console) -> None:
         to.print(f"{answer.workload} on {answer.device}")
         to.print(f"  variant  {answer.variant}")
         to.print(f"  config   {answer.config}", soft_wrap=True)
-        known: str = answer.how
+        source: str = answer.how
         if answer.interval_us is not None:
             low_us, high_us = answer.interval_us
-            known += f"; 90 % interval {duration(low_us)} to {duration(high_us)}"
-        to.print(f"  time     {duration(answer.expected_us)} ({known})")
+            source += f"; 90 % interval {duration(low_us)} to {duration(high_us)}"
+        to.print(f"  time     {duration(answer.expected_us)} ({source})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
         if answer.ties:
-            how = "predicted to take the same time" if answer.how == "predicted" else "within noise"
-            to.print(f"  ties     {answer.ties} other configuration{'s' * (answer.ties > 1)} {how}")
+            reason = "predicted to take the same time" if answer.how == "predicted" else "within noise"
+            to.print(f"  ties     {answer.ties} other configuration{'s' * (answer.ties > 1)} {reason}")
         for name, versus in answer.baselines.items():
             beats = "faster beyond noise" if versus.faster else "not significantly faster"
             to.print(f"  speedup over {name}: {ratio(versus.ratio)}x ({beats})")

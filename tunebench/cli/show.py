@@ -43,9 +43,9 @@ class ShowRequest(ConfigRequest):
     ] = None
 
 
-@grouped_options("asked", ShowRequest)
+@grouped_options("request", ShowRequest)
 def command(
-    asked: ShowRequest,
+    request: ShowRequest,
     limit: Annotated[int, typer.Option(min=1, help="Number of fastest configurations to show.")] = 10,
     sass: Annotated[
         bool, typer.Option("--sass", help="Show the machine code of one configuration (SASS on a GPU).")
@@ -62,28 +62,28 @@ def command(
     Without --device and --arch, the records of all devices are shown. --sass, --ptx and --resources compile
     one configuration and show its binary instead; no GPU is needed.
     """
-    views = [name for name, asked in (("sass", sass), ("ptx", ptx), ("resources", resources)) if asked]
+    views = [name for name, is_asked in (("sass", sass), ("ptx", ptx), ("resources", resources)) if is_asked]
     if len(views) > 1:
         raise InputError("--sass, --ptx and --resources exclude one another")
     if views:
         from tunebench.cli._inspection import inspect
 
-        inspect(asked.choice(), views[0], as_json)
-    elif asked.variant or asked.config:
+        inspect(request.choice(), views[0], as_json)
+    elif request.variant or request.config:
         raise InputError("--variant and --config need --sass, --ptx or --resources")
     else:
-        _show_records(asked, limit, as_json)
+        _show_records(request, limit, as_json)
 
 
-def _show_records(asked: ShowRequest, limit: int, as_json: bool) -> None:
+def _show_records(request: ShowRequest, limit: int, as_json: bool) -> None:
     from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
     from tunebench.report import best_records
     from tunebench.workloads import parse
 
-    text = asked.workload if asked.workload.startswith(RECORDED) else str(parse(asked.workload))
-    select = device_filter(asked.device, asked.arch)
-    with open_store(asked.db, read_only=True) as store:
+    text = request.workload if request.workload.startswith(RECORDED) else str(parse(request.workload))
+    select = device_filter(request.device, request.arch)
+    with open_store(request.db, read_only=True) as store:
         keys = select({space.device for space in store.spaces()})
         history = [record for record in store.history(text) if record.key.device in keys]
         # The choice among predictions is recorded once more, as a finalist: it is no further prediction.

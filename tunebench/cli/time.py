@@ -73,8 +73,8 @@ def command(
         torch_compile = library
     factory = load_factory(model)
     specs = [InputSpec.parse(text) for text in inputs]
-    given = {"input": inputs, "dtype": dtype, "training": training, "variant_file": variant_file}
-    extract = functools.partial(command_line, "extract", model, **given)
+    model_options = {"input": inputs, "dtype": dtype, "training": training, "variant_file": variant_file}
+    extract = functools.partial(command_line, "extract", model, **model_options)
     where = _where(device, extract)
     module = make_model(factory, specs, dtype)
     times = _timed(
@@ -91,16 +91,16 @@ def command(
     emit(as_json, times.to_json(), lambda to: _render(times, tune, to))
 
 
-def _timed(model: Any, specs: list[InputSpec], where: str, **how: Any) -> ModelTimes:
+def _timed(model: Any, specs: list[InputSpec], where: str, **options: Any) -> ModelTimes:
     import torch
 
     from tunebench.torch import time_model
 
     torch.manual_seed(0)
     tensors = [spec.tensor() for spec in specs]
-    drawn = [one.normal_() if one.is_floating_point() else one for one in tensors]
+    drawn = [tensor.normal_() if tensor.is_floating_point() else tensor for tensor in tensors]
     note(f"compiling, then timing on {where}")
-    return time_model(model.to(where), *(one.to(where) for one in drawn), **how)
+    return time_model(model.to(where), *(tensor.to(where) for tensor in drawn), **options)
 
 
 def _where(device: str | None, extract: Callable[..., str]) -> str:

@@ -344,16 +344,16 @@ def _print_summary(options: TuneOptions, summary: TuningSummary) -> None:
 
 def _check(options: TuneOptions) -> None:
     """Check that the options do not contradict each other."""
-    given = [
+    modes = [
         options.workload is not None,
         options.from_profile,
         options.suite is not None,
         options.repeat is not None,
     ]
-    if sum(given) != 1:
-        how = "exclude one another" if any(given) else "are all missing"
+    if sum(modes) != 1:
+        fault = "exclude one another" if any(modes) else "are all missing"
         raise InputError(
-            f"--workload, --from-profile, --suite and --repeat {how}: expected one of a workload, the "
+            f"--workload, --from-profile, --suite and --repeat {fault}: expected one of a workload, the "
             "workloads of a profile, those of a model, or a run to repeat"
         )
     if options.repeat is not None:
@@ -394,8 +394,8 @@ def _check_names(options: TuneOptions) -> None:
     variants = kernels.variants(operator or None) if options.variant else ()
     for name in options.variant or ():
         if all(name not in (variant.name, variant.key) for variant in variants):
-            known = {variant.name for variant in variants} if operator else {v.key for v in variants}
-            raise UnknownName(f"variant of {operator}" if operator else "variant", name, known)
+            valid = {variant.name for variant in variants} if operator else {v.key for v in variants}
+            raise UnknownName(f"variant of {operator}" if operator else "variant", name, valid)
 
 
 def _plan(options: TuneOptions) -> Plan:

@@ -24,20 +24,29 @@ ACCELERATOR = "accelerator_type:"
 _MODEL = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
 
 
-def labels(wanted: str) -> frozenset[str]:
+def labels(device_name: str) -> frozenset[str]:
     """Return the Ray resources for a device; a node is used if it has at least one of them (see `may_have`).
 
     Args:
-        wanted: A product in any spelling, such as ``h100-sxm``, an architecture, or the key of a device.
+        device_name: A product in any spelling, such as ``h100-sxm``, an architecture, or the key of a device.
     """
-    architecture, _, rest = wanted.partition(":")
-    name = rest.partition(",")[0] or architecture_name(wanted)
+    architecture, _, product_and_facts = device_name.partition(":")
+    name = product_and_facts.partition(",")[0] or architecture_name(device_name)
     products = set(products_named(name))
-    alike = [one for one in devices.described().values() if one.name in products or one.architecture == name]
-    custom = {wanted, name, *(one.name for one in alike), *(one.architecture for one in alike)}
-    custom |= {architecture} if rest else set()
-    accelerators = {_accelerator(driver) for one in alike for driver in driver_names(one.name)}
-    if not alike:
+    matching = [
+        device
+        for device in devices.described().values()
+        if device.name in products or device.architecture == name
+    ]
+    custom = {
+        device_name,
+        name,
+        *(device.name for device in matching),
+        *(device.architecture for device in matching),
+    }
+    custom |= {architecture} if product_and_facts else set()
+    accelerators = {_accelerator(driver) for device in matching for driver in driver_names(device.name)}
+    if not matching:
         accelerators |= {slug(name), _up_to_digit(slug(name))}
     return frozenset(
         {f"{ACCELERATOR}{slug(name)}" for name in accelerators} | {f"{CUSTOM}{slug(name)}" for name in custom}

@@ -177,8 +177,8 @@ class LocalExecutor(WorkerExecutor[Task]):
     def _compiled(self, job: _LocalJob, done: Future[Any]) -> None:
         job.compile_s = time.perf_counter() - job.began
         answer = answer_of(done)
-        again = self._pause(job, answer)
-        answer = answer if again else self._judged(answer)
+        repeats = self._pause(job, answer)
+        answer = answer if repeats else self._judged(answer)
         if isinstance(answer, Crashed | TimedOut):
             conditions = answer.conditions if isinstance(answer, TimedOut) else {}
             answer = CompileFailed(
@@ -190,7 +190,7 @@ class LocalExecutor(WorkerExecutor[Task]):
             answer = CompileFailed(reason=str(answer))
         with self._lock:
             self._count(compiling=-1)
-            if again and not self._closed:
+            if repeats and not self._closed:
                 self._waiting.append(job)
                 self._advance()
                 return
@@ -234,8 +234,8 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
         answer = answer_of(done)
-        again = self._pause(job, answer)
-        answer = answer if again else self._judged(answer)
+        repeats = self._pause(job, answer)
+        answer = answer if repeats else self._judged(answer)
         if isinstance(answer, SuspectedFault):
             answer = LaunchFailed(reason=str(answer), conditions=_attempts(job))
         elif isinstance(answer, TaskUnreadable):
@@ -246,7 +246,7 @@ class LocalExecutor(WorkerExecutor[Task]):
             answer = Result(outcome=answer, effort=spent, resources=resources)
         with self._lock:
             self._count(measuring=-1)
-            if again and not self._closed:
+            if repeats and not self._closed:
                 self._ready.append(job)
                 self._advance()
                 return

@@ -321,8 +321,8 @@ def lacked_memory(answer: Any) -> bool:
 
 def _death(exit_code: int) -> str:
     if exit_code < 0:
-        named = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
-        return f"worker killed by {named.get(-exit_code, f'signal {-exit_code}')}"
+        names = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
+        return f"worker killed by {names.get(-exit_code, f'signal {-exit_code}')}"
     return describe_exit(exit_code) or f"worker exited with code {exit_code}"
 
 

@@ -140,12 +140,12 @@ class Gpu(KernelLoader):
             nbytes: Size in bytes, a multiple of 16.
             stream: Handle of another stream; None is the stream of this object.
         """
-        read = self._reads.get((address, nbytes))
-        if read is None:
+        launch = self._reads.get((address, nbytes))
+        if launch is None:
             assert nbytes % VECTOR_BYTES == 0, nbytes
-            read = self.direct(self._load_reader(), READ_MEMORY, (address, nbytes))
-            self._reads[address, nbytes] = read
-        if int(status := read(int(self._stream_handle) if stream is None else stream)):
+            launch = self.direct(self._load_reader(), READ_MEMORY, (address, nbytes))
+            self._reads[address, nbytes] = launch
+        if int(status := launch(int(self._stream_handle) if stream is None else stream)):
             raise _launch_error(status.name)
 
     def upload(self, address: int, array: Array) -> None:

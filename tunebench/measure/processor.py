@@ -86,8 +86,8 @@ def measure_rates(device: Device) -> ProcessorRates:
 
     busy = busy_elsewhere() > BUSY
     nbytes = min(LARGEST_BYTES, max(SMALLEST_BYTES, CACHES * device.l2_bytes))
-    parts = np.array_split(np.ones(nbytes // 4, dtype=np.float32), device.sm_count)
-    gb_s = _total_rate([(part.nbytes, functools.partial(np.max, part)) for part in parts])
+    chunks = np.array_split(np.ones(nbytes // 4, dtype=np.float32), device.sm_count)
+    gb_s = _total_rate([(chunk.nbytes, functools.partial(np.max, chunk)) for chunk in chunks])
     a = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), dtype=np.float32)
     product = functools.partial(np.matmul, a, a)
     with threadpool_limits(limits=1, user_api="blas"):

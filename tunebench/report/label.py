@@ -94,27 +94,27 @@ def place_labels(
     ]
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
+def spread(centers: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
     """Return centres of boxes that touch at most, with the least sum of squared distances from wanted ones.
 
     Without the heights of the boxes above it, the place of a box must not be above that of the box before.
     This is an isotonic regression, which pooling adjacent violators solves.
 
     Args:
-        wanted: Wanted centres, in ascending order.
+        centers: Wanted centres, in ascending order.
         heights: Height of each box; their sum is at most `high - low`.
         low: Lower limit of the boxes.
         high: Upper limit of the boxes.
 
     Returns:
-        The centres, in the order of `wanted`.
+        The centres, in the order of `centers`.
     """
     offsets, above = [], 0.0
     for height in heights:
         offsets.append(above + height / 2)
         above += height
     pools: list[tuple[float, int]] = []  # mean and number of places
-    for centre, offset in zip(wanted, offsets, strict=True):
+    for centre, offset in zip(centers, offsets, strict=True):
         mean, count = centre - offset, 1
         while pools and pools[-1][0] >= mean:
             before, size = pools.pop()

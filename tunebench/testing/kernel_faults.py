@@ -91,18 +91,18 @@ def kernel_faults(folder: Path, *, every: bool, timeout_s: float = 10.0) -> Kern
         for name, kinds in faulty_kernels.EXPECTED.items()
         if every or name in faulty_kernels.QUICK
     }
-    found, before = KernelFaults(), _children_s()
+    faults, children_before_s = KernelFaults(), _children_s()
     options = ("--timeout", str(timeout_s), "--trials", str(2 * len(expected)))
     first, second = (tune_file(folder, variant, workload, *options) for _ in range(2))
-    found.processor_s = _children_s() - before
-    found.exit_codes = [first.returncode, second.returncode]
+    faults.processor_s = _children_s() - children_before_s
+    faults.exit_codes = [first.returncode, second.returncode]
     for run, ended in (("first", first), ("second", second)):
         if ended.returncode != 0:
-            found.wrong.append(f"the {run} run ended with {ended.returncode}: {ended.stderr[-500:]}")
-    if not found.wrong:
-        _check_outcomes(folder / "faults.db", workload, expected, found)
-        _check_rerun(json.loads(first.stdout), json.loads(second.stdout), len(expected), found)
-    return found
+            faults.wrong.append(f"the {run} run ended with {ended.returncode}: {ended.stderr[-500:]}")
+    if not faults.wrong:
+        _check_outcomes(folder / "faults.db", workload, expected, faults)
+        _check_rerun(json.loads(first.stdout), json.loads(second.stdout), len(expected), faults)
+    return faults
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,22 +133,22 @@ def busy_machine(folder: Path, *, programs: int = 8, timeout_s: float = 1.0, tri
         timeout_s: Time limit of one configuration, in seconds.
         trials: Number of configurations to try.
     """
-    result = BusyMachine()
+    machine = BusyMachine()
     options = ("--variant", "numba_cpu", "--timeout", str(timeout_s), "--trials", str(trials))
     with _looping(programs):
         time.sleep(WARM_UP_S)
         ended = tune_file(folder, None, BUSY_WORKLOAD, *options)
-        result.load = round(os.getloadavg()[0], 1)
-    result.exit_codes.append(ended.returncode)
-    result.busy = _count(_newest(folder, BUSY_WORKLOAD))
+        machine.load = round(os.getloadavg()[0], 1)
+    machine.exit_codes.append(ended.returncode)
+    machine.busy = _count(_newest(folder, BUSY_WORKLOAD))
     ended = tune_file(folder, None, BUSY_WORKLOAD, *options)
-    result.exit_codes.append(ended.returncode)
+    machine.exit_codes.append(ended.returncode)
     newest = _newest(folder, BUSY_WORKLOAD)
-    result.later = _count(newest)
-    result.lost = [
+    machine.later = _count(newest)
+    machine.lost = [
         name for name, outcome in newest.items() if failed(outcome) and not made_under_load(outcome)
     ]
-    return result
+    return machine
 
 
 @contextlib.contextmanager
@@ -205,7 +205,7 @@ def tune_file(
 
 
 def _check_outcomes(
-    database: Path, workload: str, expected: Mapping[str, tuple[str, ...]], found: KernelFaults
+    database: Path, workload: str, expected: Mapping[str, tuple[str, ...]], faults: KernelFaults
 ) -> None:
     """Compare the recorded outcomes with the expected classes."""
     outcomes = {}
@@ -213,28 +213,30 @@ def _check_outcomes(
         for record in store.history(workload):
             if record.purpose == "search":  # the newest attempt is the last one
                 outcomes[str(record.key.config["fault"])] = record.result.outcome
-    found.repeated = sum(map(made_under_load, outcomes.values()))
+    faults.repeated = sum(map(made_under_load, outcomes.values()))
     for name, kinds in expected.items():
         outcome = outcomes.get(name)
         if outcome is None:
-            found.wrong.append(f"{name}: no outcome was recorded")
+            faults.wrong.append(f"{name}: no outcome was recorded")
             continue
-        found.outcomes[name] = (outcome.kind, getattr(outcome, "reason", ""))
+        faults.outcomes[name] = (outcome.kind, getattr(outcome, "reason", ""))
         slower = kinds == ("measured",) and outcome.kind == "aborted"  # correct, but clearly slower
         late = outcome.kind == "timed_out" and made_under_load(outcome)
         if outcome.kind not in kinds and not slower and not late:
-            found.wrong.append(f"{name}: {outcome}"[:500])
+            faults.wrong.append(f"{name}: {outcome}"[:500])
 
 
 def _check_rerun(
-    first: Mapping[str, Any], second: Mapping[str, Any], count: int, found: KernelFaults
+    first: Mapping[str, Any], second: Mapping[str, Any], count: int, faults: KernelFaults
 ) -> None:
     """Check that the second run knew all outcomes, but for time-outs that were made under load."""
     repeated = sum(second["trials"].values())
     if second["cached"] < count - repeated or set(second["trials"]) - {"timed_out", "compile_failed"}:
-        found.wrong.append(f"the second run knew {second['cached']} of {count}, and tried {second['trials']}")
+        faults.wrong.append(
+            f"the second run knew {second['cached']} of {count}, and tried {second['trials']}"
+        )
     if repeated and not first["trials"].get("timed_out") and not first["trials"].get("compile_failed"):
-        found.wrong.append(f"the second run tried {second['trials']} without a reason")
+        faults.wrong.append(f"the second run tried {second['trials']} without a reason")
 
 
 def _children_s() -> float:

@@ -131,8 +131,8 @@ class TimedConfig:
 
     def conditions(self, name: str) -> list[float]:
         """Return a condition of each round that has it."""
-        found = [getattr(result.outcome, "conditions", {}) for result in self.rounds.values()]
-        return [conditions[name] for conditions in found if name in conditions]
+        conditions_of_rounds = [getattr(result.outcome, "conditions", {}) for result in self.rounds.values()]
+        return [conditions[name] for conditions in conditions_of_rounds if name in conditions]
 
     def against(self, other: TimedConfig) -> Comparison | None:
         """Compare with another configuration by their common rounds; None if there are none."""
@@ -209,9 +209,9 @@ def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
     )
 
 
-def comparison_with(one: TimedConfig, rival: TimedConfig) -> BaselineComparison | None:
+def comparison_with(timed: TimedConfig, rival: TimedConfig) -> BaselineComparison | None:
     """Return the comparison with another configuration by their common rounds; None if there are none."""
-    versus = one.against(rival)
+    versus = timed.against(rival)
     return None if versus is None else with_time(versus, *rival.median())
 
 
@@ -233,17 +233,17 @@ def ties_of(best: TimedConfig, timed: Sequence[TimedConfig]) -> list[TimedConfig
     A configuration that was faster in the search and was not timed again is a tie, too.
     """
     tied = [
-        one
-        for one in timed
-        if one is not best
-        and not one.failed
-        and (best.tied(one) or (not one.rounds and one.search_us < best.median()[0]))
+        candidate
+        for candidate in timed
+        if candidate is not best
+        and not candidate.failed
+        and (best.tied(candidate) or (not candidate.rounds and candidate.search_us < best.median()[0]))
     ]
-    return sorted(tied, key=lambda one: one.median()[0])
+    return sorted(tied, key=lambda candidate: candidate.median()[0])
 
 
 def verdict(
-    one: TimedConfig,
+    finalist: TimedConfig,
     timed: Sequence[TimedConfig],
     selected: FinalSelection,
     *,
@@ -253,7 +253,7 @@ def verdict(
     """Return the comparisons of a finalist to store; those of the best include runner-up and ties.
 
     Args:
-        one: The finalist.
+        finalist: The finalist.
         timed: All finalists.
         selected: The best of them.
         search: Bound and variants of the search, and the comparison of the finalist with each baseline that
@@ -261,23 +261,23 @@ def verdict(
         ties: Configurations that are as fast as the best.
     """
     defaults = _defaults(timed)
-    default = defaults.get(id(one.search))
+    default = defaults.get(id(finalist.search))
     figures = search
-    if default is not None and default is not one:
-        figures = dataclasses.replace(figures, default=comparison_with(one, default))
-    if one is selected.best:
+    if default is not None and default is not finalist:
+        figures = dataclasses.replace(figures, default=comparison_with(finalist, default))
+    if finalist is selected.best:
         figures = dataclasses.replace(
             _with_ties(figures, ties), runner_up=selected.versus.get("runner_up"), default=figures.default
         )
-    return Verdict(versus_default=_verdict(one, defaults), comparison=figures.stored())
+    return Verdict(versus_default=_verdict(finalist, defaults), comparison=figures.stored())
 
 
 def _with_ties(figures: Figures, ties: Sequence[TimedConfig]) -> Figures:
-    named = tuple(
+    tied_configs = tuple(
         TiedConfig(variant=tied.search.key, config=dict(tied.config), time_us=tied.median()[0])
         for tied in ties[:MOST_TIES]
     )
-    return dataclasses.replace(figures, tie_count=len(ties), ties=named)
+    return dataclasses.replace(figures, tie_count=len(ties), ties=tied_configs)
 
 
 # -- predictions -------------------------------------------------------------------------------------------
@@ -293,44 +293,46 @@ def predicted_choice(timed: Sequence[TimedConfig]) -> TimedConfig:
 
 def predicted_ties(best: TimedConfig, timed: Sequence[TimedConfig]) -> list[TimedConfig]:
     """Return the configurations with the same predicted time as the best, in the order of preference."""
-    tied = [one for one in timed if one is not best and one.search_us == best.search_us]
+    tied = [
+        candidate for candidate in timed if candidate is not best and candidate.search_us == best.search_us
+    ]
     return sorted(tied, key=_rank)
 
 
 def predicted_verdict(
-    one: TimedConfig, default: TimedConfig | None, search: Figures, ties: Sequence[TimedConfig]
+    choice: TimedConfig, default: TimedConfig | None, search: Figures, ties: Sequence[TimedConfig]
 ) -> Verdict:
     """Return the figures of a predicted choice to store.
 
     Args:
-        one: The choice.
+        choice: The choice.
         default: The default of its variant, if it succeeded.
         search: Bound and variants of the search.
         ties: Configurations with the same predicted time.
     """
     figures = _with_ties(search, ties)
-    if default is not None and default is not one:
+    if default is not None and default is not choice:
         versus = BaselineComparison(
-            ratio=default.search_us / one.search_us, low=0.0, high=None, time_us=default.search_us
+            ratio=default.search_us / choice.search_us, low=0.0, high=None, time_us=default.search_us
         )
         figures = dataclasses.replace(figures, default=versus)
-    return Verdict(versus_default="itself" if one.is_default else None, comparison=figures.stored())
+    return Verdict(versus_default="itself" if choice.is_default else None, comparison=figures.stored())
 
 
-def _rank(one: TimedConfig) -> tuple[bool, float, bool, str, int]:
+def _rank(timed: TimedConfig) -> tuple[bool, float, bool, str, int]:
     """Return the order of preference: verified, fast, a default; then any order that never changes."""
-    return not one.verified, one.median()[0], not one.is_default, one.search.key, one.row
+    return not timed.verified, timed.median()[0], not timed.is_default, timed.search.key, timed.row
 
 
 def _defaults(timed: Sequence[TimedConfig]) -> dict[int, TimedConfig]:
     """Return the default of each search that has one among the finalists."""
-    return {id(one.search): one for one in timed if one.is_default}
+    return {id(candidate.search): candidate for candidate in timed if candidate.is_default}
 
 
-def _verdict(one: TimedConfig, defaults: Mapping[int, TimedConfig]) -> VersusDefault | None:
-    default = defaults.get(id(one.search))
+def _verdict(timed: TimedConfig, defaults: Mapping[int, TimedConfig]) -> VersusDefault | None:
+    default = defaults.get(id(timed.search))
     if default is None:
         return None
-    if default is one:
+    if default is timed:
         return "itself"
-    return "faster" if one.beats(default) else "not faster"
+    return "faster" if timed.beats(default) else "not faster"

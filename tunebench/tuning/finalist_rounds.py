@@ -178,7 +178,7 @@ class FinalistRounds:
 
     def _versus_baselines(self, timed: TimedConfig) -> dict[str, BaselineComparison]:
         """Return the comparison of a finalist with each baseline in their common rounds, by name."""
-        found = {}
+        comparisons = {}
         for baseline in self.baselines.baselines():
             rounds = {
                 number: times[baseline.name]
@@ -188,5 +188,5 @@ class FinalistRounds:
             if rounds:
                 samples = [timed.samples_us(number) for number in rounds]
                 versus = compare(samples, [times.samples_us for times in rounds.values()])
-                found[baseline.name] = with_time(versus, baseline.median_us, baseline.ci_us)
-        return found
+                comparisons[baseline.name] = with_time(versus, baseline.median_us, baseline.ci_us)
+        return comparisons

@@ -80,15 +80,17 @@ def bounded_spaces(
         cache: Cache state of the bounds.
     """
 
-    def refined_us(one: TunableVariant, config: Config, resources: Resources) -> float:
-        task = Task(variant=one.variant, workload=workload, config=config, device=one.device)
+    def refined_us(searched: TunableVariant, config: Config, resources: Resources) -> float:
+        task = Task(variant=searched.variant, workload=workload, config=config, device=searched.device)
         return task_bound_us(task, resources, cache=cache)
 
     return {
-        one.variant.key: BoundedSpace(
-            table=one.table, bounds_us=one.bounds.us, refined_us=functools.partial(refined_us, one)
+        searched.variant.key: BoundedSpace(
+            table=searched.table,
+            bounds_us=searched.bounds.us,
+            refined_us=functools.partial(refined_us, searched),
         )
-        for one in tunable
+        for searched in tunable
     }
 
 
@@ -117,10 +119,10 @@ def optimality_proof_of(
     for record in _counted(records, cache):
         if record.key.variant in by_variant:
             by_variant[record.key.variant].append(record)
-    found = [_state(spaces[key], by_variant[key]) for key in spaces]
+    states = [_state(spaces[key], by_variant[key]) for key in spaces]
     return certify(
-        np.concatenate([bounds_us for bounds_us, _ in found]),
-        np.concatenate([statuses for _, statuses in found]),
+        np.concatenate([bounds_us for bounds_us, _ in states]),
+        np.concatenate([statuses for _, statuses in states]),
         best_us,
     )
 
@@ -144,8 +146,8 @@ def _state(space: BoundedSpace, records: Sequence[Record]) -> tuple[NDArray[np.f
         if row is None:
             continue
         trusted = trusted and not _violates(space, row, record)
-        before = preferred.get(row)
-        if before is None or _precedence(record) >= _precedence(before):
+        earlier = preferred.get(row)
+        if earlier is None or _precedence(record) >= _precedence(earlier):
             preferred[row] = record
     for row, record in preferred.items():
         outcome = record.result.outcome
@@ -211,7 +213,7 @@ def optimality_gaps(
     heapq.heapify(lowest)
     closed: set[tuple[str, int]] = set()
     raised: dict[tuple[str, int], float] = {}
-    found: list[float | None] = []
+    gaps: list[float | None] = []
     best_so_far = _BestSoFar()
     trusted = True
     for record in records:
@@ -227,11 +229,11 @@ def optimality_gaps(
         _drop(lowest, closed, raised)
         best_us = best_so_far.us
         floor_us = min(lowest[0][0], best_us) if lowest else best_us
-        found.append(best_us / floor_us if trusted and math.isfinite(best_us) and floor_us > 0 else None)
-    if found and best is not None:
+        gaps.append(best_us / floor_us if trusted and math.isfinite(best_us) and floor_us > 0 else None)
+    if gaps and best is not None:
         us = time_us(best.result.outcome)
-        found[-1] = None if us is None else optimality_proof_of(records, spaces, us, cache).gap
-    return tuple(found)
+        gaps[-1] = None if us is None else optimality_proof_of(records, spaces, us, cache).gap
+    return tuple(gaps)
 
 
 @dataclass(slots=True)

@@ -79,10 +79,10 @@ def html_report(report: Report) -> str:
         ("configuration", report.config),
         ("optimality gap", None if report.gap is None else significant(report.gap)),
     ]
-    found = html_table(f"{report.workload} on {report.device}", rows)
+    tables = html_table(f"{report.workload} on {report.device}", rows)
     if report.median_us is not None:
-        found += html_grid(*_VERSUS, rows=_comparison(report, report.median_us))
-    return found
+        tables += html_grid(*_VERSUS, rows=_comparison(report, report.median_us))
+    return tables
 
 
 def render_reports(reports: Sequence[Report], to: Console) -> None:
@@ -140,8 +140,8 @@ def _search_lines(report: Report) -> Iterator[str]:
         yield f"  skipped  {line}"
     yield f"  database {report.database}"
     for run in report.unresumed[-SHOWN_RUNS:]:
-        again = run.command(locate(report.database).option)
-        yield f"  resume   {run}" + (f"; continue it by `{again}`" if again is not None else "")
+        command = run.command(locate(report.database).option)
+        yield f"  resume   {run}" + (f"; continue it by `{command}`" if command is not None else "")
 
 
 def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
@@ -211,9 +211,9 @@ def _failures(report: Report) -> Iterator[str]:
 
 def _ties(report: Report) -> Iterator[str]:
     if report.ties:
-        first, how = report.ties[0], "same prediction" if report.how == "predicted" else "within noise"
+        fastest, reason = report.ties[0], "same prediction" if report.how == "predicted" else "within noise"
         more = f" and {report.tie_count - 1} more" if report.tie_count > 1 else ""
-        yield f"  ties     {how}: {first.variant} {first.config}{more}"
+        yield f"  ties     {reason}: {fastest.variant} {fastest.config}{more}"
 
 
 def _proof(report: Report) -> Iterator[str]:

@@ -136,7 +136,7 @@ def prepare(
     """
     workload, tunable = one.workload, one.variants
     plan, device = setup.plan, setup.target.device
-    by_key = {each.variant.key: each for each in tunable}
+    by_key = {searched.variant.key: searched for searched in tunable}
     policy = RetryPolicy(notify=lambda line: context.report_waiting(line))
     setup.store.retry_policy = policy
     context = RunContext(
@@ -144,16 +144,16 @@ def prepare(
         workload=workload,
         variants=by_key,
         skipped=one.skipped,
-        defaults={key: each.variant.default(workload, device) for key, each in by_key.items()},
+        defaults={key: searched.variant.default(workload, device) for key, searched in by_key.items()},
         searches=[],
         warm={},
-        bound_us=min(float((each.gap_bounds or each.bounds).us.min()) for each in tunable),
+        bound_us=min(float((searched.gap_bounds or searched.bounds).us.min()) for searched in tunable),
         budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
         recorder=RunRecorder(
             setup.store,
             workload,
             device,
-            {key: each.variant for key, each in by_key.items()},
+            {key: searched.variant for key, searched in by_key.items()},
             plan,
             run_options(plan, variants=by_key, predicts=setup.predicts, shared_budget=setup.shared_budget),
         ),
@@ -165,7 +165,7 @@ def prepare(
     for key in by_key:  # mark the records of earlier sources as stale
         setup.store.recheck(*context.recorder.scope(key), functools.partial(context.revision, key))
     context.warm.update(_warm_starts(context))
-    context.searches.extend([_search_of(context, each) for each in tunable])
+    context.searches.extend([_search_of(context, searched) for searched in tunable])
     context.budget.done = min(context.recorder.begin(), plan.trials)
     return context
 
@@ -202,20 +202,20 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
         row = search.table.row(fastest.config)
         if row is not None and context.revision(key, fastest.config) == fastest.revision:
             context.audit.check_stored(tunable, search, row, fastest)
-    for known in store.trial_outcomes(*scope, cache=plan.protocol.cache):
-        row = search.table.row(known.config)
-        if row is None or context.revision(key, known.config) != known.revision:
+    for stored in store.trial_outcomes(*scope, cache=plan.protocol.cache):
+        row = search.table.row(stored.config)
+        if row is None or context.revision(key, stored.config) != stored.revision:
             continue
-        if isinstance(known.outcome, Pruned):  # pruned by an earlier incumbent: decide again
-            search.tighten(row, context.audit.stored_bound_us(tunable, known.config, known.resources))
-        bound_us = max(known.bound_us or 0.0, float(search.bounds_us[row]))
-        again = isinstance(known.outcome, Pruned) or is_impossible(known.outcome, bound_us)
-        if again or not answers(context.setup, known.outcome):
-            context.state.repeatable.add((key, known.config))
+        if isinstance(stored.outcome, Pruned):  # pruned by an earlier incumbent: decide again
+            search.tighten(row, context.audit.stored_bound_us(tunable, stored.config, stored.resources))
+        bound_us = max(stored.bound_us or 0.0, float(search.bounds_us[row]))
+        is_repeated = isinstance(stored.outcome, Pruned) or is_impossible(stored.outcome, bound_us)
+        if is_repeated or not answers(context.setup, stored.outcome):
+            context.state.repeatable.add((key, stored.config))
             continue
-        search.remember(known.config, known.outcome)
+        search.remember(stored.config, stored.outcome)
         context.state.cached += 1
-        _keep(context, search, known.config, known.outcome)
+        _keep(context, search, stored.config, stored.outcome)
     search.first(context.defaults[key])
     if plan.sampler != "random":
         for config in warm.first:
@@ -347,23 +347,23 @@ def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: O
     row = search.table.row(config)
     if row is None or is_impossible(outcome, float(search.bounds_us[row])):
         return
-    value = time_us(outcome)
+    us = time_us(outcome)
     is_default = config == context.defaults[search.key]
-    if value is None and is_default and isinstance(outcome, Aborted):
-        value = float("inf")  # slow, but the best is compared with it
+    if us is None and is_default and isinstance(outcome, Aborted):
+        us = float("inf")  # slow, but the best is compared with it
     if isinstance(outcome, FAILURES):
         if is_default:
             context.state.failed_defaults[search.key] = str(failure_of(outcome))
         kind = (outcome.kind, re.sub(r"[\d.]+(?:e-?\d+)?", "#", first_error(outcome.reason)))
-        first = context.state.failures.get(kind) or Failure(
+        failure = context.state.failures.get(kind) or Failure(
             kind=outcome.kind, reason=outcome.reason, count=0, variant=search.key, config=config
         )
-        context.state.failures[kind] = dataclasses.replace(first, count=first.count + 1)
-    if value is not None:
+        context.state.failures[kind] = dataclasses.replace(failure, count=failure.count + 1)
+    if us is not None:
         timed = TimedConfig(
             search,
             config,
-            value,
+            us,
             ci_us=getattr(outcome, "ci_us", None),
             interval_us=getattr(outcome, "interval_us", None),
             is_default=is_default,
@@ -409,14 +409,14 @@ def _earlier_finalists(context: RunContext) -> Iterator[tuple[str, Config]]:
     setup = context.setup
     newest: dict[tuple[str, Config], Record] = {}
     for record in setup.store.history(str(context.workload), setup.target.device.key):
-        outcome, place = record.result.outcome, (record.key.variant, record.key.config)
+        outcome, key = record.result.outcome, (record.key.variant, record.key.config)
         if record.stale or not isinstance(outcome, Measured) or outcome.cache != setup.plan.protocol.cache:
             continue
         if record.purpose == "finalist" and record.verdict.versus_default != "not faster":
-            newest[place] = record
-        elif place in newest:
-            del newest[place]
-    ranked = sorted(newest, key=lambda place: time_us(newest[place].result.outcome) or np.inf)
+            newest[key] = record
+        elif key in newest:
+            del newest[key]
+    ranked = sorted(newest, key=lambda key: time_us(newest[key].result.outcome) or np.inf)
     yield from ranked[: max(MOST_EARLIER, setup.plan.finalists)]
 
 
@@ -430,25 +430,25 @@ def record_predictions(context: RunContext) -> None:
     if not timed:
         return
     groups: dict[str, list[TimedConfig]] = {}
-    for one in timed:
-        groups.setdefault(one.search.key, []).append(one)
+    for candidate in timed:
+        groups.setdefault(candidate.search.key, []).append(candidate)
     best = predicted_choice(timed)
     choices = [best, *(predicted_choice(group) for key, group in groups.items() if key != best.search.key)]
     verdicts = [
         predicted_verdict(
             choice,
-            next((one for one in groups[choice.search.key] if one.is_default), None),
+            next((candidate for candidate in groups[choice.search.key] if candidate.is_default), None),
             _search_figures(context),
             predicted_ties(choice, timed),
         )
         for choice in choices
     ]
-    answers = {answer.key.variant: answer for answer in _answers_of_search(context)}
-    said = [answers.get(choice.search.key) for choice in choices]
+    by_variant = {answer.key.variant: answer for answer in _answers_of_search(context)}
+    stored = [by_variant.get(choice.search.key) for choice in choices]
     if all(
         answer is not None
         and (answer.purpose, answer.key.config, answer.verdict) == ("finalist", choice.config, verdict)
-        for answer, choice, verdict in zip(said, choices, verdicts, strict=True)
+        for answer, choice, verdict in zip(stored, choices, verdicts, strict=True)
     ):
         return
     records = {
@@ -602,8 +602,10 @@ def _timed(context: RunContext, best: Record | None) -> TimedConfig | None:
     """Return the best as this run knows it; None if another process found it."""
     if best is None:
         return None
-    place = (best.key.variant, best.key.config)
-    return next((one for one in context.state.timed if (one.search.key, one.config) == place), None)
+    best_key = (best.key.variant, best.key.config)
+    return next(
+        (timed for timed in context.state.timed if (timed.search.key, timed.config) == best_key), None
+    )
 
 
 def _baselines(figures: Figures, timed: Iterable[Baseline]) -> Iterator[Baseline]:
@@ -631,15 +633,15 @@ def _versus(figures: Figures) -> dict[str, BaselineComparison]:
 def _served(context: RunContext, best: Record | None) -> Served | None:
     """Return what a lookup returns instead of the best of this search; None if it is the same."""
     setup = context.setup
-    known = {variant.key for variant in variants(context.workload)}
+    loaded = {variant.key for variant in variants(context.workload)}
     answers = setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS)
-    first = next((one for one in answers if not one.stale and one.key.variant in known), None)
-    if first is None or best is None or first.id == best.id:
+    served = next((answer for answer in answers if not answer.stale and answer.key.variant in loaded), None)
+    if served is None or best is None or served.id == best.id:
         return None
-    us = time_us(first.result.outcome)
-    assert us is not None, first
-    kind, cache = first.result.outcome.kind, getattr(first.result.outcome, "cache", None)
-    return Served(variant=first.key.variant, config=first.key.config, time_us=us, how=kind, cache=cache)
+    us = time_us(served.result.outcome)
+    assert us is not None, served
+    kind, cache = served.result.outcome.kind, getattr(served.result.outcome, "cache", None)
+    return Served(variant=served.key.variant, config=served.key.config, time_us=us, how=kind, cache=cache)
 
 
 def _default_failure(context: RunContext, best: TimedConfig | None) -> str | None:

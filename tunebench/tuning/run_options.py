@@ -123,10 +123,10 @@ def _complete(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **stored, "protocol": {**defaults["protocol"], **stored.get("protocol", {})}}
 
 
-def is_same_search(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same_search(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Return whether a run with one set of stored options may resume one with the other."""
-    one, other = _complete(one), _complete(other)
-    return all(one[name] == other[name] for name, option in RUN_OPTIONS.items() if not option.resumes)
+    options, others = _complete(options), _complete(others)
+    return all(options[name] == others[name] for name, option in RUN_OPTIONS.items() if not option.resumes)
 
 
 def changed_options(options: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> str:
@@ -153,10 +153,10 @@ def _written(name: str, value: Any, default: Any) -> Iterator[str]:
     elif name == "offline":
         yield "(predicted)" if value else "(measured)"
     elif name == "protocol":
-        changed = {part: value[part] for part in value if value[part] != default.get(part)}
+        changed = {field: value[field] for field in value if value[field] != default.get(field)}
         if "cache" in changed:
             yield f"{flag} {changed.pop('cache')}"
-        yield from (f"({part}={setting})" for part, setting in changed.items())
+        yield from (f"({field}={setting})" for field, setting in changed.items())
     elif isinstance(value, bool):
         is_negative = flag.startswith("--no-")
         without = flag.replace("--no-", "--") if is_negative else f"(without {flag})"
@@ -164,7 +164,7 @@ def _written(name: str, value: Any, default: Any) -> Iterator[str]:
     elif value is None:
         yield f"(without {flag})"
     elif isinstance(value, list | tuple | dict):
-        yield from (f"{flag} {shlex.quote(str(item))}" for item in value)
+        yield from (f"{flag} {shlex.quote(str(element))}" for element in value)
         if not value:
             yield f"(without {flag})"
     else:
@@ -248,10 +248,10 @@ def repeated_plan(options: Mapping[str, Any], name: str) -> Plan:
                 f"{name} cannot be repeated: its variant file {path} has changed since; restore it, or tune "
                 "the new one without --repeat"
             )
-    values = {
+    fields = {
         **{name: complete[name] for name in RUN_OPTIONS},
         "variants": tuple(complete["variants"]),
         "variant_files": tuple(complete["variant_files"]),
         "protocol": Protocol(**complete["protocol"]),
     }
-    return Plan(**values)
+    return Plan(**fields)

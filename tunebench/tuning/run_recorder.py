@@ -91,7 +91,7 @@ class RunRecorder:
         resumed = [
             run for run in runs if run.options is not None and is_same_search(self._options, run.options)
         ]
-        done = sum(run.trials for run in resumed)
+        charged = sum(run.trials for run in resumed)
         self.unresumed = tuple(unresumed(run, self._options) for run in runs if run not in resumed)
         self._run_id = self.store.begin_run(
             RunStart(
@@ -101,11 +101,11 @@ class RunRecorder:
                 seed=self._plan.seed,
                 host=self.owner,
                 versions={"tunebench": __version__, "python": platform.python_version()},
-                budget_trials=max(0, self._plan.trials - done),
+                budget_trials=max(0, self._plan.trials - charged),
                 options=self._options,
             )
         )
-        return done
+        return charged
 
     def scope(self, variant: str) -> tuple[str, str, str]:
         """Return device, workload and variant, the columns by which records are found."""

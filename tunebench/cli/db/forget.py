@@ -72,46 +72,46 @@ def forget(
         configs=[_values(text) for text in config] if config else None,
     )
     with open_store(db, read_only=not yes) as store:
-        found = forgetting.forget(store, selection) if yes else forgetting.find(store, selection)
-    emit(as_json, _described(found, forgotten=yes), lambda to: _render(to, found, forgotten=yes))
+        spaces = forgetting.forget(store, selection) if yes else forgetting.find(store, selection)
+    emit(as_json, _described(spaces, forgotten=yes), lambda to: _render(to, spaces, forgotten=yes))
 
 
 def _values(text: str) -> dict[str, str]:
-    parts = [part.partition("=") for part in text.split(",")]
-    if not all(name and equals and value for name, equals, value in parts):
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and equals and value for name, equals, value in pairs):
         raise InputError(f"--config must be values such as bm=64,bn=128, got {text!r}")
-    return {name: value for name, _, value in parts}
+    return {name: value for name, _, value in pairs}
 
 
-def _described(found: Sequence[Forgotten], *, forgotten: bool) -> dict[str, Any]:
+def _described(spaces: Sequence[Forgotten], *, forgotten: bool) -> dict[str, Any]:
     return {
         "forgotten": forgotten,
-        "trials": sum(each.trials for each in found),
+        "trials": sum(entry.trials for entry in spaces),
         "spaces": [
             {
-                "device": each.space.device,
-                "workload": each.space.workload,
-                "variant": each.space.variant,
-                "trials": each.trials,
-                "outcomes": dict(each.outcomes),
+                "device": entry.space.device,
+                "workload": entry.space.workload,
+                "variant": entry.space.variant,
+                "trials": entry.trials,
+                "outcomes": dict(entry.outcomes),
             }
-            for each in found
+            for entry in spaces
         ],
     }
 
 
-def _render(to: Console, found: Sequence[Forgotten], *, forgotten: bool) -> None:
+def _render(to: Console, spaces: Sequence[Forgotten], *, forgotten: bool) -> None:
     rows = [
         (
-            each.trials,
-            ", ".join(f"{count} {kind}" for kind, count in sorted(each.outcomes.items())),
-            each.space.variant,
-            each.space.device,
+            entry.trials,
+            ", ".join(f"{count} {kind}" for kind, count in sorted(entry.outcomes.items())),
+            entry.space.variant,
+            entry.space.device,
         )
-        for each in found
+        for entry in spaces
     ]
     to.print(table(">configurations", "outcomes", "variant", "device", rows=rows))
-    count = sum(each.trials for each in found)
-    were = f"{count} configuration{'' if count == 1 else 's'} of {found[0].space.workload}"
-    said = "forgotten" if forgotten else "would be forgotten; --yes forgets them"
-    to.print(f"{were} {said}", soft_wrap=True)
+    count = sum(entry.trials for entry in spaces)
+    were = f"{count} configuration{'' if count == 1 else 's'} of {spaces[0].space.workload}"
+    verdict = "forgotten" if forgotten else "would be forgotten; --yes forgets them"
+    to.print(f"{were} {verdict}", soft_wrap=True)

@@ -42,8 +42,8 @@ def downgrade(
 
     before, after = downgrade_database(db, to=to, force=force)
     upgrade_again = command_line("db upgrade", db=locate(db).option)
-    done = f"downgraded from {before} to {after}; {upgrade_again} reverts this"
-    _report(db, before, after, done, as_json)
+    outcome = f"downgraded from {before} to {after}; {upgrade_again} reverts this"
+    _report(db, before, after, outcome, as_json)
 
 
 def _report(db: str | None, before: str | None, after: str, done: str, as_json: bool) -> None:

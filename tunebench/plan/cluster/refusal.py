@@ -56,9 +56,9 @@ def refusal(job: TrainingJob, machine: TrainingCluster, name: str, value: str) -
     return ""
 
 
-def _undivided(number: int, what: str, size: int) -> Iterator[str]:
+def _undivided(number: int, noun: str, size: int) -> Iterator[str]:
     if number % size:
-        yield f"{size} does not divide the {number} {what}"
+        yield f"{size} does not divide the {number} {noun}"
 
 
 def _nodes(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
@@ -72,13 +72,13 @@ def _nodes(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[st
 def _tensor(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
     yield from _undivided(machine.links.devices_per_node, "devices of a node", size)
     architecture = architecture_of(job.network)
-    for what, number in (
+    for noun, number in (
         ("attention heads", architecture.heads),
         ("heads of keys and values", architecture.heads_k),
         ("columns of the feed-forward layer", architecture.ffn),
         ("columns of the shared expert", architecture.shared_ffn),
     ):
-        yield from _undivided(number, what, size)
+        yield from _undivided(number, noun, size)
 
 
 def _context(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _microbatch(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterat
 
 def _recompute_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
     if size >= job.network.layers:
-        yield f"the network has {job.network.layers} layers; 0 stands for all of them"
+        yield f"the network has {job.network.layers} layers; 0 means all of them"
 
 
 def _recompute(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:
@@ -150,10 +150,10 @@ def _sharding(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterato
         yield "it needs --full-sharding, or host memory in the cluster"
 
 
-def _place(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:
-    if value == "host" and not machine.host_bytes:
+def _memory(job: TrainingJob, machine: TrainingCluster, memory: str) -> Iterator[str]:
+    if memory == "host" and not machine.host_bytes:
         yield "the cluster has no host memory for training: add it, such as 'host 2TB 400'"
-    if value == "nvme" and not machine.nvme_bytes:
+    if memory == "nvme" and not machine.nvme_bytes:
         yield "the cluster has no NVMe for training: add it and host memory, such as 'nvme 30TB 25/12'"
 
 
@@ -173,7 +173,7 @@ _OF_TEXT: dict[str, Callable[[TrainingJob, TrainingCluster, str], Iterator[str]]
     "recompute": _recompute,
     "flash": _flash,
     "sharding": _sharding,
-    "states": _place,
-    "parameters": _place,
-    "activations": _place,
+    "states": _memory,
+    "parameters": _memory,
+    "activations": _memory,
 }

@@ -533,16 +533,16 @@ def fixed_values(
         UnknownName: if there is no such parameter.
         InputError: if a parameter does not have this value.
     """
-    known = {parameter.name: parameter for parameter in space.parameters}
+    parameters = {parameter.name: parameter for parameter in space.parameters}
     chosen: dict[str, tuple[Value, ...]] = {}
     for name, text in fixed.items():
-        if name not in known:
-            raise UnknownName("parameter of a plan", name, known)
-        wanted = text.split("|")
-        match = tuple(value for value in known[name].values if str(value) in wanted)
+        if name not in parameters:
+            raise UnknownName("parameter of a plan", name, parameters)
+        alternatives = text.split("|")
+        match = tuple(value for value in parameters[name].values if str(value) in alternatives)
         if not match:
-            values = ", ".join(map(str, known[name].values))
-            reasons = "; ".join(dict.fromkeys(filter(None, (why(name, value) for value in wanted))))
+            values = ", ".join(map(str, parameters[name].values))
+            reasons = "; ".join(dict.fromkeys(filter(None, (why(name, value) for value in alternatives))))
             because = f"{reasons}; " if reasons else ""
             raise InputError(f"{name}={text} is not possible here: {because}expected one of {values}")
         chosen[name] = match
@@ -644,7 +644,9 @@ def _conflict(space: Space) -> str:
                 continue
             if not len(Space(parameters, constraints).enumerate()):
                 fixed = [f"{p.name}={p.values[0]}" for p in parameters if len(p.values) == 1]
-                texts = [" ".join((one.__doc__ or "").split()).rstrip(".") for one in constraints]
+                texts = [
+                    " ".join((constraint.__doc__ or "").split()).rstrip(".") for constraint in constraints
+                ]
                 reasons = "; and ".join(text[:1].lower() + text[1:] for text in texts)
                 return f"{reasons}, with {', '.join(fixed)}" if fixed else reasons
     return "expected a batch that a number of copies divides"
