@@ -37,7 +37,7 @@ def compile_config(
 
     Raises:
         CompileError: The compiler rejected the source.
-        MissingDependency: The compiler is not installed.
+        MissingDependency: The compiler is not installed, or does not work with the other packages.
     """
     if isinstance(variant, NumbaCpuVariant):
         from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu
@@ -109,16 +109,19 @@ def carried_key(
 
 
 def unavailable(language: Language) -> str | None:
-    """Return why variants of a language cannot be compiled on this machine, or None if they can."""
+    """Return why variants of a language cannot be compiled on this machine, or None if they can.
+
+    The first call for a language compiles a small kernel with its compiler.
+    """
     try:
         if language == "cuda":
-            from tunebench.compile.nvrtc import nvrtc_version
+            from tunebench.compile.nvrtc import require_nvrtc
 
-            nvrtc_version()
+            require_nvrtc()
         elif language == "numba-cuda":
-            from tunebench.compile.numba_cuda import numba_cuda_versions
+            from tunebench.compile.numba_cuda import require_numba_cuda
 
-            numba_cuda_versions()
+            require_numba_cuda()
     except MissingDependency as error:
         return str(error)
     return None

@@ -304,10 +304,8 @@ def _compile(
             output=output,
             launch_bounds=_threads(variant, workload, config),
         )
-    except (
-        NumbaError,
-        AttributeError,
-    ) as error:  # AttributeError: what numba-cuda lacks of an installed numpy
+    # numba-cuda raises AttributeError for a name that the installed NumPy does not have.
+    except (NumbaError, AttributeError) as error:
         raise CompileError(f"numba-cuda: {str(error).strip()[:2000]}") from error
     return code
 
