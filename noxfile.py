@@ -140,8 +140,8 @@ def _check_versions(session: nox.Session, resolution: str) -> None:
     session.install("uv", "packaging")
     further, pinned = folder / "further.txt", folder / f"{resolution}.txt"
     declared = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
-    named = [text for extra in ("torch", "dev") for text in declared[extra]]
-    further.write_text("\n".join(text for text in named if text.startswith(("highspy", "pebble", "pytest>"))))
+    texts = [text for extra in ("torch", "dev") for text in declared[extra]]
+    further.write_text("\n".join(text for text in texts if text.startswith(("highspy", "pebble", "pytest>"))))
     extras = [argument for extra in RESOLVED for argument in ("--extra", extra)]
     resolve = ("uv", "pip", "compile", "--quiet", "pyproject.toml", str(further), *extras)
     chosen = (

@@ -70,8 +70,8 @@ def compile_with(version: str, arguments: Sequence[str]) -> list[Record]:
         subprocess.run([*command, f"nvidia-cuda-nvrtc=={version}"], check=True)
         command = [sys.executable, "-m", "benchmarks.compilers", "--records", *arguments]
         environment = environment_of(Path(folder))
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    records: list[Record] = json.loads(done.stdout)
+        completed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    records: list[Record] = json.loads(completed.stdout)
     return records
 
 
@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.records:
         json.dump(records, sys.stdout)
         return 0
-    order = {architecture: place for place, architecture in enumerate(ARCHITECTURES)}
+    order = {architecture: position for position, architecture in enumerate(ARCHITECTURES)}
     records.sort(key=lambda r: (r["compiler"], family(r["variant"]), order.get(r["architecture"], 0)))
     text = page(records, sys.argv[1:] if arguments is None else arguments)
     print(text)

@@ -226,9 +226,9 @@ def locked(db: Path, repeats: int) -> dict[str, dict[str, object]]:
         lock: {
             "how": answered[lock],
             **{
-                f"{name}_{kind}_ms": 1e3 * statistics.median(spent[place] for spent in spans)
+                f"{name}_{kind}_ms": 1e3 * statistics.median(spent[column] for spent in spans)
                 for name, spans in by_name.items()
-                for place, kind in enumerate(("wall", "cpu"))
+                for column, kind in enumerate(("wall", "cpu"))
             },
         }
         for lock, by_name in times.items()

@@ -138,21 +138,21 @@ def select(store: Reader, selection: Selection) -> list[SpaceKey]:
     Raises:
         InputError: if there are none.
     """
-    found = list(store.spaces())
-    named = selection.workload
-    for attribute, wanted in (
-        ("workload", None if named is None else workload_text(named, {space.workload for space in found})),
+    spaces = list(store.spaces())
+    text = selection.workload
+    for attribute, value in (
+        ("workload", None if text is None else workload_text(text, {space.workload for space in spaces})),
         ("variant", selection.variant),
     ):
-        if wanted is not None:
-            _known(attribute, wanted, {getattr(space, attribute) for space in found})
-            found = [space for space in found if getattr(space, attribute) == wanted]
+        if value is not None:
+            _known(attribute, value, {getattr(space, attribute) for space in spaces})
+            spaces = [space for space in spaces if getattr(space, attribute) == value]
     if selection.device is not None:
-        keys = device_keys(selection.device, {space.device for space in found})
-        found = [space for space in found if space.device in keys]
-    if not found:
+        keys = device_keys(selection.device, {space.device for space in spaces})
+        spaces = [space for space in spaces if space.device in keys]
+    if not spaces:
         raise InputError(f"database {store.location} has no trials to export")
-    return found
+    return spaces
 
 
 def workload_text(text: str, stored: Collection[str]) -> str:

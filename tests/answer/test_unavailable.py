@@ -98,10 +98,10 @@ def soon(limit_s: float = SOON_S) -> Iterator[None]:
     assert time.monotonic() - began < limit_s
 
 
-def ask(db: str | Path, **named: Any) -> Answer:
+def ask(db: str | Path, **options: Any) -> Answer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return lookup_workload(WORKLOAD, device=SXM, db=db, **named)
+        return lookup_workload(WORKLOAD, device=SXM, db=db, **options)
 
 
 def look() -> None:
@@ -197,10 +197,10 @@ def test_lookup_of_a_locked_file_does_not_stop_other_threads(db: Path) -> None:
     assert ask(db).expected_us == 12.5
     with _cache._cache.lock:  # as a thread that looks up another workload
         look()
-        done = threading.Event()
-        thread = threading.Thread(target=lambda: (generation(), done.set()))
+        finished = threading.Event()
+        thread = threading.Thread(target=lambda: (generation(), finished.set()))
         thread.start()
-        assert done.wait(SOON_S)
+        assert finished.wait(SOON_S)
         thread.join()
 
 

@@ -163,8 +163,8 @@ def test_doctor_is_short_and_names_what_is_missing(run_text: Run, run_json: Run)
     assert all(check["subject"] in passed for check in checks if check["status"] == "ok")
     failed = [check for check in checks if check["status"] != "ok"]
     assert len(rest) == 2 * len(failed)  # what is missing, and the remedy
-    for check, found, remedy in zip(failed, rest[::2], rest[1::2], strict=True):
-        assert check["found"] in found
+    for check, fault, remedy in zip(failed, rest[::2], rest[1::2], strict=True):
+        assert check["found"] in fault
         assert remedy.strip() == check["remedy"]
 
 
@@ -467,5 +467,5 @@ def test_unknown_variant_is_reported_before_a_search_is_imported() -> None:
         "status = cli.run(['tune', 'softmax:rows=8,cols=8,dtype=f32', '--variant', 'nope']); "
         "print(status, *{'optuna', 'sqlalchemy', 'numba'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "2\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "2\n"

@@ -60,8 +60,8 @@ def test_importer_and_replay_take_any_spelling(
     Path(file).write_text(json.dumps({**CACHE, "device_name": name}))
     assert run_json("db", "import", file, *db)[0]["spaces"][0]["device"] == key
     assert run_json("bound", file)["device"] == "a100-80-sxm"
-    for given in ("A100-SXM-80GB", "a100-80-sxm"):
-        assert run_json("replay", file, "--trials", "1", "--device", given)["device"] == "a100-80-sxm"
+    for spelling in ("A100-SXM-80GB", "a100-80-sxm"):
+        assert run_json("replay", file, "--trials", "1", "--device", spelling)["device"] == "a100-80-sxm"
     assert cli.run(["replay", file, "--device", "A100 PCIe 40GB"]) == 2
     Path(file).write_text(json.dumps({**CACHE, "device_name": "A100"}))
     capsys.readouterr()

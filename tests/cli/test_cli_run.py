@@ -414,8 +414,8 @@ def test_signal_within_the_first_moments_ends_the_command_without_a_traceback(na
 
 def test_importing_the_package_keeps_the_signals_of_a_program() -> None:
     code = "import signal, tunebench; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "True\n"
 
 
 def test_signals_interrupt_again_once_a_command_works(run_text: Run) -> None:

@@ -71,7 +71,7 @@ def test_no_message_contains_a_command_that_lacks_its_options() -> None:
     pattern = re.compile(rf"tunebench ({names})\b")
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     sources = {file.relative_to(ROOT): file.read_text(encoding="utf-8") for file in files}
-    found = [
+    incomplete = [
         f"{file}: {text}"
         for file, source in sources.items()
         if pattern.search(source)
@@ -79,8 +79,8 @@ def test_no_message_contains_a_command_that_lacks_its_options() -> None:
         if pattern.search(text) and not NO_INSTRUCTION.search(text)
     ]
     pages = (ROOT / "tunebench" / "report").rglob("*.html")
-    found += [str(page.relative_to(ROOT)) for page in pages if pattern.search(page.read_text())]
-    assert not found, "\n".join(found)  # use tunebench._command.command_line
+    incomplete += [str(page.relative_to(ROOT)) for page in pages if pattern.search(page.read_text())]
+    assert not incomplete, "\n".join(incomplete)  # use tunebench._command.command_line
 
 
 def test_command_line_is_read_back_by_a_shell() -> None:
@@ -98,17 +98,17 @@ def test_command_line_is_read_back_by_a_shell() -> None:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with a workload of a user's operator."""
     db = tmp_path_factory.mktemp("own") / "own results.db"
-    own = ("--variant-file", str(OWN), "--db", str(db))
-    assert cli.run(["tune", WORKLOAD, "--device", "cpu", *QUICK, *own]) == 0
+    options = ("--variant-file", str(OWN), "--db", str(db))
+    assert cli.run(["tune", WORKLOAD, "--device", "cpu", *QUICK, *options]) == 0
     return db
 
 
 def test_miss_prints_how_to_tune_with_file_and_database(tuned: Path, run_refused: Run) -> None:
-    own = ("--variant-file", str(OWN), "--db", str(tuned))
-    message = run_refused("lookup", "twice:n=65", "--device", "cpu", "--strict", *own, exit_code=3)
+    options = ("--variant-file", str(OWN), "--db", str(tuned))
+    message = run_refused("lookup", "twice:n=65", "--device", "cpu", "--strict", *options, exit_code=3)
     line = run_printed(message, *QUICK)
-    assert shlex.split(line) == ["tunebench", "tune", "--workload", "twice:n=65", "--device", "cpu", *own]
-    assert cli.run(["lookup", "twice:n=65", "--device", "cpu", "--strict", *own]) == 0
+    assert shlex.split(line) == ["tunebench", "tune", "--workload", "twice:n=65", "--device", "cpu", *options]
+    assert cli.run(["lookup", "twice:n=65", "--device", "cpu", "--strict", *options]) == 0
 
 
 def test_miss_prints_the_file_of_a_measured_variant(tmp_path: Path, run_refused: Run) -> None:

@@ -116,8 +116,8 @@ def test_key_of_carried_binary_depends_on_what_is_compiled_only(monkeypatch: pyt
         key = carried_key(variant, Toy(n=64), CONFIG, SM_90)
         assert key == carried_key(variant, Toy(n=64), CONFIG, SM_90)
         assert key != carried_key(variant, Toy(n=64), CONFIG, SM_80)
-    other = ToyVariant(f"{SIGNATURE} y[0] = 1; }}")
-    assert carried_key(RIGHT, Toy(n=64), CONFIG, SM_90) != carried_key(other, Toy(n=64), CONFIG, SM_90)
+    changed = ToyVariant(f"{SIGNATURE} y[0] = 1; }}")
+    assert carried_key(RIGHT, Toy(n=64), CONFIG, SM_90) != carried_key(changed, Toy(n=64), CONFIG, SM_90)
 
 
 @needs_nvrtc

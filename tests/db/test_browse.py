@@ -104,8 +104,8 @@ def test_runs_without_a_time_have_failed(db: str) -> None:
         assert [run.id for run in browser.runs(state="failed")] == [runs["failed"]]
         assert runs["failed"] not in {run.id for run in browser.runs(state="finished")}
         assert len(browser.runs(state="finished")) == 4
-        found = browser.first_failures(list(runs.values()))
-        assert found == {runs["timed"]: "first", runs["failed"]: "second", runs["known"]: "fourth"}
+        reasons = browser.first_failures(list(runs.values()))
+        assert reasons == {runs["timed"]: "first", runs["failed"]: "second", runs["known"]: "fourth"}
         failures = [(failure.reason, failure.count) for failure in browser.failures(runs["failed"])]
         assert failures == [("third", 2), ("second", 1)]
 

@@ -47,13 +47,13 @@ def test_figures_are_read_as_they_were_stored() -> None:
     ]
     assert (TORCH.faster, TORCH.tied, TORCH.is_known) == (True, False, True)
     assert (NUMPY.faster, NUMPY.tied, NUMPY.is_known) == (False, True, False)
-    assert [figures.speedup_over_default(is_default=known) for known in (True, False)] == [1.0, 1.5]
+    assert [figures.speedup_over_default(is_default=is_default) for is_default in (True, False)] == [1.0, 1.5]
     assert Figures().speedup_over_default(is_default=False) is None
 
 
 def test_time_that_an_earlier_version_did_not_store_follows_from_the_ratio() -> None:
-    read = BaselineComparison.from_json({"ratio": 1.5, "low": 1.2, "high": None}, 10.0)
-    assert read == BaselineComparison(ratio=1.5, low=1.2, high=None, time_us=15.0)
+    comparison = BaselineComparison.from_json({"ratio": 1.5, "low": 1.2, "high": None}, 10.0)
+    assert comparison == BaselineComparison(ratio=1.5, low=1.2, high=None, time_us=15.0)
     assert BaselineComparison.from_json({"ratio": 1.5}, None) == BaselineComparison(
         ratio=1.5, low=0.0, high=None
     )
@@ -110,7 +110,7 @@ def test_default_that_was_not_timed_with_the_best_is_its_newest_valid_record(
     fill(tmp_path / "a.db", [(1, measured(8.0), "itself"), (2, measured(2.0), None), *later])
     with open_store(tmp_path / "a.db", read_only=True) as store:
         records = store.history(WORKLOAD)
-    best = next(one for one in records if one.key.config["block"] == 2)
+    best = next(record for record in records if record.key.config["block"] == 2)
     default = figures_of(best, records).default
     assert (None if default is None else default.time_us) == default_us
     if default is not None:
@@ -137,10 +137,10 @@ def test_all_readers_order_answers_alike(tmp_path: Path) -> None:
     assert len(best) > 12
     assert [row["measurement_id"] for row in rows] == best
     with AnswerReader(path, locate(str(path))) as reader:
-        found = reader.rows(WORKLOAD, lookup_target(GPU), None)
-    assert [row.measurement_id for row in found] == best
+        answers = reader.rows(WORKLOAD, lookup_target(GPU), None)
+    assert [answer.measurement_id for answer in answers] == best
     with open_browser(str(path)) as browser:
         (entry,) = browser.entries(WORKLOAD)
-    assert [(one.variant, one.config, one.cache, one.time_us) for one in entry.answers] == [
+    assert [(answer.variant, answer.config, answer.cache, answer.time_us) for answer in entry.answers] == [
         (row["variant"], row["config"], row["cache"], row["time_us"]) for row in rows
     ]

@@ -84,16 +84,16 @@ def test_selected_outcomes_are_forgotten_and_all_others_kept(
 
 
 def test_nothing_else_than_the_workload_is_selected(filled: Store) -> None:
-    other = dataclasses.replace(key(), workload="softmax:rows=64,cols=640,dtype=f32")
-    filled.record(other, result(1.0))
+    other_key = dataclasses.replace(key(), workload="softmax:rows=64,cols=640,dtype=f32")
+    filled.record(other_key, result(1.0))
     forget.forget(filled, ForgetSelection(workload="softmax:cols=64,rows=64,dtype=f32"))
-    assert [space.workload for space in filled.spaces()] == [other.workload]
+    assert [space.workload for space in filled.spaces()] == [other_key.workload]
     with pytest.raises(InputError, match="there is nothing to forget"):
         forget.forget(filled, ForgetSelection(workload=WORKLOAD))
 
 
 @pytest.mark.parametrize(
-    ("filters", "error", "said"),
+    ("filters", "error", "message"),
     [
         ({"variants": ["none"]}, UnknownName, "unknown variant with records 'none'"),
         ({"device": "none"}, UnknownName, "unknown device 'none'"),
@@ -101,10 +101,10 @@ def test_nothing_else_than_the_workload_is_selected(filled: Store) -> None:
     ],
 )
 def test_filter_that_selects_nothing_is_an_error(
-    filters: dict[str, object], error: type[Exception], said: str, filled: Store
+    filters: dict[str, object], error: type[Exception], message: str, filled: Store
 ) -> None:
     before = filled.stats()
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         forget.forget(filled, ForgetSelection(workload=WORKLOAD, **filters))  # type: ignore[arg-type]
     assert filled.stats() == before
 
@@ -162,6 +162,7 @@ def test_killed_before_its_commit_it_forgets_nothing(filled: Store, db: str) -> 
     with open_store(db) as store:
         assert store.stats() == before
         assert examine(store).clean
-        assert sum(each.trials for each in forget.forget(store, ForgetSelection(workload=WORKLOAD))) == 5
+        deleted = forget.forget(store, ForgetSelection(workload=WORKLOAD))
+        assert sum(space.trials for space in deleted) == 5
         with store._read() as connection:
             assert connection.execute(sa.select(schema.measurement_table)).first() is None

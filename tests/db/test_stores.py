@@ -186,7 +186,7 @@ def test_trials_of_interrupted_runs_are_counted(store: Store) -> None:
         return run_id
 
     def cut_off() -> list[tuple[int, str | None, int]]:
-        runs = store.interrupted_runs(DEVICE.key, WORKLOAD, lambda one, other: one == other)
+        runs = store.interrupted_runs(DEVICE.key, WORKLOAD, lambda stored, current: stored == current)
         return [(run.seed, run.options and run.options["cache"], run.trials) for run in runs]
 
     assert cut_off() == []

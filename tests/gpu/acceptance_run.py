@@ -202,11 +202,12 @@ def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str
     """Return the candidates of a workload's GPU variants, and the reason if there are none."""
     try:
         # Carried binaries need no compiler here.
-        found, skipped = tunable.find_variants(parse(text), device, compilable=False)
+        candidates, skipped = tunable.find_variants(parse(text), device, compilable=False)
     except InputError as error:
         return [], str(error)
-    mine = [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
-    return mine, None if mine else f"no GPU variant supports {text}: {'; '.join(skipped.values())}"
+    gpu_variants = [candidate for candidate in candidates if isinstance(candidate.variant, GpuVariant)]
+    reason = None if gpu_variants else f"no GPU variant supports {text}: {'; '.join(skipped.values())}"
+    return gpu_variants, reason
 
 
 def items_to_verify(

@@ -58,12 +58,12 @@ def small_workloads(variant: Variant[Any], device: Device) -> list[str]:
 def smoke_workloads(device: Device) -> dict[str, str]:
     """Return a workload of each GPU variant that supports the device, by the key of the variant."""
     listed = [*WGMMA, *HEADLINE, *VERIFIED]
-    found = {}
+    texts = {}
     for variant in variants():
         if isinstance(variant, GpuVariant):
             text = next((text for text in listed if variant.refuses(parse(text), device) is None), None)
-            found |= {} if text is None else {variant.key: text}
-    return found
+            texts |= {} if text is None else {variant.key: text}
+    return texts
 
 
 LEAST_FLOPS = 1e5

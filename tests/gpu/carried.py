@@ -65,14 +65,16 @@ def kernels_to_carry(device: Device) -> Iterator[CarriedKernel]:
     """Yield what run A and the checks of run B compile: defaults, wrappers, configurations to choose from."""
     for text in (*WGMMA, *HEADLINE):
         workload = parse(text)
-        found = [c for c in gpu_candidates(text, device)[0] if text in HEADLINE or "wgmma" in c.variant.key]
-        for candidate in found:
+        searched = [
+            c for c in gpu_candidates(text, device)[0] if text in HEADLINE or "wgmma" in c.variant.key
+        ]
+        for candidate in searched:
             default = candidate.variant.default(workload, device)
             yield CarriedKernel(candidate.variant, workload, default, device)
         if text in HEADLINE:
-            first = min(found, key=functools.partial(_predicted_default_us, text=text))
-            for row in candidates(first):
-                yield CarriedKernel(first.variant, workload, first.table.config(row), device)
+            fastest = min(searched, key=functools.partial(_predicted_default_us, text=text))
+            for row in candidates(fastest):
+                yield CarriedKernel(fastest.variant, workload, fastest.table.config(row), device)
     for key in SANITIZED_FIRST:
         variant = kernels.variant(key)
         for text in small_workloads(variant, device):
@@ -105,11 +107,11 @@ def write_carried(
         say: Called with progress.
         workers: Number of concurrent compilations; None is one per core.
     """
-    wanted = {kernel.key: kernel for product in products for kernel in kernels_to_carry(product)}
+    by_key = {kernel.key: kernel for product in products for kernel in kernels_to_carry(product)}
     target, compiled = BinaryCache(folder), BinaryCache(binary_folder())
 
-    def write(item: tuple[str, CarriedKernel]) -> str | None:
-        key, kernel = item
+    def write(keyed: tuple[str, CarriedKernel]) -> str | None:
+        key, kernel = keyed
         try:
             target.put(dataclasses.replace(compile_config(*kernel, compiled), key=key))
         except TunebenchError as error:
@@ -117,6 +119,6 @@ def write_carried(
         return None
 
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        problems = [problem for problem in pool.map(write, wanted.items()) if problem is not None]
-    say(f"compiled {len(wanted) - len(problems)} of {len(wanted)} kernels to carry")
+        problems = [problem for problem in pool.map(write, by_key.items()) if problem is not None]
+    say(f"compiled {len(by_key) - len(problems)} of {len(by_key)} kernels to carry")
     return problems

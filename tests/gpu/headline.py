@@ -65,12 +65,12 @@ class _Job:
 def ranked(session: AcceptanceRun, text: str) -> list[str]:
     """Return the GPU variants of a workload, the one with the fastest predicted default first."""
     if text not in session.ranks:
-        found = []
+        predicted = []
         for candidate in gpu_candidates(text, session.device)[0]:
             row = candidate.table.row(candidate.variant.default(parse(text), session.device))
             if row is not None:
-                found.append((candidate.predicted_us(row), candidate.variant.key))
-        session.ranks[text] = [key for _, key in sorted(found)]
+                predicted.append((candidate.predicted_us(row), candidate.variant.key))
+        session.ranks[text] = [key for _, key in sorted(predicted)]
     return list(session.ranks[text])
 
 
@@ -116,12 +116,12 @@ def headline(session: AcceptanceRun, texts: Collection[str] | None = None) -> No
             contest = ContestJob(workload=text, variant=first, baselines=("torch",))
             jobs.append(_Job(contest, tuple(filter(None, others))))
     contests.run(jobs, HEADLINE_S)
-    again = [
+    with_triton = [
         _again(row, "triton")
         for row in contests.rows
         if _own_us(row) is not None and row["workload"] in texts
     ]
-    contests.run([_Job(contest) for contest in again], TRITON_S)
+    contests.run([_Job(contest) for contest in with_triton], TRITON_S)
 
 
 def _again(row: Row, library: str) -> ContestJob:
@@ -174,8 +174,8 @@ def tune_worst(session: AcceptanceRun) -> None:
     problems: list[str] = []
     for start in range(0, len(listed), TUNED_AT_ONCE):
         batch, best = listed[start : start + TUNED_AT_ONCE], list[Row]()
-        for place, text in enumerate(batch):
-            share_s = min(TUNE_S, (session.left_s - COMPARE_S) / (len(batch) - place))
+        for position, text in enumerate(batch):
+            share_s = min(TUNE_S, (session.left_s - COMPARE_S) / (len(batch) - position))
             if share_s < LEAST_S:
                 break
             report = _tuned(session, text, trials.get(text, 50), share_s, problems)

@@ -157,9 +157,11 @@ def test_run_that_measured_nothing_has_its_own_exit_status(
 def test_a_run_reads_what_was_prepared_and_does_not_write_it_back(
     instant: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[str | None] = []
+    folders: list[str | None] = []
     instant.setitem(
-        acceptance.STEP_FUNCTIONS, "facts", lambda session: seen.append(os.environ.get("TUNEBENCH_CARRIED"))
+        acceptance.STEP_FUNCTIONS,
+        "facts",
+        lambda session: folders.append(os.environ.get("TUNEBENCH_CARRIED")),
     )
     instant.setenv("TUNEBENCH_CARRIED", "to be restored")
     prepared = AcceptanceReport(tmp_path / "in", archives=[tmp_path / "in.tar.gz"], say=lambda text: None)
@@ -169,8 +171,8 @@ def test_a_run_reads_what_was_prepared_and_does_not_write_it_back(
             prepared.text(f"{name}/file", "")
     prepared.pack()
     acceptance.main(["--out", str(tmp_path), "--run", "A", "--previous", str(tmp_path / "in.tar.gz")])
-    assert seen[0] is not None
-    assert seen[0].endswith("/carried")
+    assert folders[0] is not None
+    assert folders[0].endswith("/carried")
     AcceptanceReport.unpack(tmp_path / ARCHIVE, tmp_path / "again")
     assert {path.name for path in (tmp_path / "again").iterdir()} == {
         "report.json",
@@ -271,8 +273,8 @@ def test_every_listed_workload_parses_and_has_a_variant(text: str) -> None:
 def test_recorded_spaces_are_small_enough_to_be_measured_whole() -> None:
     sizes = []
     for text, key in acceptance_workloads.RECORDED:
-        found = acceptance_run.gpu_candidates(text, H100)[0]
-        sizes += [len(candidate.table) for candidate in found if candidate.variant.key == key]
+        candidates = acceptance_run.gpu_candidates(text, H100)[0]
+        sizes += [len(candidate.table) for candidate in candidates if candidate.variant.key == key]
     assert len(sizes) == len(acceptance_workloads.RECORDED) == 3
     assert sum(sizes) * 0.15 < acceptance.RUNS["B"]["record"]  # seconds each, see `rehearsal.COST_S`
 
@@ -325,10 +327,10 @@ def test_configurations_to_verify_are_listed_in_time_only() -> None:
 
 def test_step_without_time_is_left_out(tmp_path: Path) -> None:
     lines_said: list[str] = []
-    here = session(tmp_path, lines_said)
-    here.clock = lambda: 10.0
-    status = acceptance.run_steps(here, {"verify": 1.0}, 10.0)
-    assert here.report.steps["verify"] == {"complete": False, "undone": ["no time left"]}
+    run = session(tmp_path, lines_said)
+    run.clock = lambda: 10.0
+    status = acceptance.run_steps(run, {"verify": 1.0}, 10.0)
+    assert run.report.steps["verify"] == {"complete": False, "undone": ["no time left"]}
     assert status == acceptance.NOTHING_MEASURED
 
 

@@ -44,7 +44,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance_workloads, "SANITIZED", SMALL)
     monkeypatch.setattr(acceptance_steps, "SANITIZED_FIRST", ["gemm/cuda_wgmma", "softmax/cuda_block"])
     monkeypatch.setattr(acceptance_steps, "RECORDED", [(SMALL[0], "softmax/cuda_block")])
-    monkeypatch.setattr(acceptance_steps, "shuffled", lambda *how: acceptance_run.shuffled(*how)[:50])
+    monkeypatch.setattr(
+        acceptance_steps, "shuffled", lambda *arguments: acceptance_run.shuffled(*arguments)[:50]
+    )
     smoke = dict.fromkeys(("softmax/cuda_block", "gemm/cuda_wgmma", "gemm/cuda_mma"), SMALL[1])
     for module in (rehearsal, acceptance_steps):
         monkeypatch.setattr(module, "smoke_workloads", lambda device: smoke)

@@ -216,16 +216,16 @@ def conformance(session: AcceptanceRun) -> None:
     """
     report = session.report
     failed = _suspects(session)
-    here = sorted(
+    cases = sorted(
         (case for case in CASES if case.runs_on(session.device)),
         key=lambda case: failed.isdisjoint(case.wrappers),
     )
     others = [case.name for case in CASES if not case.runs_on(session.device)]
     earlier = report.before.get("conformance", {}).get("cases", {})
-    found: dict[str, str | None] = {case.name: None for case in here if earlier.get(case.name, "") is None}
+    found: dict[str, str | None] = {case.name: None for case in cases if earlier.get(case.name, "") is None}
     end_s = session.left_s * (1 - EMULATION_SHARE)
-    unknown = write_expected(session.folder / EXPECTED, here, in_time=lambda: session.left_s > end_s)
-    pending = [case.name for case in here if case.name not in found and case.name not in unknown]
+    unknown = write_expected(session.folder / EXPECTED, cases, in_time=lambda: session.left_s > end_s)
+    pending = [case.name for case in cases if case.name not in found and case.name not in unknown]
     problems = uncovered() + [f"{name}: no expected outputs, and no C++ compiler or time" for name in unknown]
     alone, starts = False, 0
     while pending and session.left_s > 1 and starts < MOST_STARTS:

@@ -147,10 +147,10 @@ def test_clocks_of_this_process_are_read() -> None:
         end.set()
         worker.join()
 
-    found = ThreadClocks(2).times(run, lambda: next(clock))
-    assert found.wall_us == 50_000
-    assert 0 < found.busiest_us <= found.processor_us
-    assert found.waited_us >= 0
+    times = ThreadClocks(2).times(run, lambda: next(clock))
+    assert times.wall_us == 50_000
+    assert 0 < times.busiest_us <= times.processor_us
+    assert times.waited_us >= 0
 
 
 def test_processor_time_of_a_thread_counts_where_it_is_spent() -> None:
@@ -164,16 +164,16 @@ def test_processor_time_of_a_thread_counts_where_it_is_spent() -> None:
     worker = threading.Thread(target=work)
     worker.start()
     clock = itertools.count(0, 10**9)
-    found = ThreadClocks(64).times(lambda: (begin.set(), done.wait()), lambda: next(clock))
+    times = ThreadClocks(64).times(lambda: (begin.set(), done.wait()), lambda: next(clock))
     worker.join()
-    assert found.busiest_us > 0.8 * found.processor_us
+    assert times.busiest_us > 0.8 * times.processor_us
 
 
 def test_system_that_does_not_count_waiting_gives_wall_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_TASKS", "/no/such/folder")
     clock = itertools.count(0, 1_000_000)
-    found = ThreadClocks(2).times(lambda: None, lambda: next(clock))
-    assert (found.run_us, found.waited_us) == (1000.0, 0.0)
+    times = ThreadClocks(2).times(lambda: None, lambda: next(clock))
+    assert (times.run_us, times.waited_us) == (1000.0, 0.0)
 
 
 @pytest.mark.parametrize(("busy_s", "policy"), [(1, None), (30, "passive")])

@@ -71,9 +71,9 @@ def test_damaged_and_old_files_are_measured_again(
 def test_this_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, small in (("SECONDS", 0.01), ("SMALLEST_BYTES", 1 << 22), ("PRODUCT_SIZE", 64)):
         monkeypatch.setattr(processor, name, small)
-    found = measure_rates(CPU)
-    assert found.gb_s > 0
-    assert found.gflop_s > 0
+    rates = measure_rates(CPU)
+    assert rates.gb_s > 0
+    assert rates.gflop_s > 0
 
 
 def test_bounds_of_searches_do_not_change_with_measured_rates() -> None:
@@ -91,11 +91,13 @@ def test_bounds_of_searches_do_not_change_with_measured_rates() -> None:
 
 
 def test_bound_at_measured_rates_is_that_of_memory_and_arithmetic() -> None:
-    found = dataclasses.replace(CPU, measured_gb_s=40.0, measured_gflop_s=200.0).with_meaningful_rates()
-    assert found is not None
-    assert not found.assumed
-    assert found.dram_gb_s == 40.0
-    assert 2 * found.sm_count * found.fma_per_clock * found.max_clock_mhz == pytest.approx(200.0 * 1e3)
+    measured = dataclasses.replace(CPU, measured_gb_s=40.0, measured_gflop_s=200.0).with_meaningful_rates()
+    assert measured is not None
+    assert not measured.assumed
+    assert measured.dram_gb_s == 40.0
+    assert 2 * measured.sm_count * measured.fma_per_clock * measured.max_clock_mhz == pytest.approx(
+        200.0 * 1e3
+    )
     assert CPU.with_meaningful_rates() is None
     h100 = devices.representative("sm_90")
     assert h100.with_meaningful_rates() is h100

@@ -43,9 +43,9 @@ def requirements() -> dict[str, str]:
 
 def modules(package: str) -> list[str]:
     """Return the modules that a package installs at the top level of its namespace."""
-    known = {"cuda-core": ["cuda.core"], "numba-cuda": ["numba.cuda"]}
+    shared_names = {"cuda-core": ["cuda.core"], "numba-cuda": ["numba.cuda"]}
     tops = {top for top, names in metadata.packages_distributions().items() if package in names}
-    return known.get(package) or sorted(tops - {"nvidia", "numba_cuda", "cuda"})
+    return shared_names.get(package) or sorted(tops - {"nvidia", "numba_cuda", "cuda"})
 
 
 def main() -> int:
@@ -57,9 +57,9 @@ def main() -> int:
             failures += _failures(module for module in modules(package) if not module.startswith("_"))
     packages = pkgutil.walk_packages(tunebench.__path__, "tunebench.", onerror=lambda name: None)
     skipped = NOT_IMPORTED if importlib.util.find_spec("torch") else (*NOT_IMPORTED, *OF_TORCH)
-    own = [package.name for package in packages if not package.name.startswith(skipped)]
-    failures += _failures(own)
-    lines.append(f"{len(own)} modules of tunebench; {len(failures)} imports failed")
+    module_names = [package.name for package in packages if not package.name.startswith(skipped)]
+    failures += _failures(module_names)
+    lines.append(f"{len(module_names)} modules of tunebench; {len(failures)} imports failed")
     sys.stdout.write("\n".join([*lines, *failures, ""]))
     return int(bool(failures))
 

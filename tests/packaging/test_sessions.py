@@ -134,14 +134,14 @@ def test_collection_needs_no_package_that_quick_does_not_install(tmp_path: Path)
     hidden = {name for name, owners in modules.items() if not present & set(map(normalised, owners))}
     assert {"torch", "pandas", "ray"} & modules.keys() <= hidden
     arguments = [word for word in session.commands[-1] if word.startswith("--ignore")]
-    done = collected(hidden, *arguments)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    completed = collected(hidden, *arguments)
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     unguarded = tmp_path / "test_unguarded.py"
     unguarded.write_text("import torch\n", encoding="utf-8")
     (tmp_path / "pytest.ini").touch()
-    done = collected({"torch"}, "--noconftest", "-c", str(tmp_path / "pytest.ini"), str(unguarded))
-    assert done.returncode == 2, done.stdout
-    assert "No module named 'torch'" in done.stdout
+    completed = collected({"torch"}, "--noconftest", "-c", str(tmp_path / "pytest.ini"), str(unguarded))
+    assert completed.returncode == 2, completed.stdout
+    assert "No module named 'torch'" in completed.stdout
 
 
 class GpuSession:

@@ -89,7 +89,7 @@ class Machine(InstantExecutor[Task]):
             return Predicted(
                 predicted_us=task.predicted_us, verification=VERIFIED, low_us=low_us, high_us=high_us
             )
-        turn = sum(done.thorough and done.config == task.config for done in self.tasks)
+        turn = sum(earlier.thorough and earlier.config == task.config for earlier in self.tasks)
         us = 130.0 + 1.5 * abs(int(task.config["copy"]) - 17)  # the bounds are 10 to 49 us
         us *= self._load * (DRIFT[turn % len(DRIFT)] if task.thorough else 0.91)
         return measured(us, us * 1.003, us * 1.009, cache=CACHE[0])
@@ -124,10 +124,10 @@ def tunes(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tun
 
     def run(machine: Machine | None = None, *, on: str = "cpu", **changes: object) -> Report:
         monkeypatch.setattr(tuning, "start_workers", lambda *start: machine or Machine())
-        asked = OFFLINE if on != "cpu" else WORKLOAD
+        workload = OFFLINE if on != "cpu" else WORKLOAD
         variants = () if on != "cpu" else ("bounded",)
         plan = Plan(**{"variants": variants, "trials": 12, "finalists": 2, "sampler": "random", **changes})
-        return tune(asked, device=on, db=database, plan=plan)
+        return tune(workload, device=on, db=database, plan=plan)
 
     return run
 
@@ -224,8 +224,8 @@ def check_all(
     assert report.median_us is not None
     said, workload = Said(report=report), report.workload
     words = said.words
-    place = on or devices.find("cpu")
-    where = ("--device", place.name if place.kind == "gpu" else "cpu", "--db", db)
+    device = on or devices.find("cpu")
+    where = ("--device", device.name if device.kind == "gpu" else "cpu", "--db", db)
     contains(str(report), str(report.config), words["time"])
     plain = json.loads(json.dumps(report.to_json()))
     assert (plain["median_us"], plain["config"]) == (report.median_us, dict(report.config))
@@ -237,7 +237,10 @@ def check_all(
     assert answer["expected_us"] == report.median_us
     assert (answer["ties"] or 0) == report.tie_count
     stored = {name: (versus["time_us"], versus["ratio"]) for name, versus in answer["baselines"].items()}
-    timed = {one.name: (one.median_us, report.versus_baselines[one.name].ratio) for one in report.baselines}
+    timed = {
+        baseline.name: (baseline.median_us, report.versus_baselines[baseline.name].ratio)
+        for baseline in report.baselines
+    }
     assert stored == timed
     text = commands.text("lookup", workload, *where)
     contains(text, str(report.config), words["time"])
@@ -247,17 +250,17 @@ def check_all(
     if report.tie_count:
         contains(text, f"ties {report.tie_count} other configuration")
 
-    shown = [one for one in commands.json("show", workload, *where)["best"] if one["served"]]
-    assert [(one["variant"], one["config"], one["time_us"]) for one in shown] == [
+    shown = [row for row in commands.json("show", workload, *where)["best"] if row["served"]]
+    assert [(row["variant"], row["config"], row["time_us"]) for row in shown] == [
         (report.variant, str(report.config), report.median_us)
     ]
     contains(commands.text("show", workload, *where), str(report.config), "returned by lookup")
 
-    choice = choose_config(parse(workload), place, db=db)  # what export and explain take
+    choice = choose_config(parse(workload), device, db=db)  # what export and explain take
     assert (choice.variant.key, choice.config) == (report.variant, report.config)
     assert choice.expected_us == report.median_us
 
-    (history,) = with_best_kernels([search_history(workload, device=place, db=db)])
+    (history,) = with_best_kernels([search_history(workload, device=device, db=db)])
     assert history.best is not None
     assert (history.best.key.variant, history.best.key.config) == (report.variant, report.config)
     page = text_of(history_page([history], database="a.db"))
@@ -272,7 +275,7 @@ def check_all(
     else:
         contains(page, f"best / lowest bound {words['bound']}")
 
-    for page in dashboard_pages(db, workload, place.key):
+    for page in dashboard_pages(db, workload, device.key):
         contains(page, words["time"].removesuffix(" us"), f"{words['bound']}x")
         if report.is_default or report.versus.get("default"):
             contains(page, words["default"])
@@ -529,18 +532,20 @@ def test_the_page_of_a_replayed_search_has_the_gap_of_its_proof() -> None:
         )
     )
     assert space.bounds is not None
-    done = replay(space, trials=3, seed=0, sampler="random")
-    history = replay_history(space, done)
+    replayed = replay(space, trials=3, seed=0, sampler="random")
+    history = replay_history(space, replayed)
     assert history.best is not None
     assert history.best.result.outcome == min(
-        (trial.outcome for trial in done.trials), key=lambda outcome: getattr(outcome, "median_us", np.inf)
+        (trial.outcome for trial in replayed.trials),
+        key=lambda outcome: getattr(outcome, "median_us", np.inf),
     )
     assert history.kernel is not None
-    assert done.optimality_proof.gap is not None
-    assert history.kernel.gaps[-1] == done.optimality_proof.gap
+    assert replayed.optimality_proof.gap is not None
+    assert history.kernel.gaps[-1] == replayed.optimality_proof.gap
     contains(
         text_of(history_page([history], database="mine.json")),
-        "optimality gap " + ("1, proved" if done.optimality_proof.proved else ratio(history.kernel.gaps[-1])),
+        "optimality gap "
+        + ("1, proved" if replayed.optimality_proof.proved else ratio(history.kernel.gaps[-1])),
     )
 
 

@@ -193,16 +193,16 @@ def test_optimality_gap_is_that_of_the_proof_after_each_record(tmp_path: Path) -
     with open_store(path, read_only=True) as store:
         (history,) = search_histories(store)
     records = [
-        replace(one, key=replace(one.key, config=Config({"block": one.key.config["block"]})))
-        for one in history.records
+        replace(record, key=replace(record.key, config=Config({"block": record.key.config["block"]})))
+        for record in history.records
     ]
     spaces = {"softmax/a": BoundedSpace(table=table, bounds_us=np.array([0.5, 1.0, 3.0]))}
-    best = min(records[:3], key=lambda one: one.result.outcome.median_us)
+    best = min(records[:3], key=lambda record: record.result.outcome.median_us)
     # open: 64 and 128; then 128, whose bound is above the best; then none; the failure is no configuration
     assert optimality_gaps(records, spaces, best, "cold") == (8.0, 1.0, 1.0, 1.0)
     assert optimality_gaps(records, {}, best, "cold") == ()
     # stale records and those of another cache state close nothing, and a violated bound leaves no gap
-    stale = [replace(one, stale=one.key.config["block"] == 64) for one in records]
+    stale = [replace(record, stale=record.key.config["block"] == 64) for record in records]
     assert optimality_gaps(stale, spaces, records[2], "cold") == (8.0, 8.0, 4.0, 4.0)
     assert optimality_gaps(records, spaces, best, "warm") == (None, None, None, 2.0 / 0.5)
     impossible = {"softmax/a": BoundedSpace(table=table, bounds_us=np.array([0.5, 1.0, 5.0]))}

@@ -73,8 +73,8 @@ def test_every_described_gpu_has_the_resource_that_ray_gives_it(product: str) ->
 
 def test_device_is_named_by_name_architecture_or_key_and_must_be_unique() -> None:
     cluster = _Found(H100, A100)
-    for wanted in ("h100-sxm", "sm_90", H100.key, H100, "H100", "NVIDIA H100 80GB HBM3", "SM90"):
-        assert [target.device for target in targets(cluster, [wanted])] == [H100]
+    for name in ("h100-sxm", "sm_90", H100.key, H100, "H100", "NVIDIA H100 80GB HBM3", "SM90"):
+        assert [target.device for target in targets(cluster, [name])] == [H100]
     assert [target.device for target in targets(cluster, ["sm_90", "a100-80-sxm", "h100-sxm"])] == [
         H100,
         A100,

@@ -68,14 +68,14 @@ def test_every_option_is_classified() -> None:
 
 @pytest.mark.parametrize("name", OTHER)
 def test_a_run_is_resumed_only_by_the_same_search(name: str) -> None:
-    other = dataclasses.replace(PLAN, **{name: OTHER[name]})
-    options = stored(other, predicts=other.offline)
+    changed = dataclasses.replace(PLAN, **{name: OTHER[name]})
+    options = stored(changed, predicts=changed.offline)
     restricted = name == "variant_files"  # restricts the variants, too
     assert is_same_search(options, stored()) == (RUN_OPTIONS[name].resumes and not restricted)
     assert is_same_search(options, options)
     assert changed_options(options, stored()) != ""
     assert repeated_plan(options, "run 1") == dataclasses.replace(
-        other, variants=tuple(options["variants"]), variant_files=tuple(options["variant_files"])
+        changed, variants=tuple(options["variants"]), variant_files=tuple(options["variant_files"])
     )
 
 
@@ -139,11 +139,11 @@ def cut_off(tmp_path: Path) -> Callable[..., Path]:
 def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Path]) -> None:
     db = cut_off()
     warm = quick(protocol=Protocol(cache="warm"))
-    other = tune(WORKLOAD, device="cpu", db=db, plan=warm)
-    assert sum(other.trials.values()) == 6  # all of its own
-    (left,) = other.unresumed
+    report = tune(WORKLOAD, device="cpu", db=db, plan=warm)
+    assert sum(report.trials.values()) == 6  # all of its own
+    (left,) = report.unresumed
     assert (left.trials, left.options) == (4, "--cache cold")
-    assert f"continue it by `tunebench tune --repeat {left.id[:12]} --db {db}`" in str(other)
+    assert f"continue it by `tunebench tune --repeat {left.id[:12]} --db {db}`" in str(report)
     same = repeat(left.id[:12], db=db)
     assert (sum(same.trials.values()), same.cached, same.unresumed) == (2, 4, ())
     with open_store(db, read_only=True) as store:

@@ -117,6 +117,6 @@ def test_configuration_without_a_source_has_a_revision_that_ends_with_the_failur
 @pytest.mark.slow
 def test_kernels_that_fail_in_a_few_ways_are_outcomes_and_end_no_run(tmp_path: Path) -> None:
     """`nox -s faults -- kernels` runs all of them."""
-    found = kernel_faults(tmp_path, every=False, timeout_s=3.0)
-    assert not found.wrong, found.table()
-    assert found.exit_codes == [0, 0]
+    faults = kernel_faults(tmp_path, every=False, timeout_s=3.0)
+    assert not faults.wrong, faults.table()
+    assert faults.exit_codes == [0, 0]

@@ -175,11 +175,11 @@ def _extra(extra: str, packages: list[str]) -> EnvironmentCheck:
     missing = [package for package in packages if _version(package) is None]
     subject = f"extra {extra}"
     if missing:
-        found = f"not installed: {', '.join(missing)}"
-        return EnvironmentCheck(subject, "absent", found, install_command(extra))
+        fault_text = f"not installed: {', '.join(missing)}"
+        return EnvironmentCheck(subject, "absent", fault_text, install_command(extra))
     if extra == "cuda" and (fault := _compiler_fault()):
-        found, _, remedy = fault.partition("; ")
-        return EnvironmentCheck(subject, "absent", found, remedy)
+        fault_text, _, remedy = fault.partition("; ")
+        return EnvironmentCheck(subject, "absent", fault_text, remedy)
     return EnvironmentCheck(subject, "ok", _versions(packages))
 
 

@@ -142,9 +142,9 @@ def convergence_chart(curves: Sequence[Curve], *, trials: int, name: str) -> str
     curves = [curve for curve in curves if curve.steps]
     if not curves:
         return ""
-    ends = [curve.steps[-1][1] for curve in curves]
+    final_us = [curve.steps[-1][1] for curve in curves]
     times = [us for curve in curves for _, us in curve.steps]
-    near = near_range(min(ends), times, ends, slower=FAR)
+    near = near_range(min(final_us), times, final_us, slower=FAR)
     return _panels((), (), curves, near=near, trials=trials, name=name)
 
 
@@ -338,11 +338,11 @@ def _labels(
     points: Sequence[Point], lines: Sequence[TimeLine], curves: Sequence[Curve], y: Axis
 ) -> Iterator[Label]:
     """Yield the labels, the most important first."""
-    named = [(point.mark, point.us, "served") for point in points if point.mark]
+    shown = [(point.mark, point.us, "served") for point in points if point.mark]
     if len(curves) > 1:
-        named += [(curve.label, curve.steps[-1][1], curve.style) for curve in curves]
-    named += [(line.label, line.us, line.style) for line in lines]
-    for name, us, style in named:
+        shown += [(curve.label, curve.steps[-1][1], curve.style) for curve in curves]
+    shown += [(line.label, line.us, line.style) for line in lines]
+    for name, us, style in shown:
         arrow = "↑ " if us > y.high else "↓ " if us < y.low else ""
         middle = min(max(y(us), PANEL.top), PANEL.y_end)
         yield Label(

@@ -34,10 +34,10 @@ def search_section(history: SearchHistory, kernel: BestKernel) -> str:
     marks.append(("best", "best so far"))
     marks += [("served", LEGEND[point.mark]) for point in drawn if point.mark]
     marks += [(line.style, f"{line.meaning or line.label}: {duration(line.us)}") for line in lines]
-    found = f"<h3>Search history</h3>{chart}{legend(marks)}"
+    section = f"<h3>Search history</h3>{chart}{legend(marks)}"
     if len(drawn) < len(points):
-        found += f"<p>{len(drawn)} of {len(points)} trials with a time are drawn.</p>"
-    return found + _gaps(history, kernel)
+        section += f"<p>{len(drawn)} of {len(points)} trials with a time are drawn.</p>"
+    return section + _gaps(history, kernel)
 
 
 def _gaps(history: SearchHistory, kernel: BestKernel) -> str:

@@ -1,4 +1,4 @@
-"""A variant whose configurations fail in forty ways; two are right, and are measured between the others.
+"""A variant whose configurations fail in 49 ways; two are right, and are measured between the others.
 
 `tunebench.testing.kernel_faults` tunes a copy of this file in another folder, since a failure of a module of
 tunebench is not that of a user's kernel. A workload with few rows has the faults of `QUICK` only.

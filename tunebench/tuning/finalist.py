@@ -165,10 +165,18 @@ def pick_finalists(
         earlier: Variant and configuration of finalists of earlier searches: they are timed again, so that the
             new ones are compared with them under the same conditions.
     """
-    best = sorted(timed, key=lambda one: one.search_us)[:count]
-    best += [one for one in timed if (one.search.key, one.config) in earlier and one not in best]
-    searches = {id(one.search) for one in best}
-    defaults = [one for one in timed if one.is_default and id(one.search) in searches and one not in best]
+    best = sorted(timed, key=lambda candidate: candidate.search_us)[:count]
+    best += [
+        candidate
+        for candidate in timed
+        if (candidate.search.key, candidate.config) in earlier and candidate not in best
+    ]
+    searches = {id(candidate.search) for candidate in best}
+    defaults = [
+        candidate
+        for candidate in timed
+        if candidate.is_default and id(candidate.search) in searches and candidate not in best
+    ]
     return [*best, *defaults]
 
 

@@ -69,17 +69,17 @@ class Space:
             return cls._of_variant(recording, device or _local(recording.device))
         table = recording.table
         values = {parameter.name: parameter.values for parameter in table.space.parameters}
-        known = find_recorded_kernel(recording.kernel, values, recording.problem)
-        if isinstance(known, str):
-            return cls(recording=recording, device=device, costs=None, bounds=None, missing=known)
+        kernel = find_recorded_kernel(recording.kernel, values, recording.problem)
+        if isinstance(kernel, str):
+            return cls(recording=recording, device=device, costs=None, bounds=None, missing=kernel)
         # Threads and shared memory, which the surrogate uses, are the same on any device.
-        costs = known.costs(table.columns, device or devices.representative("sm_70"))
-        if device is None or device.compute_capability < known.minimum_cc:
+        costs = kernel.costs(table.columns, device or devices.representative("sm_70"))
+        if device is None or device.compute_capability < kernel.minimum_cc:
             missing = f"{recording.device or 'its device'} is not described"
             if device is not None:
-                missing = f"the cost model of {known.kernel} does not cover {device.architecture}"
+                missing = f"the cost model of {kernel.kernel} does not cover {device.architecture}"
             return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
-        bounds = bound(costs, known.traffic, device, cache="warm", rows=len(table))
+        bounds = bound(costs, kernel.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
 
     @classmethod
@@ -90,10 +90,10 @@ class Space:
             missing = f"{recording.device or 'its device'} is not described"
             return dataclasses.replace(unknown, missing=missing)
         try:
-            workload, known = parse(recording.workload), variant(recording.kernel)
-            ordinals = [known.space.ordinals(recording.table.config(i)) for i in range(len(recording.table))]
-            table = Table(known.space, np.array(ordinals, dtype=np.int16))
-            costs = known.costs(workload, table, device)
+            workload, kernel = parse(recording.workload), variant(recording.kernel)
+            ordinals = [kernel.space.ordinals(recording.table.config(i)) for i in range(len(recording.table))]
+            table = Table(kernel.space, np.array(ordinals, dtype=np.int16))
+            costs = kernel.costs(workload, table, device)
         except InputError as error:
             return dataclasses.replace(unknown, missing=str(error))
         bounds = bound(costs, workload.traffic(), device, cache="warm", rows=len(table))
@@ -139,8 +139,8 @@ def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.floa
 
 def _local(name: str) -> Device | None:
     """Return the device of this machine that has a name; None if there is none."""
-    here = (devices.local_cpu(), *devices.local_gpus())
-    return next((device for device in here if device.name == product_name(name)), None)
+    local_devices = (devices.local_cpu(), *devices.local_gpus())
+    return next((device for device in local_devices if device.name == product_name(name)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,8 @@ def coverage_of(snapshot: Snapshot) -> tuple[list[str], list[tuple[DeviceEntry, 
     counts: Counter[tuple[int, str, str]] = Counter()
     for line in snapshot.lines:
         workloads.setdefault(line.operator, set()).add(line.entry.workload)
-        how = "measured" if line.fastest("measured") is not None else line.how
-        counts[line.device.id, line.operator, how or ""] += 1
+        known_by = "measured" if line.fastest("measured") is not None else line.how
+        counts[line.device.id, line.operator, known_by or ""] += 1
     operators = sorted(workloads)
     used = {line.device.id for line in snapshot.lines}
     return operators, [
