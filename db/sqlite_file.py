@@ -224,7 +224,7 @@ def _logs(path: Path) -> list[Path]:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return size and time of a file and of each of its logs; -1 for one that does not exist."""
+    """Return size and time of a file and of each of its logs; -1 for each that is missing."""
     stamp: list[int] = []
     for ending in ("", *_LOGS):
         try:
@@ -237,7 +237,7 @@ def file_stamp(path: Path) -> tuple[int, ...]:
 
 
 def _settled_stamp(path: Path) -> tuple[int, ...]:
-    """Return the stamp of a file; one that changed just now is waited for until its next change shows."""
+    """Return the stamp of a file, after a pause if it has just changed, so that a later change differs."""
     stamp = file_stamp(path)
     age_s = time.time() - max(stamp[1::2]) / 1e9
     if 0 <= age_s < _TICK_S:

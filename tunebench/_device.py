@@ -44,7 +44,7 @@ _NAMING = {"names", "model", "words", "source"}
 _UNNAMED = frozenset(
     ("nvidia", "geforce", "tesla", "amd", "instinct", "gpu", "tensor", "core", "graphics", "card")
 )
-"""Words of names that do not tell products apart."""
+"""Words of names that do not distinguish products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,10 @@ class Device:
         return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
 
     def with_meaningful_rates(self) -> Device | None:
-        """Return the device whose lower bounds give a gap that means something; None if there is none.
+        """Return the device with the rates that optimality gaps are computed with; None if it has none.
 
-        It is this device, unless its rates are assumed. Then it has the measured rates instead. Those are
-        achieved rates: no optimum may be pruned and no proof be made by them.
+        It is this device, unless its rates are assumed: then it has the measured rates instead. Kernels may
+        beat those, so that they neither prune nor prove.
         """
         if not self.assumed:
             return self
@@ -292,7 +292,7 @@ def _spellings() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return the words of a product name that tell products apart, in lower case and one spelling."""
+    """Return the words of a product name that distinguish products, in lower case and one spelling."""
     text = re.sub(r"\((?:r|tm)\)|[\s_-]+", " ", text.lower())
     text = re.sub(r"(?<=rtx)(?=\d|a\d|pro)|(?<=pro)(?=\d)|(?<=\d{4})(?=ti\b|super\b)", " ", text)
     text = re.sub(r"(?<![\w.])(\d+) ?(?:gib|gb|g)\b", r"\1gb", text)

@@ -104,14 +104,14 @@ def end_process() -> Iterator[None]:
 
 
 def limited(code: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-    """Return a context for a call of user code, with the limit of `limit_user_code`; without it, with none.
+    """Return a context that limits a call of user code, as `limit_user_code` says; without that, it does not.
 
     Nested contexts have the limit of the outermost one. The context raises `CodeTimeout` if the code does
     not return within the limit.
 
     Args:
         code: Description of the code, for the error.
-        limit_s: Another limit, in seconds; it holds outside of `limit_user_code`, too.
+        limit_s: Another limit, in seconds, which also holds outside of `limit_user_code`.
     """
     limit_s = limit_s or _limit_s
     if limit_s is None or getattr(_inside, "limited", False):

@@ -157,7 +157,7 @@ def smoke(architecture: str, workers: str) -> Iterator[dict[str, Any]]:
 
     Args:
         architecture: Architecture to compile for.
-        workers: Number of processes; no more than cores are started.
+        workers: Number of processes, at most one per core.
 
     Yields:
         `compiled`, a variant, with `reason`, why it does not compile, or None, and the time in `seconds`.

@@ -53,8 +53,9 @@ class EnvironmentCheck:
 def command(db: Database = None, as_json: Json = False) -> None:
     """Check the installation and this machine, and name the remedy for what is missing.
 
-    What works is one line; --verbose also shows versions, paths and values. The exit code is 1 if something
-    that every command needs is broken. Missing optional parts, such as a GPU, do not change the exit code.
+    Passed checks take one line; --verbose also shows versions, paths and values. The exit code is 1 if
+    something that every command needs is broken. Missing optional parts, such as a GPU, do not change the
+    exit code.
     """
     with contextlib.ExitStack() as stack:
         defaults = _defaults_file(stack)

@@ -28,7 +28,7 @@ __all__ = ["command"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest(ConfigRequest):
-    """The options of a configuration, or of records, which are of all devices by default."""
+    """The options of a configuration, or of records; by default, of the records of all devices."""
 
     device: Annotated[
         str | None,

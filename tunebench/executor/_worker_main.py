@@ -19,7 +19,7 @@ from tunebench.measure._task_limit import notify_with
 __all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "serve"]
 
 OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
-"""Messages of a process before its reply: the time limit of the call stops, and goes on."""
+"""Messages of a process before its reply: the clock of the call stops, and continues."""
 
 USER_CODE = b"user code: "
 """Beginning of a message before the reply: the function it names begins, and has its own limit."""
@@ -50,7 +50,7 @@ def serve(calls: int) -> None:
             stages.append(stage)
         connection.send_bytes(stages[-1])
 
-    def tell_function(name: str | None) -> None:
+    def notify_function(name: str | None) -> None:
         enter(None if name is None else USER_CODE + name.encode(errors="replace"))
 
     def prepare(
@@ -58,7 +58,7 @@ def serve(calls: int) -> None:
     ) -> None:
         functions.append(function)
         begin(*arguments)
-        limits.enter_context(limit_user_code(limit_s, tell_function))
+        limits.enter_context(limit_user_code(limit_s, notify_function))
 
     notify_with(lambda begins: enter(OUTSIDE if begins else None))
     with contextlib.ExitStack() as limits, contextlib.suppress(EOFError, OSError):

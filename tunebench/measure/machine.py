@@ -116,7 +116,9 @@ class ThreadClocks:
         processor_ns = _process_ns() - processor_ns
         started = [thread for thread in _threads() if thread not in threads]
         spent_ns += _clocks_ns(started)
-        ended_ns = processor_ns - sum(spent_ns)  # as if it were one thread: the busiest is never underrated
+        ended_ns = processor_ns - sum(
+            spent_ns
+        )  # taken for one thread, so that the busiest is never underrated
         waited_ns = _waited_ns([*threads, *started]) - waited_ns
         return RunTimes(
             wall_us=wall_ns / 1e3,

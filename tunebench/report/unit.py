@@ -26,14 +26,14 @@ class ColumnUnit:
     decimals: int
 
     def text(self, value_us: float) -> str:
-        """Return a time without its unit; one that the decimals would round has three significant digits."""
+        """Return a time without its unit, with three significant digits where the decimals have fewer."""
         value = value_us / self.us
         is_rounded = 0 < abs(value) < 10.0 ** (2 - self.decimals)
         return significant(value, 3) if is_rounded else f"{value:,.{self.decimals}f}"
 
 
 def unit_of(times_us: Iterable[float | None]) -> ColumnUnit:
-    """Return the unit of a column of times, in which their median is at least 1, if there is such a unit.
+    """Return the largest unit of a column of times in which their median is at least 1, else the smallest.
 
     Args:
         times_us: The times in microseconds; None for an empty cell.

@@ -58,8 +58,8 @@ def answers(setup: TuningSetup, outcome: Outcome) -> bool:
 def is_suspect(outcome: Outcome) -> bool:
     """Return whether an outcome is a fault of the environment or of tunebench, recorded as one of the kernel.
 
-    Earlier versions did; this one records a fault of the environment only after a second attempt in a new
-    process.
+    Earlier versions recorded such faults. This version records a fault of the environment only after a second
+    attempt in a new process.
     """
     if isinstance(outcome, CompileFailed) and names_mended_fault(outcome.reason):
         return True

@@ -75,7 +75,7 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "finalists": _may_differ("--finalists", "applies after the search"),
     "baselines": _may_differ("--no-baselines", "applies after the search"),
     "workers": _may_differ("--workers", "changes how many compile at a time, not what is measured"),
-    "cluster": _may_differ("--cluster", "the key of the device is equal, whoever measures"),
+    "cluster": _may_differ("--cluster", "the key of the device does not depend on the worker that measures"),
 }
 """Every field of `Plan`."""
 
@@ -83,7 +83,7 @@ SHOWN_ID = 12
 """Characters of the id of a run that messages and lists show, which `tune --repeat` accepts."""
 
 SHARED_BUDGET = "shared_budget"
-"""Stored next to the options: the suite whose budget the run shared; empty for a run of its own."""
+"""Stored next to the options: the suite whose budget the run shared; empty if it shared none."""
 
 
 def run_options(
@@ -118,7 +118,7 @@ def _digest(path: Path) -> str:
 
 
 def _complete(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored options; one that was added since has its default, as it had no effect before."""
+    """Return stored options; an option that was added since has its default, as it had no effect before."""
     defaults = run_options(Plan(), variants=(), predicts=False)
     return {**defaults, **stored, "protocol": {**defaults["protocol"], **stored.get("protocol", {})}}
 

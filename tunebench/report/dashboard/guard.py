@@ -69,7 +69,7 @@ class Guard:
             app = PlainTextResponse("only GET and HEAD are allowed\n", 405, {"Allow": "GET, HEAD"})
         elif len(hosts) != 1 or not self._is_own(hosts[0]):
             app = PlainTextResponse(
-                "this host name is not answered; start the dashboard with --allow-host and the name\n", 421
+                "requests for this host name are refused; start the dashboard with --allow-host NAME\n", 421
             )
         await app(scope, receive, send_with_headers)
 
