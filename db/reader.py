@@ -38,7 +38,10 @@ from tunebench.errors import InputError, quoted
 from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
-__all__ = ["Reader", "Resumes"]
+__all__ = ["MOST_ANSWERS", "Reader", "Resumes"]
+
+MOST_ANSWERS = 1000
+"""Most rows of the view `answer_v1` that are read of one workload on one device."""
 
 Resumes = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 """Whether a run with the first stored options may resume one with the second."""

@@ -48,6 +48,11 @@ class DeviceEntry:
     sm_count: int
     descriptor: Mapping[str, Any]
 
+    @property
+    def has_assumed_rates(self) -> bool:
+        """Whether its rates are assumed (see `Device.assumed`)."""
+        return bool(self.descriptor.get("assumed"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

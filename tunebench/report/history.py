@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from tunebench import device as known_devices
 from tunebench._dataframe import Tabular, columns_of
 from tunebench.db.figures import BaselineComparison, Figures
-from tunebench.db.reader import Reader
+from tunebench.db.reader import MOST_ANSWERS, Reader
 from tunebench.db.record import Record, RunSummary, TrialKey, default_record, figures_of
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import FAILURES, Effort, Measured, first_error, time_us
+from tunebench.report.lower_bound import shown_bound_us, shown_ratio
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -33,10 +34,6 @@ __all__ = [
     "search_histories",
     "search_history",
 ]
-
-
-MOST_ANSWERS = 1000
-"""Most rows of the view `answer_v1` that are read of one workload on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +136,8 @@ class SearchHistory(Tabular):
     @property
     def bound_ratio(self) -> float | None:
         """Best time divided by `bound_us`; at least 1 at measured rates, which a kernel may beat."""
-        if self.best is None or self.bound_us is None:
-            return None
-        ratio = record_us(self.best) / self.bound_us
-        return max(1.0, ratio) if self._has_assumed_rates else ratio
+        best_us = record_us(self.best) if self.best is not None else None
+        return shown_ratio(best_us, self.bound_us, assumed=self._has_assumed_rates)
 
     @property
     def bound_us(self) -> float | None:
@@ -151,9 +146,8 @@ class SearchHistory(Tabular):
         If no finalist states it, as in records of earlier versions, it is the lowest bound of the trials.
         None if that rests on assumed rates of the device.
         """
-        if self.figures.bound_us is not None or self._has_assumed_rates:
-            return self.figures.bound_us
-        return min((record.bound_us for record in self.records if record.bound_us), default=None)
+        least_us = min((record.bound_us for record in self.records if record.bound_us), default=None)
+        return shown_bound_us(self.figures.bound_us, least_us, assumed=self._has_assumed_rates)
 
     @property
     def _has_assumed_rates(self) -> bool:

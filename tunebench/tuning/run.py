@@ -14,6 +14,7 @@ import numpy as np
 
 from tunebench._figure import significant
 from tunebench.db.figures import BaselineComparison, Figures
+from tunebench.db.reader import MOST_ANSWERS
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict, figures_of
 from tunebench.db.retry import RetryPolicy
 from tunebench.device import Device
@@ -77,8 +78,6 @@ __all__ = [
 
 REPEATS = 2
 """Repetitions of a default that timed out while other programs used the processors."""
-MOST_ANSWERS = 1000
-"""Most rows of the view `answer_v1` that are read of one workload on one device."""
 
 MOST_EARLIER = 4
 """Most finalists of earlier searches that are timed again, if `Plan.finalists` is not more."""

@@ -18,7 +18,7 @@ from tunebench.db.browse import Answer, Browser, Changes, DeviceEntry, StaleGrou
 from tunebench.db.figures import BaselineComparison, Figures
 from tunebench.errors import TunebenchError
 from tunebench.kernels import files_of
-from tunebench.report.dashboard.lower_bound import shown_bound_us, shown_ratio
+from tunebench.report.lower_bound import shown_bound_us, shown_ratio
 
 __all__ = ["DAMAGE", "Catalogue", "Line", "Snapshot", "damage_of"]
 
@@ -100,13 +100,14 @@ class Line:
 
         None if unknown, or if it rests on assumed rates of the device.
         """
-        return shown_bound_us(self.device, self.figures.bound_us, self.entry.least_bound_us)
+        assumed = self.device.has_assumed_rates
+        return shown_bound_us(self.figures.bound_us, self.entry.least_bound_us, assumed=assumed)
 
     @property
     def bound_ratio(self) -> float | None:
         """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
         best_us = self.best.time_us if self.best is not None else None
-        return shown_ratio(self.device, best_us, self.bound_us)
+        return shown_ratio(best_us, self.bound_us, assumed=self.device.has_assumed_rates)
 
     @property
     def default_ratio(self) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tunebench.db.browse import DeviceEntry, RunEntry
-from tunebench.report.dashboard.lower_bound import shown_bound_us, shown_ratio
+from tunebench.report.lower_bound import shown_bound_us, shown_ratio
 
 __all__ = ["STATES", "Search", "search_of"]
 
@@ -73,12 +73,16 @@ class Search:
         None if unknown, or if it rests on assumed rates of the device.
         """
         progress = self.run.progress
-        return shown_bound_us(self.device, progress.bound_us, progress.least_bound_us)
+        return shown_bound_us(progress.bound_us, progress.least_bound_us, assumed=self._has_assumed_rates)
 
     @property
     def bound_ratio(self) -> float | None:
         """Best time over `bound_us`; at least 1 at measured rates, which a kernel may beat."""
-        return shown_ratio(self.device, self.run.progress.best_us, self.bound_us)
+        return shown_ratio(self.run.progress.best_us, self.bound_us, assumed=self._has_assumed_rates)
+
+    @property
+    def _has_assumed_rates(self) -> bool:
+        return self.device is not None and self.device.has_assumed_rates
 
 
 def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: str = "") -> Search:
