@@ -110,7 +110,9 @@ class Hiding:
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 import pytest
 
-sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:xdist", *sys.argv[2:]]))
+# numba-cuda's redirector stays installed, and warns that it does not find its package.
+quiet = ["-W", "ignore:Couldn't get spec for numba:UserWarning"]
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:xdist", *quiet, *sys.argv[2:]]))
 """
 """Collects tests in a process that does not find the packages of its first argument."""
 
