@@ -28,6 +28,7 @@ from tunebench.errors import (
 )
 
 __all__ = [
+    "DEVICE_FAULT",
     "MEMORY_STATUS",
     "DeviceLost",
     "LaunchRefused",
@@ -59,6 +60,9 @@ _SAYS_MISSING = re.compile(
 
 MEMORY_STATUS = 79
 """Exit status of a worker that was ended because it held too much memory."""
+
+DEVICE_FAULT = "CUDA_ERROR_"
+"""Beginning of the name of every fault of a device."""
 
 _FIRST_STATUS = 80
 """First exit status of a fault: above those of sysexits.h (64 to 78) and below those of signals (128)."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import multiprocessing
 import os
+import pickle
+import resource
 import signal
 import socket
 import struct
@@ -36,6 +39,7 @@ from tunebench.executor import (
     local,
     process,
 )
+from tunebench.executor._worker_main import number_of
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.kernels import preload
@@ -227,6 +231,42 @@ def _fork_and_exit() -> None:
     time.sleep(600)  # the child inherits the connection
 
 
+def _reply_with(reply: bytes) -> str:
+    """Send a reply for the worker, and return another one."""
+    for descriptor in range(3, 100):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.send(struct.pack("!i", len(reply)) + reply)
+    return "right"
+
+
+def _change_state() -> None:
+    """Leave behind what would end, fail or slow the next call."""
+    signal.setitimer(signal.ITIMER_REAL, 600.0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CPU, (600, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    sys.setrecursionlimit(999)
+    builtins.open = None  # type: ignore[assignment]
+
+
+def _state() -> list[object]:
+    return [
+        signal.getitimer(signal.ITIMER_REAL)[0],
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        signal.getsignal(signal.SIGUSR1),
+        resource.getrlimit(resource.RLIMIT_CPU),
+        sys.getrecursionlimit(),
+        callable(builtins.open),
+    ]
+
+
+def _state_of(change: bool) -> tuple[int, list[object]]:
+    state = _state()
+    if change:
+        _change_state()
+    return os.getpid(), state
+
+
 class _OddError(Exception):
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
@@ -268,6 +308,33 @@ def test_answer_that_stops_midway_times_out(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_running_process, "STALL_S", 1)
     with ProcessCaller(ProcessStage(function=_answer_in_part, start=stages.start, timeout_s=300.0)) as caller:
         assert caller.call().reason == "its connection stalled for 1 s"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"", b"junk", pickle.dumps((True, "wrong")), number_of(1) + pickle.dumps((False, SystemExit(0)))],
+)
+def test_reply_that_no_worker_sends_is_a_crash_and_not_the_reply_to_the_next_call(reply: bytes) -> None:
+    stage = ProcessStage(function=_reply_with, start=stages.start, timeout_s=300.0)
+    with ProcessCaller(stage) as caller:
+        crashed = caller.call(reply)
+    assert isinstance(crashed, Crashed)
+    assert crashed.reason.startswith("the answer of a worker process")
+
+
+def test_call_does_not_inherit_what_the_last_one_left_in_its_process() -> None:
+    stage = ProcessStage(function=_state_of, start=stages.start)
+    with ProcessCaller(stage) as caller:
+        assert caller.call(True) == caller.call(False)
+
+
+@pytest.mark.parametrize("stage", ["compiling", "run"])
+def test_crash_that_does_not_happen_again_in_a_new_process_fails_no_configuration(
+    stage: str, tmp_path: Path
+) -> None:
+    with stages.start_executor(0) as workers:
+        done = outcome(workers.submit(task(folder=str(tmp_path), us=1, **{stage: "exit once"})))
+    assert isinstance(done, Measured)
 
 
 def test_exceptions_that_cannot_be_raised_here_become_their_text() -> None:

@@ -22,9 +22,9 @@ from tunebench._user_code import GRACE_S, LEAST_S, LONGEST_WAIT
 from tunebench.executor import _memory
 from tunebench.executor._call_clock import CallClock
 from tunebench.executor._supervisor import KILL_S
-from tunebench.executor._worker_main import OUTSIDE, USER_CODE, WITHIN
+from tunebench.executor._worker_main import OUTSIDE, USER_CODE, WITHIN, number_of
 
-__all__ = ["END_S", "STALL_S", "CallLate", "RunningProcess"]
+__all__ = ["END_S", "STALL_S", "CallLate", "ReplyUnreadable", "RunningProcess"]
 
 END_S = 2.0
 """Time in which an idle process or a supervisor may end by itself, in seconds."""
@@ -58,6 +58,10 @@ class CallLate(TimeoutError):
         self.conditions = conditions
 
 
+class ReplyUnreadable(Exception):
+    """A reply that no worker sends: user code wrote to the connection, or replaced what makes replies."""
+
+
 class RunningProcess:
     """A process of its own process group, and the connection to it.
 
@@ -67,6 +71,7 @@ class RunningProcess:
     """
 
     def __init__(self) -> None:
+        self._calls = 0
         limit_bytes = _memory.limit_bytes()
         self.connection, theirs = multiprocessing.Pipe()
         _limit_stalls(self.connection)
@@ -107,10 +112,15 @@ class RunningProcess:
             CallLate: if there is no reply within a time limit, or if a part of the message or the reply makes
                 no progress for `STALL_S`.
             EOFError, OSError: if the process ends first.
+            ReplyUnreadable: if the reply is not that of this call.
         """
-        clock = CallClock(self._process.pid)
+        clock, number = CallClock(self._process.pid), number_of(self._calls)
+        self._calls += 1
         try:
-            return self._answer(clock, message, limit_s, user_code_s)
+            reply = self._answer(clock, message, limit_s, user_code_s)
+            if not reply.startswith(number):
+                raise ReplyUnreadable("the answer of a worker process is not the answer of its call")
+            return reply.removeprefix(number)
         except BlockingIOError:
             reason = f"its connection stalled for {STALL_S} s"
             raise CallLate(reason, clock.conditions("connection", STALL_S)) from None

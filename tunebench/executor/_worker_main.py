@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -12,11 +13,13 @@ from typing import Any
 
 from tunebench._user_code import limit_user_code
 from tunebench.errors import TaskUnreadable, describe_error
+from tunebench.executor._process_state import ProcessState
 from tunebench.executor._supervisor import kill_descendants
 from tunebench.kernels import failed_files
 from tunebench.measure._task_limit import notify_with
+from tunebench.measure.originals import Originals
 
-__all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "serve"]
+__all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "number_of", "serve"]
 
 OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
 """Messages of a process before its reply: the clock of the call stops, and continues."""
@@ -62,10 +65,19 @@ def serve(calls: int) -> None:
 
     notify_with(lambda begins: enter(OUTSIDE if begins else None))
     with contextlib.ExitStack() as limits, contextlib.suppress(EOFError, OSError):
-        connection.send_bytes(_call(prepare, connection.recv_bytes()))
-        while True:
-            connection.send_bytes(_call(functions[0], connection.recv_bytes()))
+        connection.send_bytes(number_of(0) + _call(prepare, connection.recv_bytes()))
+        state, originals = ProcessState(), Originals()
+        for number in itertools.count(1):
+            reply = _call(functions[0], connection.recv_bytes())
+            state.restore()
+            originals.restore()
+            connection.send_bytes(number_of(number) + reply)
             kill_descendants(supervisor, keep=(os.getpid(),))  # they would disturb the next measurement
+
+
+def number_of(call: int) -> bytes:
+    """Return the bytes before the reply to a call of a process, so that no other message is taken for it."""
+    return call.to_bytes(8)
 
 
 def _call(function: Callable[..., Any], blob: bytes) -> bytes:
@@ -77,7 +89,7 @@ def _call(function: Callable[..., Any], blob: bytes) -> bytes:
         reason = failed_files().get(str(module)) or describe_error(error)
         return pickle.dumps((False, TaskUnreadable(f"a worker process cannot load the task: {reason}")))
     try:
-        return pickle.dumps((True, function(*arguments)))
+        value = function(*arguments)
     except Exception as error:
         try:
             reply = pickle.dumps((False, error))
@@ -87,3 +99,8 @@ def _call(function: Callable[..., Any], blob: bytes) -> bytes:
         return reply
     except BaseException as error:  # raised again in the parent, SystemExit would end it
         return pickle.dumps((False, RuntimeError(describe_error(error))))
+    try:
+        return pickle.dumps((True, value))
+    except Exception as error:  # user code replaced its class
+        unreadable = TaskUnreadable(f"a worker process cannot send its result: {describe_error(error)}")
+        return pickle.dumps((False, unreadable))

@@ -15,10 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from tunebench.binary.compiled import Binary
 from tunebench.errors import CodeTimeout, EnvironmentFault, SuspectedFault, TaskUnreadable, VariantError
 from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
 from tunebench.executor._machine_check import machine_fault
-from tunebench.executor.process import ProcessStage, answer_of, lacked_memory
+from tunebench.executor.process import ProcessStage, answer_of, process_crashed
 from tunebench.outcome import (
     CompileFailed,
     Crashed,
@@ -55,7 +56,8 @@ class _LocalJob:
 class LocalExecutor(WorkerExecutor[Task]):
     """Compiles and measures in processes of this machine.
 
-    A call that lacks a resource (memory, files, disk space) or is killed is repeated in a new process. If it
+    A call that lacks a resource (memory, files, disk space), or whose process ends or answers nonsense, is
+    repeated in a new process, because an earlier call may have damaged the first one. If it
     fails again, and a check finds that this machine has all resources, the configuration failed; if the
     machine lacks one, the task raises it.
 
@@ -176,7 +178,7 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     def _compiled(self, job: _LocalJob, done: Future[Any]) -> None:
         job.compile_s = time.perf_counter() - job.began
-        answer = answer_of(done)
+        answer = _expected(answer_of(done), Binary, CompileFailed)
         repeats = self._pause(job, answer)
         answer = answer if repeats else self._judged(answer)
         if isinstance(answer, Crashed | TimedOut):
@@ -233,7 +235,7 @@ class LocalExecutor(WorkerExecutor[Task]):
         running.add_done_callback(lambda done: self._measured(job, done))
 
     def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
-        answer = answer_of(done)
+        answer = _expected(answer_of(done), Result)
         repeats = self._pause(job, answer)
         answer = answer if repeats else self._judged(answer)
         if isinstance(answer, SuspectedFault):
@@ -255,7 +257,7 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     def _pause(self, job: _LocalJob, answer: Any) -> bool:
         """Wait without the lock, and return whether to repeat a call, in a new process, after a fault."""
-        if isinstance(answer, SuspectedFault) or lacked_memory(answer):
+        if isinstance(answer, SuspectedFault | TaskUnreadable) or process_crashed(answer):
             pauses_s = SUSPECT_RETRY_S
         elif isinstance(answer, EnvironmentFault):
             pauses_s = RETRY_S
@@ -284,6 +286,13 @@ class LocalExecutor(WorkerExecutor[Task]):
             job.future.set_result(dataclasses.replace(answer, effort=effort, bound_us=job.bound_us))
         else:
             job.future.set_exception(answer)
+
+
+def _expected(answer: Any, *kinds: type) -> Any:
+    """Return the answer of a worker or its error; one of another kind, which user code made, is a crash."""
+    if isinstance(answer, (*kinds, Crashed, TimedOut, BaseException)):
+        return answer
+    return Crashed(reason=f"the answer of a worker process: {type(answer).__name__}")
 
 
 def _attempts(job: _LocalJob) -> dict[str, int]:

@@ -20,12 +20,12 @@ from typing import Any, Self
 
 from tunebench._user_code import IMPORT_S
 from tunebench.errors import EnvironmentFault, TaskUnreadable, WorkerUnusable, describe_error
-from tunebench.executor._running_process import END_S, CallLate, RunningProcess
+from tunebench.executor._running_process import END_S, CallLate, ReplyUnreadable, RunningProcess
 from tunebench.executor._worker_main import Reply
-from tunebench.fault import MEMORY_STATUS, describe_exit
+from tunebench.fault import DEVICE_FAULT, describe_exit
 from tunebench.outcome import Crashed, TimedOut
 
-__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of", "lacked_memory"]
+__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of", "process_crashed"]
 
 START_S = 60.0
 """Time limit for a process to start, in seconds: it imports tunebench, a runner and users' variants."""
@@ -126,7 +126,7 @@ class WorkerPool:
             try:
                 answer = process.call(call.blob)
             except BaseException as error:
-                if isinstance(error, EnvironmentFault):  # the process may lack a resource from now on
+                if isinstance(error, EnvironmentFault | TaskUnreadable):  # the process may be damaged
                     process.close()
                 call.future.set_exception(error)
             else:
@@ -197,6 +197,10 @@ class _WorkerProcess:
             return late.late
         except _WorkerEnded as end:
             return Crashed(reason=str(end))
+        except ReplyUnreadable as error:  # the rest of its connection is not to be trusted either
+            self._kill()
+            self._end()
+            return Crashed(reason=str(error))
 
     def _start(self) -> RunningProcess:
         """Return the process, and start it if it does not run.
@@ -220,7 +224,7 @@ class _WorkerProcess:
             except _WorkerLate as late:
                 hint = "does the import of a variant file hang?"
                 raise WorkerUnusable(f"a worker process: {late}; {hint}") from None
-            except _WorkerEnded as end:
+            except (_WorkerEnded, ReplyUnreadable) as end:
                 death = str(end)
             except BaseException:
                 self._end()
@@ -295,13 +299,19 @@ def _pickled(arguments: tuple[Any, ...]) -> bytes:
 
 
 def _value(blob: bytes) -> Any:
-    """Return the result of a reply, or raise its error."""
+    """Return the result of a reply, or raise its error.
+
+    Raises:
+        ReplyUnreadable: if it is no reply.
+    """
     try:
         reply: Reply = pickle.loads(blob)  # noqa: S301 - from our own worker process
+        returned, value = reply
     except Exception as error:
-        raise TaskUnreadable(f"the answer of a worker process: {describe_error(error)}") from None
-    returned, value = reply
+        raise ReplyUnreadable(f"the answer of a worker process: {describe_error(error)}") from None
     if not returned:
+        if not isinstance(value, Exception):  # a worker turns any other error into its text
+            raise ReplyUnreadable(f"the answer of a worker process: an error of {type(value).__name__}")
         raise value
     return value
 
@@ -314,9 +324,13 @@ def answer_of(done: Future[Any]) -> Any:
         return error
 
 
-def lacked_memory(answer: Any) -> bool:
-    """Return whether a call crashed because its process was killed, as Linux does if memory runs out."""
-    return isinstance(answer, Crashed) and answer.reason in (_death(-signal.SIGKILL), _death(MEMORY_STATUS))
+def process_crashed(answer: Any) -> bool:
+    """Return whether a process ended, or answered nonsense, for a reason that may not be its last call.
+
+    The system kills a process if memory runs out, and an earlier call may have left an alarm, a limit or a
+    damaged module. A fault of the device is always that of the call.
+    """
+    return isinstance(answer, Crashed) and not answer.reason.startswith(DEVICE_FAULT)
 
 
 def _death(exit_code: int) -> str:

@@ -19,7 +19,10 @@ from tunebench import _lazy
 
 __all__ = ["Originals"]
 
-_MODULES = ("gc", "os", "random", "secrets", "statistics", "threading", "time", "numpy", "numpy.random")
+_MODULES = (
+    *("builtins", "gc", "itertools", "json", "math", "os", "pickle", "random", "secrets", "signal"),
+    *("statistics", "struct", "threading", "time", "numpy", "numpy.random"),
+)
 _PACKAGES = ("tunebench.measure", "tunebench.workload", "tunebench.workloads", "tunebench.outcome")
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 

@@ -41,6 +41,13 @@ def _exhaust(log: Path, times: int) -> None:
         raise SuspectedFault("MemoryError")
 
 
+def _exit_once(log: Path) -> None:
+    """End the process in the first call."""
+    if not log.exists():
+        log.touch()
+        os._exit(3)
+
+
 def compile_task(task: Task) -> Binary | CompileFailed:
     """Compile nothing, with the behaviour of the configuration's `compile`."""
     behaviour = task.config["compile"]
@@ -50,6 +57,8 @@ def compile_task(task: Task) -> Binary | CompileFailed:
         _fail_twice(Path(task.config["folder"], "compile"))
     if behaviour == "exhaust":
         _exhaust(Path(task.config["folder"], "compile"), task.config["us"])
+    if behaviour == "exit once":
+        _exit_once(Path(task.config["folder"], "compile"))
     if behaviour == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if behaviour == "hang":
@@ -68,6 +77,8 @@ def measure_task(task: Task, _binary: Binary, abort_above_us: float | None) -> R
         _fail_twice(Path(task.config["folder"], "run"))
     if behaviour == "exhaust":
         _exhaust(Path(task.config["folder"], "run"), task.config["us"])
+    if behaviour == "exit once":
+        _exit_once(Path(task.config["folder"], "run"))
     if behaviour == "lasting fault":
         raise EnvironmentFault("no space left on device")
     if behaviour == "crash":

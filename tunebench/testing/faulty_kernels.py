@@ -7,11 +7,15 @@ tunebench is not that of a user's kernel. A workload with few rows has the fault
 from __future__ import annotations
 
 import atexit
+import builtins
+import contextlib
 import errno
 import itertools
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -129,6 +133,19 @@ def flood() -> None:
     sys.stdout.flush()
 
 
+def remove_modules() -> None:
+    """Forget the modules whose classes results have."""
+    for name in [name for name in sys.modules if name.startswith("tunebench.")]:
+        del sys.modules[name]
+
+
+def forge_answer() -> None:
+    """Answer for the worker, on every connection."""
+    for descriptor in range(3, 100):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.send(struct.pack("!i", 4) + b"junk")
+
+
 def kill_itself(number: int) -> Callable[[], None]:
     """Return a function that sends a signal to this process."""
     return lambda: os.kill(os.getpid(), number)
@@ -170,6 +187,11 @@ IN_KERNEL: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "long text": (lambda: fail(ValueError("x" * (1 << 24))), ("launch_failed",)),
     "odd text": (lambda: fail(ValueError("\udcff \0 \x1b[2J")), ("launch_failed",)),
     "flood": (flood, ("measured",)),
+    "alarm left": (lambda: signal.setitimer(signal.ITIMER_REAL, 2.0), ("measured",)),
+    "recursion limit": (lambda: sys.setrecursionlimit(40), ("launch_failed", "measured")),
+    "no open": (lambda: setattr(builtins, "open", None), ("wrong_result",)),
+    "no modules": (remove_modules, ("crashed", "wrong_result")),
+    "forged answer": (forge_answer, ("crashed",)),
 }
 """Faults of Python code that a kernel calls, each with the outcomes that it may have."""
 
