@@ -319,7 +319,7 @@ FAULTS = {
     "a square that is not transposed": (19, "round_and_turn(tile, square);", "round_lines(tile + square);"),
     "squares of the first warp only": (19, "int(threadIdx.x) / 32 % 4 - (4 - ROUNDING_WARPS);", "0;"),
     "blocks that all stay in place": (19, "of_n = of_k ^ apart, lines", "of_n = of_k, lines"),
-    "words of a along m without the swizzle": (21, "r % 2 * 8, k + lane % 4", "r % 2 * 8 ^ 4, k + lane % 4"),
+    "words of a along m without the swizzle": (21, "* Tile::SIZE ^ lane % 4 * 16;", "* Tile::SIZE;"),
     "a box filled again before it has been copied": (
         25,
         "        wait_for_stores<0>();  // the last box of the rows before is this one\n",
