@@ -297,6 +297,10 @@ def message_of(error: BaseException) -> str:
         return f"(its text raises {type(failed).__name__})"
 
 
+_PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of installed packages, also outside of the prefix: those of a user, or on PYTHONPATH."""
+
+
 def user_place(error: BaseException) -> str:
     """Return the file and line of a user's code that raised an exception; empty if it is of no user's code.
 
@@ -311,5 +315,10 @@ def user_place(error: BaseException) -> str:
     folders = (package, *(package.joinpath(name).resolve() for name in ("workloads", "kernels", "db")))
     ours = (*map(str, folders), sys.prefix, sys.base_prefix, "<")
     frames = traceback.extract_tb(error.__traceback__)
-    found = next((frame for frame in reversed(frames) if not frame.filename.startswith(ours)), None)
+    users = (
+        frame
+        for frame in reversed(frames)
+        if not frame.filename.startswith(ours) and _PACKAGES.isdisjoint(Path(frame.filename).parts)
+    )
+    found = next(users, None)
     return "" if found is None else f"{found.filename}, line {found.lineno}"

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tunebench import _user_code
 from tunebench._user_code import limit_user_code, limited
-from tunebench.errors import CodeTimeout
+from tunebench.errors import CodeTimeout, user_place
 
 LIMIT_S = 0.2
 
@@ -113,3 +114,16 @@ def test_command_ends_in_compiled_code_that_never_returns() -> None:
     )
     assert ended.returncode == 1
     assert 'File "<string>", line 13' in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "of_user"), [("site-packages", False), ("dist-packages", False), ("kernels", True)]
+)
+def test_package_outside_of_the_prefix_is_no_code_of_a_user(
+    folder: str, of_user: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / folder / "library.py"
+    with pytest.raises(ValueError, match="no number") as raised:
+        exec(compile("raise ValueError('no number')", str(file), "exec"))
+    error = raised.value.with_traceback(raised.tb.tb_next)  # without this file
+    assert user_place(error) == (f"{file}, line 1" if of_user else "")
