@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -34,6 +35,16 @@ def test_show_counts_predictions_apart_and_prints_whole_configurations(
     assert lines[0] == f"{workload}: 1 measurement, 2 predictions"
     for row in range(3):  # on one line however narrow the terminal is: a fold could not be copied
         assert any(line.endswith(f"  {table.config(row)}") for line in lines), lines
+
+
+def test_show_tells_times_in_warm_caches_from_those_that_lookup_returns(
+    run_text: Run, tmp_path: Path
+) -> None:
+    db, workload = tmp_path / "some.db", parse(SOFTMAX[1])
+    on, key = device.find("h100-sxm"), "softmax/cuda_block"
+    config = kernels.variant(key).default(workload, on)
+    record_outcome(db, workload, on, key, config, dataclasses.replace(measured(5.0), cache="warm"))
+    assert "measured, warm caches" in run_text("show", *SOFTMAX[:2], "--db", db)
 
 
 @needs_cuda

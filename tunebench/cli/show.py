@@ -164,8 +164,9 @@ def _how(described: Mapping[str, Any]) -> str:
         "faster": ", faster than default",
         "not faster": ", not faster than default",
     }
+    cache = ", warm caches" if described["cache"] == "warm" else ""
     served = ", returned by lookup" if described["served"] else ""
-    return f"{described['kind']}{said.get(described['versus_default'], '')}{served}"
+    return f"{described['kind']}{cache}{said.get(described['versus_default'], '')}{served}"
 
 
 def _describe(entry: Record) -> dict[str, Any]:
@@ -175,6 +176,7 @@ def _describe(entry: Record) -> dict[str, Any]:
         "variant": entry.key.variant,
         "config": str(entry.key.config),
         "kind": outcome.kind,
+        "cache": getattr(outcome, "cache", None),
         "time_us": time_us(outcome),
         "low_us": getattr(outcome, "low_us", None),
         "high_us": getattr(outcome, "high_us", None),
