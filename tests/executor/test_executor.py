@@ -267,6 +267,11 @@ def _state_of(change: bool) -> tuple[int, list[object]]:
     return os.getpid(), state
 
 
+def _recurse(limit: int, depth: int = 10) -> int:
+    sys.setrecursionlimit(limit)
+    return _recurse(limit, depth - 1) if depth else 0
+
+
 class _OddError(Exception):
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
@@ -320,6 +325,14 @@ def test_reply_that_no_worker_sends_is_a_crash_and_not_the_reply_to_the_next_cal
         crashed = caller.call(reply)
     assert isinstance(crashed, Crashed)
     assert crashed.reason.startswith("the answer of a worker process")
+
+
+def test_recursion_limit_that_user_code_lowered_is_no_error_of_the_run() -> None:
+    stage = ProcessStage(function=_recurse, start=stages.start)
+    with ProcessCaller(stage) as caller:
+        with pytest.raises(TaskUnreadable, match="RecursionError"):
+            caller.call(15)
+        assert caller.call(1000) == 0
 
 
 def test_call_does_not_inherit_what_the_last_one_left_in_its_process() -> None:

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -88,8 +89,14 @@ def _call(function: Callable[..., Any], blob: bytes) -> bytes:
         module = getattr(error, "name", None)
         reason = failed_files().get(str(module)) or describe_error(error)
         return pickle.dumps((False, TaskUnreadable(f"a worker process cannot load the task: {reason}")))
+    depth = sys.getrecursionlimit()
     try:
-        value = function(*arguments)
+        try:
+            value = function(*arguments)
+        finally:
+            sys.setrecursionlimit(depth)  # user code may have lowered it, and errors are described below
+    except RecursionError as error:  # also raised by our own code, then
+        return pickle.dumps((False, TaskUnreadable(f"a worker process: {describe_error(error)}")))
     except Exception as error:
         try:
             reply = pickle.dumps((False, error))

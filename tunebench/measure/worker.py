@@ -88,14 +88,7 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
     if _runner is None:
         raise RuntimeError("measure needs a runner: call start(setup) first")
     replaced = _restore()  # by the variant's module, as it was imported
-    depth = sys.getrecursionlimit()
-    try:
-        result = _run(_runner, task, binary, abort_above_us)
-    except RecursionError:  # the kernel lowered the limit so far that `_run` cannot describe the error
-        sys.setrecursionlimit(depth)
-        failure = LaunchFailed(reason="RecursionError: the kernel lowered the limit of recursion")
-        result = Result(outcome=failure, resources=binary.resources)
-    sys.setrecursionlimit(depth)
+    result = _run(_runner, task, binary, abort_above_us)
     replaced = _restore() or replaced
     if replaced is None:
         return result
