@@ -140,11 +140,14 @@ ENVIRONMENT = {
 def pytest_configure() -> None:
     """Set the environment before modules of tests are imported.
 
-    Handle Ctrl-C also if a shell started the tests in the background, since tests send it to processes.
+    Handle Ctrl-C and a hang-up also if a shell started the tests in the background or by nohup, since tests
+    send them to processes, which inherit what is ignored.
     """
     os.environ.update(ENVIRONMENT)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -234,7 +234,7 @@ def check_all(
 
     answer = commands.json("lookup", workload, *where)
     assert (answer["variant"], answer["config"]) == (report.variant, dict(report.config))
-    assert answer["expected_us"] == report.median_us
+    assert (answer["expected_us"], answer["bound_us"]) == (report.median_us, report.bound_us)
     assert (answer["ties"] or 0) == report.tie_count
     stored = {name: (versus["time_us"], versus["ratio"]) for name, versus in answer["baselines"].items()}
     timed = {

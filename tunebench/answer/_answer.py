@@ -48,7 +48,8 @@ class Answer:
         expected_us: Measured median, or expected time, in microseconds.
         ci_us: 95 % confidence interval of the median; None unless this workload was measured.
         interval_us: 90 % prediction interval of a stored prediction; None otherwise.
-        bound_us: Lower bound, in microseconds; None if unknown.
+        bound_us: Lower bound of all configurations of the search, in microseconds, as its report states it.
+            Of records that do not state it, the bound of this configuration; None if unknown.
         cache: Cache state of the measurement; None for a prediction.
         verification: Method of verification; ``"not verified"`` is possible for a prediction.
         revision: Hash of the source of the record; of the current source for a prediction.

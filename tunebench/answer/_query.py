@@ -250,7 +250,7 @@ class LookupQuery:
             config=row.config,
             expected_us=row.time_us,
             ci_us=row.ci_us,
-            bound_us=row.bound_us,
+            bound_us=details.figures.bound_us or row.bound_us,
             cache=row.cache,
             verification=row.verification,
             revision=row.revision,
