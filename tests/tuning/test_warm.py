@@ -22,8 +22,9 @@ from tunebench.measure.timing import Protocol
 from tunebench.outcome import Aborted, CompileFailed, Outcome, Predicted, Result
 from tunebench.space import Config
 from tunebench.tuning import Plan, Progress, warm
-from tunebench.tuning.run import finish, prepare
+from tunebench.tuning.run import prepare
 from tunebench.tuning.run_context import RunContext, TuningSetup
+from tunebench.tuning.run_report import finish
 from tunebench.tuning.tunable import tuning_target
 from tunebench.tuning.warm import FIRST, LEAST_TIMED, WarmStart, distance, warm_starts
 from tunebench.tuning.weighted_workload import WeightedWorkload

@@ -4,7 +4,7 @@
 recorded profile, `tune_suite` those of a suite with one budget, `tune_devices` one workload on several
 devices of a cluster. For each workload, all call
 
-    prepare -> search -> time_finalists -> finish     (`tunebench.tuning.run`)
+    prepare -> search -> time_finalists -> finish     (`tunebench.tuning.run`, `tunebench.tuning.run_report`)
 """
 
 from __future__ import annotations

@@ -7,25 +7,19 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import numpy as np
 
 from tunebench._figure import significant
-from tunebench.db.figures import BaselineComparison, Figures
-from tunebench.db.reader import MOST_ANSWERS
-from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict, figures_of
+from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
-from tunebench.device import Device
 from tunebench.errors import DatabaseError
 from tunebench.executor import ExecutorClosed, WorkerExecutor
-from tunebench.kernels import variants
-from tunebench.measure.baseline import Baseline
 from tunebench.outcome import (
     FAILURES,
     Aborted,
-    Effort,
     Measured,
     Outcome,
     Predicted,
@@ -36,7 +30,7 @@ from tunebench.outcome import (
     time_us,
 )
 from tunebench.search.loop import Budget, run_search
-from tunebench.search.optimality_proof import OptimalityProof, is_impossible
+from tunebench.search.optimality_proof import is_impossible
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
@@ -44,22 +38,18 @@ from tunebench.tuning import baseline_rounds
 from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.baseline_rounds import BaselineRounds
 from tunebench.tuning.finalist import (
-    DISAGREEMENT,
     ROUNDS,
     TimedConfig,
     pick_finalists,
-    predicted_choice,
-    predicted_ties,
-    predicted_verdict,
 )
 from tunebench.tuning.finalist_rounds import FATAL, FinalistRounds
 from tunebench.tuning.known_outcome import answers, made_under_load
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.proof import bound_ratio, bounded_spaces, optimality_proof_of
-from tunebench.tuning.report import Failure, ProgressCallback, Report, Served, Tie
+from tunebench.tuning.report import Failure, ProgressCallback, Report
 from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
 from tunebench.tuning.run_options import run_options
 from tunebench.tuning.run_recorder import RunRecorder
+from tunebench.tuning.run_report import finish, search_figures
 from tunebench.tuning.tunable import TunableVariant
 from tunebench.tuning.warm import WarmStart, warm_starts
 from tunebench.tuning.weighted_workload import WeightedWorkload
@@ -67,11 +57,8 @@ from tunebench.tuning.weighted_workload import WeightedWorkload
 __all__ = [
     "StartExecutor",
     "deadline",
-    "finish",
     "prepare",
-    "record_predictions",
     "search",
-    "stored_best",
     "time_finalists",
     "tune_one",
 ]
@@ -81,12 +68,6 @@ REPEATS = 2
 
 MOST_EARLIER = 4
 """Most finalists of earlier searches that are timed again, if `Plan.finalists` is not more."""
-
-REFERENCE_DRIFT = 1.5
-"""Ratio of the reference kernel's times in different rounds above which the report mentions it."""
-
-INTERRUPTED = 0.1
-"""Share of interrupted runs above which the report mentions them."""
 
 StartExecutor = Callable[[], WorkerExecutor[Task]]
 """Starts the executor at the first call, and returns it."""
@@ -262,7 +243,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
                 bound_us=proposal.bound_us,
                 verdict=Verdict(
                     versus_default="itself" if is_default else None,
-                    comparison=_search_figures(context).stored(),
+                    comparison=search_figures(context).stored(),
                 ),
             )
         )
@@ -389,7 +370,7 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         context.audit,
         baselines,
         timed=state.timed,
-        search=_search_figures(context),
+        search=search_figures(context),
         make_task=lambda timed: _task(context, timed, thorough=True),
         on_progress=context.report_progress,
     )
@@ -417,263 +398,6 @@ def _earlier_finalists(context: RunContext) -> Iterator[tuple[str, Config]]:
             del newest[key]
     ranked = sorted(newest, key=lambda key: time_us(newest[key].result.outcome) or np.inf)
     yield from ranked[: max(MOST_EARLIER, setup.plan.finalists)]
-
-
-def record_predictions(context: RunContext) -> None:
-    """Record the choice of each variant as its finalist, so that all readers of the records take the same.
-
-    Of equal predictions the default is chosen. The best of all variants is recorded first: a lookup returns
-    the earlier record of equal ones. Nothing is recorded if the records already say so.
-    """
-    timed = context.state.timed
-    if not timed:
-        return
-    groups: dict[str, list[TimedConfig]] = {}
-    for candidate in timed:
-        groups.setdefault(candidate.search.key, []).append(candidate)
-    best = predicted_choice(timed)
-    choices = [best, *(predicted_choice(group) for key, group in groups.items() if key != best.search.key)]
-    verdicts = [
-        predicted_verdict(
-            choice,
-            next((candidate for candidate in groups[choice.search.key] if candidate.is_default), None),
-            _search_figures(context),
-            predicted_ties(choice, timed),
-        )
-        for choice in choices
-    ]
-    by_variant = {answer.key.variant: answer for answer in _answers_of_search(context)}
-    stored = [by_variant.get(choice.search.key) for choice in choices]
-    if all(
-        answer is not None
-        and (answer.purpose, answer.key.config, answer.verdict) == ("finalist", choice.config, verdict)
-        for answer, choice, verdict in zip(stored, choices, verdicts, strict=True)
-    ):
-        return
-    records = {
-        (record.key.variant, record.key.config): record
-        for record in context.setup.store.history(str(context.workload), context.setup.target.device.key)
-        if isinstance(record.result.outcome, Predicted) and not record.stale
-    }
-    context.recorder.record(
-        *(
-            NewMeasurement(
-                key=context.recorder.key(choice.search.key, choice.config),
-                result=dataclasses.replace(records[choice.search.key, choice.config].result, effort=Effort()),
-                purpose="finalist",
-                bound_us=choice.bound_us,
-                verdict=verdict,
-            )
-            for choice, verdict in zip(choices, verdicts, strict=True)
-        )
-    )
-
-
-def _search_figures(context: RunContext) -> Figures:
-    """Return what every record states of the search."""
-    is_known = context.bound_us > 0 and context.gap_is_meaningful and not context.audit.violations
-    return Figures(
-        bound_us=context.bound_us if is_known else None,
-        searched=tuple(sorted(context.variants)),
-    )
-
-
-def stored_best(context: RunContext) -> Record | None:
-    """Return the record that a lookup would return now, among those that this run could find again."""
-    return next(_answers_of_search(context), None)
-
-
-def _answers_of_search(context: RunContext) -> Iterator[Record]:
-    """Yield the records that a lookup may return, best first, which this run could find again."""
-    setup = context.setup
-    for entry in setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS):
-        tunable, outcome = context.variants.get(entry.key.variant), entry.result.outcome
-        if tunable is None or tunable.table.row(entry.key.config) is None:
-            continue
-        current = context.revision(entry.key.variant, entry.key.config) == entry.key.revision
-        same_cache = isinstance(outcome, Measured) and outcome.cache == setup.plan.protocol.cache
-        if current and (setup.predicts != isinstance(outcome, Measured)) and (setup.predicts or same_cache):
-            yield entry
-
-
-def finish(context: RunContext) -> Report:
-    """Close the run in the database, unless it was stopped early, and return its report.
-
-    The best, its time and its comparisons are those of the database (`tunebench.db.figures`), so that a
-    lookup and every page name the same ones.
-    """
-    setup, state, finals = context.setup, context.state, context.state.finals
-    seconds = context.recorder.seconds(state.busy_s)
-    masked = sum(search.masked for search in context.searches)
-    unlikely = [search.unlikely(context.best_us) for search in context.searches]
-    if setup.predicts and not state.interrupted:
-        record_predictions(context)
-    if not state.interrupted and not state.cut_short:
-        context.recorder.finish(masked, state.cached, seconds)
-    else:
-        context.recorder.leave()
-    best = stored_best(context)
-    outcome = best.result.outcome if best is not None else None
-    median_us = time_us(outcome) if outcome is not None else None
-    records = setup.store.history(str(context.workload), setup.target.device.key)
-    figures = figures_of(best, records) if best is not None else Figures()
-    cache = setup.plan.protocol.cache
-    proof = optimality_proof_of(
-        records,
-        bounded_spaces(context.workload, context.variants.values(), cache),
-        np.inf if median_us is None else median_us,
-        cache,
-    )
-    is_default = best is not None and best.verdict.versus_default == "itself"
-    default = figures.default
-    timed = _timed(context, best)
-    return Report(
-        workload=str(context.workload),
-        device=setup.target.device.key,
-        how=("predicted" if setup.predicts else "measured") if best is not None else None,
-        variant=best.key.variant if best is not None else None,
-        config=best.key.config if best is not None else None,
-        median_us=median_us,
-        ci_us=getattr(outcome, "ci_us", None),
-        interval_us=getattr(outcome, "interval_us", None),
-        is_default=is_default,
-        default_us=median_us if is_default else (default.time_us if default is not None else None),
-        default_failure=_default_failure(context, timed) if not is_default and default is None else None,
-        noise=tuple(_noise(context, timed)),
-        baselines=tuple(_baselines(figures, finals.baselines.baselines() if finals else ())),
-        bound_us=0.0 if context.audit.violations else min(context.bound_us, median_us or np.inf),
-        gap=_gap(context, proof, figures.bound_us),
-        optimality_proof=None if setup.predicts else proof,  # a prediction proves nothing
-        assumed=setup.target.device.assumed,
-        measured_rates=_measured_rates(setup.target.device),
-        outside=tuple(sorted({v.key for v in variants(context.workload)} - context.variants.keys())),
-        versus=_versus(figures),
-        ties=tuple(
-            Tie(variant=tied.variant, config=Config(tied.config), median_us=tied.time_us)
-            for tied in figures.ties
-        ),
-        tie_count=figures.tie_count or 0,
-        violations=context.audit.violations,
-        audited=context.budget.audited,
-        trials=dict(state.outcomes),
-        masked=masked,
-        cached=state.cached,
-        seconds=seconds,
-        database=str(setup.store.location),
-        interrupted=state.interrupted,
-        skipped={**context.skipped, **(finals.baselines.failures if finals else {})},
-        warm=context.sources,
-        unlikely=sum(one.count for one in unlikely),
-        unlikely_winners=sum(one.winners for one in unlikely),
-        pool=state.pool,
-        stopped=state.stopped,
-        versus_baselines=figures.baselines,
-        failures=tuple(sorted(state.failures.values(), key=lambda one: -one.count)),
-        unresumed=context.recorder.unresumed,
-        is_earlier=best is not None and best.run_id != context.recorder.run_id,
-        served=_served(context, best),
-    )
-
-
-def _gap(context: RunContext, proof: OptimalityProof, bound_us: float | None) -> float | None:
-    """Return the optimality gap: that of the proof, or of the lower bound at measured rates.
-
-    There is none if the rates of the device are assumed.
-
-    Args:
-        context: The run.
-        proof: The proof of the best.
-        bound_us: Lower bound that the record of the best states, in microseconds; None without one.
-    """
-    if not context.setup.target.device.assumed:
-        return proof.gap
-    return bound_ratio(proof.best_us, bound_us) if bound_us else None
-
-
-def _measured_rates(device: Device) -> str | None:
-    """Return the measured rates that gaps rest on, as text; None if they rest on those of the device."""
-    if not device.assumed or device.measured_gb_s is None or device.measured_gflop_s is None:
-        return None
-    return f"{significant(device.measured_gb_s, 3)} GB/s, {significant(device.measured_gflop_s, 3)} GFLOP/s"
-
-
-def _timed(context: RunContext, best: Record | None) -> TimedConfig | None:
-    """Return the best as this run knows it; None if another process found it."""
-    if best is None:
-        return None
-    best_key = (best.key.variant, best.key.config)
-    return next(
-        (timed for timed in context.state.timed if (timed.search.key, timed.config) == best_key), None
-    )
-
-
-def _baselines(figures: Figures, timed: Iterable[Baseline]) -> Iterator[Baseline]:
-    """Yield the baselines of the best, with samples if they were timed by this run."""
-    samples_us = {(baseline.name, baseline.median_us): baseline.samples_us for baseline in timed}
-    for name, versus in figures.baselines.items():
-        us = versus.time_us
-        assert us is not None, name
-        yield Baseline(
-            name=name,
-            median_us=us,
-            ci_us=versus.ci_us or (us, us),  # earlier versions did not store it
-            samples_us=samples_us.get((name, us), ()),
-        )
-
-
-def _versus(figures: Figures) -> dict[str, BaselineComparison]:
-    """Return the comparisons with a confidence interval, by rival."""
-    fastest = figures.fastest_baseline
-    rivals = {"default": figures.default, "runner_up": figures.runner_up}
-    rivals["baseline"] = fastest[1] if fastest is not None else None
-    return {name: versus for name, versus in rivals.items() if versus is not None and versus.is_known}
-
-
-def _served(context: RunContext, best: Record | None) -> Served | None:
-    """Return what a lookup returns instead of the best of this search; None if it is the same."""
-    setup = context.setup
-    loaded = {variant.key for variant in variants(context.workload)}
-    answers = setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS)
-    served = next((answer for answer in answers if not answer.stale and answer.key.variant in loaded), None)
-    if served is None or best is None or served.id == best.id:
-        return None
-    us = time_us(served.result.outcome)
-    assert us is not None, served
-    kind, cache = served.result.outcome.kind, getattr(served.result.outcome, "cache", None)
-    return Served(variant=served.key.variant, config=served.key.config, time_us=us, how=kind, cache=cache)
-
-
-def _default_failure(context: RunContext, best: TimedConfig | None) -> str | None:
-    """Return why the default of the best's variant has no time; None if it did not fail."""
-    if best is None:
-        return None
-    defaults = [timed for timed in context.state.timed if timed.is_default and timed.search is best.search]
-    in_finals = next((timed.failure for timed in defaults if timed.failed), None)
-    return in_finals or context.state.failed_defaults.get(best.search.key)
-
-
-def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
-    """Yield what made the times of the finals unreliable."""
-    finals = context.state.finals.finalists if context.state.finals else []
-    busy = max(best.conditions("busy_elsewhere"), default=None) if best is not None else None
-    if busy is not None:  # as its record says it to a lookup
-        yield f"other programs used {100 * busy:.0f} % of the processor while the best was timed"
-    interrupted = max((share for timed in finals for share in timed.conditions("interrupted")), default=0.0)
-    if interrupted > INTERRUPTED:
-        had = min(share for timed in finals for share in timed.conditions("processor_share"))
-        yield (
-            f"{100 * interrupted:.0f} % of their runs waited for a free core, up to {100 * (1 - had):.0f} % "
-            "of the time; this waiting is left out of the times"
-        )
-    reference_us = [us for timed in finals for us in timed.conditions("reference_us")]
-    if reference_us and max(reference_us) > REFERENCE_DRIFT * min(reference_us):
-        drift = max(reference_us) / min(reference_us)
-        yield f"a reference kernel took up to {drift:.1f} times as long in one round as in another"
-    if best is not None and best.disagreement > DISAGREEMENT:
-        yield (
-            f"the best took {significant(best.search_us)} us in the search, and "
-            f"{significant(best.median()[0])} us in the finals, which were repeated"
-        )
 
 
 def deadline(plan: Plan) -> float | None:

@@ -20,6 +20,7 @@ from tunebench.tuning import run
 from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
 from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run_context import RunContext, TuningSetup
+from tunebench.tuning.run_report import finish, stored_best
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
 from tunebench.tuning.weighted_workload import WeightedWorkload
 
@@ -83,7 +84,7 @@ class SharedBudget:
         context.budget.trials = context.budget.done
         context.recorder.pause()
         one.context = context
-        one.before = run.stored_best(context)
+        one.before = stored_best(context)
         one.task_state = TaskState(count=one.count, expected_us=one.expected_us)
         self._update_task_state(one, context, closed=False)
 
@@ -152,7 +153,7 @@ class SharedBudget:
             context = one.context
             if context is None or one.error or not context.state.timed:
                 continue
-            best = run.stored_best(context)
+            best = stored_best(context)
             if context.budget.done or best is None or best.purpose != "finalist":
                 self._work(one, context, functools.partial(run.time_finalists, context, executor))
             if self._interrupted:
@@ -191,7 +192,7 @@ class SharedBudget:
         if context is not None:  # workloads that were stopped together are resumed together
             context.state.interrupted = context.state.interrupted or self._interrupted
             context.state.cut_short = self._cut_short
-            report = run.finish(context)
+            report = finish(context)
         return WorkloadResult(
             workload=str(one.workload),
             layers=one.layers,
