@@ -1,4 +1,4 @@
-"""A variant whose configurations fail in 49 ways; two are right, and are measured between the others.
+"""A variant whose configurations fail in 54 ways; two are right, and are measured between the others.
 
 `tunebench.testing.kernel_faults` tunes a copy of this file in another folder, since a failure of a module of
 tunebench is not that of a user's kernel. A workload with few rows has the faults of `QUICK` only.
@@ -188,7 +188,7 @@ IN_KERNEL: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "odd text": (lambda: fail(ValueError("\udcff \0 \x1b[2J")), ("launch_failed",)),
     "flood": (flood, ("measured",)),
     "alarm left": (lambda: signal.setitimer(signal.ITIMER_REAL, 2.0), ("measured",)),
-    "recursion limit": (lambda: sys.setrecursionlimit(40), ("launch_failed", "crashed", "measured")),
+    "recursion limit": (lambda: sys.setrecursionlimit(40), ("launch_failed", "crashed", "measured", "aborted")),
     "no open": (lambda: setattr(builtins, "open", None), ("wrong_result",)),
     "no modules": (remove_modules, ("crashed", "wrong_result")),
     "forged answer": (forge_answer, ("crashed",)),
