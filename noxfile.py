@@ -157,6 +157,7 @@ def _check_versions(session: nox.Session, resolution: str) -> None:
     session.install("--no-deps", "-e", ".")
     session.run("python", "-m", "tests.packaging.imports")
     database, workload = str(folder / f"{resolution}.db"), "softmax:rows=64,cols=256,dtype=f32"
+    Path(database).unlink(missing_ok=True)  # of an earlier run, which may have another schema
     session.run("tunebench", "tune", workload, "--device", "cpu", "--trials", "2", "--db", database)
     session.run("tunebench", "lookup", workload, "--device", "cpu", "--db", database)
     session.run("tunebench", "report", "--db", database, "--out", str(folder / "report.html"))
