@@ -298,7 +298,7 @@ def _table_locked(server: Any, url: str) -> Iterator[None]:
 def _ask_and_settle(url: str) -> None:
     """Expect the answer of the last index, and wait for the thread that refreshes it.
 
-    Filters of warnings stay as they are meanwhile, because the thread whose warning is expected restores them.
+    Filters of warnings stay as they are meanwhile, since the thread whose warning is expected restores them.
     """
     look()  # however little time has passed since the last check
     with soon(lookup_index.SERVER_S + SOON_S):

@@ -188,7 +188,10 @@ IN_KERNEL: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "odd text": (lambda: fail(ValueError("\udcff \0 \x1b[2J")), ("launch_failed",)),
     "flood": (flood, ("measured",)),
     "alarm left": (lambda: signal.setitimer(signal.ITIMER_REAL, 2.0), ("measured",)),
-    "recursion limit": (lambda: sys.setrecursionlimit(40), ("launch_failed", "crashed", "measured", "aborted")),
+    "recursion limit": (
+        lambda: sys.setrecursionlimit(40),
+        ("launch_failed", "crashed", "measured", "aborted"),
+    ),
     "no open": (lambda: setattr(builtins, "open", None), ("wrong_result",)),
     "no modules": (remove_modules, ("crashed", "wrong_result")),
     "forged answer": (forge_answer, ("crashed",)),
