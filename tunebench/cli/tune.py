@@ -327,8 +327,8 @@ def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool,
     _end(reports)
     for report in reports:
         if report.config is None and not sizes:
-            left = "no trial was left: this run resumes one of the same options; raise --trials"
-            why = report.failures[0] if report.failures else left
+            no_trial = "no trial was left: this run resumes one of the same options; raise --trials"
+            why = report.failures[0] if report.failures else no_trial
             raise TunebenchError(f"no configuration succeeded on {report.device}: {why}")
 
 

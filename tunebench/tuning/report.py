@@ -111,7 +111,7 @@ class BoundViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A configuration whose time differs from the best by no more than noise, or is predicted to be the same.
+    """A configuration whose time is that of the best within noise, or is predicted to be equal.
 
     Attributes:
         variant: Key of its variant.

@@ -70,8 +70,8 @@ def _render(console: Console, found: Stats) -> None:
         console.print(f"  {key}", soft_wrap=True)
 
 
-for each in (runs, verify, export_optuna, export, merge, export_bundled):
-    app.command(cls=HelpCommand)(with_verbosity(each))
+for command in (runs, verify, export_optuna, export, merge, export_bundled):
+    app.command(cls=HelpCommand)(with_verbosity(command))
 app.command(cls=WorkloadCommand)(with_verbosity(forget))
 app.command("import", cls=HelpCommand)(with_verbosity(import_))
 app.command(hidden=True, cls=HelpCommand)(with_verbosity(ship))
